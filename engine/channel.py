@@ -1,0 +1,91 @@
+"""Typed zmq endpoints between the two processes; the only file that imports zmq.
+
+Two PUSH/PULL pairs over `ipc://` in a private directory. The client binds, the engine connects.
+Once both are connected the socket files may be unlinked: nothing reconnects, so a process that is
+killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from engine.protocol import FromEngine, ToEngine
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    # Unbounded: admission bounds what is in flight, and a full queue would block the event loop.
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.LINGER, 1000)
+    return socket
+
+
+class EngineEndpoint:
+    """The engine's end: blocking or polling receive, immediate send."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._inbox = _socket(self._context, zmq.PULL)
+        self._outbox = _socket(self._context, zmq.PUSH)
+        self._inbox.connect(f"{address}.to_engine")
+        self._outbox.connect(f"{address}.from_engine")
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+
+    def drain(self, *, block: bool) -> list[ToEngine]:
+        """All messages that have come; with `block`, waits for the first."""
+        messages: list[ToEngine] = []
+        flags = 0 if block else zmq.NOBLOCK
+        while True:
+            try:
+                messages.append(self._decode(self._inbox.recv(flags)))
+            except zmq.Again:
+                return messages
+            flags = zmq.NOBLOCK
+
+    def send(self, message: FromEngine) -> None:
+        self._outbox.send(self._encode(message))
+
+    def close(self) -> None:
+        self._context.destroy(linger=1000)
+
+
+class ClientEndpoint:
+    """The API process's end; `on_message` is called in the event loop for each message."""
+
+    def __init__(self, address: str, on_message: Callable[[FromEngine], None]) -> None:
+        self._context = zmq.Context()
+        self._inbox = _socket(self._context, zmq.PULL)
+        self._outbox = _socket(self._context, zmq.PUSH)
+        self._inbox.bind(f"{address}.from_engine")
+        self._outbox.bind(f"{address}.to_engine")
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._inbox.fileno(), self._readable)
+        # zmq's descriptor is edge-triggered: what came before add_reader would never wake it.
+        self._loop.call_soon(self._readable)
+
+    def _readable(self) -> None:
+        while not self._inbox.closed:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_message(self._decode(frame))
+
+    def send(self, message: ToEngine) -> None:
+        self._outbox.send(self._encode(message), zmq.NOBLOCK)
+        # A send may swallow the edge that announced an arrival.
+        self._loop.call_soon(self._readable)
+
+    def close(self) -> None:
+        if not self._inbox.closed:
+            self._loop.remove_reader(self._inbox.fileno())
+            self._context.destroy(linger=0)

@@ -1,0 +1,337 @@
+"""EngineClient: the engine's async face in the API process.
+
+`ProcessClient` starts the engine as a child process, refuses work the queue has no room for,
+routes outputs to one `OutputStream` per submission, and notices at once when the child ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from engine.channel import ClientEndpoint
+from engine.config import EngineConfig
+from engine.errors import (
+    EngineDeadError,
+    EngineOverloadedError,
+    EngineUnavailableError,
+    RequestRejectedError,
+)
+from engine.protocol import (
+    Abort,
+    Admission,
+    EngineStats,
+    Fatal,
+    FromEngine,
+    GenerateRequest,
+    Progress,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepOutputs,
+    TokenOutput,
+)
+
+State = Literal["loading", "ready", "draining", "dead"]
+Delivery = tuple[float, TokenOutput]  # (engine's time of the step, what it produced)
+
+
+class OutputStream:
+    """Outputs of the requests of one submission, merged; the slot between engine and reader.
+
+    A slow reader costs one list: whatever has come since its last turn is handed over together.
+    Iteration ends when every request has finished; it raises EngineDeadError when the engine dies
+    and RequestRejectedError when the engine refuses a request.
+    """
+
+    def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
+        self.admissions: dict[int, Admission] = {}
+        self._unfinished = set(ids)
+        self._pending: list[Delivery] = []
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+        self._abort = abort
+
+    def deliver(self, at: float, output: TokenOutput) -> None:
+        self._pending.append((at, output))
+        if output.finish is not None:
+            self._unfinished.discard(output.id)
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[Delivery]]:
+        while True:
+            if self._pending:
+                batch, self._pending = self._pending, []
+                yield batch
+            elif self._error is not None:
+                raise self._error
+            elif not self._unfinished:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def finish(self, request_id: int) -> None:
+        """The reader needs no more of this request (a stop string was found): abort it."""
+        if request_id in self._unfinished:
+            self._unfinished.discard(request_id)
+            self._abort([request_id])
+            self._wake.set()
+
+    def close(self) -> None:
+        """Abort whatever is unfinished. Idempotent; belongs in the reader's `finally`."""
+        if self._unfinished:
+            self._abort(sorted(self._unfinished))
+            self._unfinished.clear()
+
+
+class EngineClient(Protocol):
+    """What the server needs of an engine; tests implement it without a process."""
+
+    state: State
+    info: Ready | None  # None until the model is loaded
+    progress: Progress
+    stats: EngineStats
+    on_step: Callable[[StepOutputs], None] | None  # called for every step, for metrics
+
+    async def start(self) -> None:
+        """Start the engine; returns at once, loading goes on in the background."""
+
+    async def wait_ready(self) -> Ready:
+        """Waits for the model; raises EngineDeadError where loading failed."""
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Waits until the engine has died unasked and says why."""
+
+    def admit(self, requests: int, tokens: int = 0) -> None:
+        """Raises EngineUnavailableError or EngineOverloadedError; cheap, also before tokenising."""
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream:
+        """All or none; raises as `admit`, counting prompt tokens too."""
+
+    def next_id(self) -> int: ...
+
+    def last_step_age(self) -> float:
+        """Seconds since the engine last gave a sign while it had work; 0 when it has none."""
+
+    def drain(self) -> None:
+        """Refuse new work; what was accepted goes on."""
+
+    async def stop(self) -> None:
+        """End the engine process; idempotent."""
+
+
+class ProcessClient:
+    """EngineClient over a child process (`python -m engine.process`)."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.state: State = "loading"
+        self.info: Ready | None = None
+        self.progress = Progress("starting", 0.0)
+        self.stats = EngineStats()
+        self.on_step: Callable[[StepOutputs], None] | None = None
+        self.config_error = False  # the engine died because it could not be configured
+        self._streams: dict[int, OutputStream] = {}
+        self._waiting: dict[int, int] = {}  # id -> prompt tokens, until admitted
+        self._waiting_tokens = 0
+        self._ids = 0
+        self._last_sign = time.monotonic()
+        self._fatal: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._ready = asyncio.Event()
+        self._dead = asyncio.Event()
+        self._death: EngineDeadError | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        address = f"ipc://{self._folder}/engine"
+        self._endpoint = ClientEndpoint(address, self._on_message)
+        # Popen, not multiprocessing: its spawn would pickle the arguments. The child must be
+        # started by the main thread: Linux ties its parent-death signal to the thread.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engine.process", address], stdin=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
+        self._process.stdin.flush()  # stays open: its end of file tells the child we are gone
+        threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may have closed first
+            self._loop.call_soon_threadsafe(self._on_exit, code)
+
+    def _on_exit(self, code: int) -> None:
+        if self._death is not None or self._folder is None:
+            return
+        reason = self._fatal or (
+            f"The engine process was killed by signal {-code}"
+            + (
+                ", likely out of memory; lower --max-model-len or --kv-cache-memory-bytes."
+                if code == -9
+                else "."
+            )
+            if code < 0
+            else f"The engine process exited with status {code}."
+        )
+        self.state = "dead"
+        self._death = EngineDeadError(reason)
+        for stream in set(self._streams.values()):
+            stream.fail(self._death)
+        self._streams.clear()
+        self._waiting.clear()
+        self._waiting_tokens = 0
+        self._dead.set()
+        self._ready.set()
+        self._cleanup()
+
+    def _cleanup(self) -> None:
+        self._endpoint.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _on_message(self, message: FromEngine) -> None:
+        self._last_sign = time.monotonic()
+        match message:
+            case StepOutputs():
+                self._on_step(message)
+            case Progress():
+                self.progress = message
+            case Ready():
+                self.info, self.progress = message, Progress("ready", 1.0)
+                if self.state == "loading":
+                    self.state = "ready"
+                if self._folder is not None:  # both ends are connected: see channel.py
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                self._ready.set()
+            case Rejected():
+                self._admitted(message.id)
+                if stream := self._streams.pop(message.id, None):
+                    stream.fail(RequestRejectedError(message.code, message.message))
+            case Fatal():
+                self._fatal = message.message
+                self.config_error = message.config_error
+
+    def _on_step(self, outputs: StepOutputs) -> None:
+        self.stats = outputs.stats
+        for admission in outputs.admitted:
+            self._admitted(admission.id)
+            if stream := self._streams.get(admission.id):
+                stream.admissions[admission.id] = admission
+        for output in outputs.tokens:
+            if stream := self._streams.get(output.id):
+                stream.deliver(outputs.at, output)
+                if output.finish is not None:
+                    del self._streams[output.id]
+        if self.on_step is not None:
+            self.on_step(outputs)
+
+    def _admitted(self, request_id: int) -> None:
+        self._waiting_tokens -= self._waiting.pop(request_id, 0)
+
+    async def wait_ready(self) -> Ready:
+        await self._ready.wait()
+        if self._death is not None:
+            raise self._death
+        assert self.info is not None
+        return self.info
+
+    async def wait_dead(self) -> EngineDeadError:
+        await self._dead.wait()
+        assert self._death is not None
+        return self._death
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def admit(self, requests: int, tokens: int = 0) -> None:
+        if self._death is not None:
+            raise self._death
+        if self.state != "ready":
+            raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
+        limits = self.config
+        count, waiting_tokens = len(self._waiting) + requests, self._waiting_tokens + tokens
+        # An empty queue takes any request the model can hold, whatever the bounds.
+        if self._waiting and (
+            count > limits.max_num_queued_reqs or waiting_tokens > limits.max_num_queued_tokens
+        ):
+            raise EngineOverloadedError(
+                f"The queue is full: {len(self._waiting)} requests with {self._waiting_tokens} "
+                f"prompt tokens wait; the bounds are {limits.max_num_queued_reqs} requests "
+                f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
+                "(--max-num-queued-tokens).",
+                retry_after=self._retry_after(),
+            )
+
+    def _retry_after(self) -> int:
+        """Seconds until the queue has likely moved on: its tokens at the last step's pace."""
+        stats = self.stats
+        per_step = max(stats.step_prefill_tokens + stats.step_decode_tokens, 1)
+        seconds = self._waiting_tokens / per_step * stats.step_seconds
+        return int(min(max(seconds, 1.0), 60.0))
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream:
+        self.admit(len(requests), sum(len(r.prompt) for r in requests))
+        if not self._streams:
+            self._last_sign = time.monotonic()  # an idle engine owes no sign
+        stream = OutputStream([r.id for r in requests], self._abort)
+        for request in requests:
+            self._streams[request.id] = stream
+            self._waiting[request.id] = len(request.prompt)
+            self._waiting_tokens += len(request.prompt)
+            self._endpoint.send(request)
+        return stream
+
+    def _abort(self, ids: list[int]) -> None:
+        for request_id in ids:
+            self._streams.pop(request_id, None)
+            self._admitted(request_id)
+        if self._death is None:
+            self._endpoint.send(Abort(ids))
+
+    def last_step_age(self) -> float:
+        return time.monotonic() - self._last_sign if self._streams else 0.0
+
+    def drain(self) -> None:
+        if self.state in ("loading", "ready"):
+            self.state = "draining"
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._death is None:
+            self._death = EngineDeadError("The server has shut down.")
+            for stream in set(self._streams.values()):
+                stream.fail(self._death)
+            self._streams.clear()
+            self._endpoint.send(Shutdown())
+        try:
+            await asyncio.wait_for(asyncio.to_thread(process.wait), timeout=3)
+        except TimeoutError:
+            process.kill()
+        self.state = "dead"
+        self._cleanup()

@@ -1,0 +1,164 @@
+"""Every message that crosses between the API process and the engine process.
+
+This file is the documentation of that boundary: frozen msgspec structs, one tagged union per
+direction, msgpack on the wire, no pickle. All times are CLOCK_MONOTONIC seconds, which two
+processes of one host may compare. Request ids are integers the client makes and never reuses.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "error"]
+TokenIds = list[int]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """A tagged record; fields travel in the order they are written here."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of a message."""
+
+
+class SamplingParams(Record, frozen=True):
+    """How one sequence is sampled and when it stops. Already validated by the server.
+
+    Order of application: repetition, presence and frequency penalties, logit bias, suppression of
+    stop tokens before `min_tokens`, temperature, then top-k, top-p and min-p on the tempered
+    distribution. Noise is a function of (seed, position, token) and of nothing else.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # the server draws one where the client gave none
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # the model's end tokens are among them unless ignored
+    logprobs: int = -1  # -1: none; k: the sampled token's and the k most likely ones'
+
+
+class TokenLogprobs(Record, frozen=True):
+    """Log-probabilities of the model's own distribution, before penalties and temperature."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+class GenerateRequest(Message, frozen=True):
+    """Continue `prompt` as `params` say. A lower `priority` is served earlier, then FCFS."""
+
+    id: int
+    prompt: TokenIds
+    params: SamplingParams
+    arrival: float  # when the HTTP request came in
+    priority: int = 0
+    salt: str = ""  # tenant: prefixes are shared only between requests of equal salt
+
+
+class Abort(Message, frozen=True):
+    """The client no longer wants these; unknown or finished ids are ignored."""
+
+    ids: list[int]
+
+
+class Shutdown(Message, frozen=True):
+    """End the engine now; whatever still runs is dropped."""
+
+
+class Progress(Message, frozen=True):
+    """Loading goes on: `stage` is a short present participle, `fraction` runs from 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(Message, frozen=True):
+    """The engine serves. Facts of the loaded model, all in tokens, blocks, bytes and seconds."""
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int  # usable blocks; tokens of KV cache = num_blocks * block_size
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    parameters: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    load_seconds: float
+    attention_backend: str
+    threads: int
+
+
+class TokenOutput(Record, frozen=True):
+    """One sampled token. `token` is -1 and `finish` is "error" where sampling was impossible."""
+
+    id: int
+    token: int
+    finish: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class Admission(Record, frozen=True):
+    """A request left the waiting queue for the first time."""
+
+    id: int
+    at: float
+    cached_tokens: int  # prompt tokens whose KV came from the prefix cache
+
+
+class EngineStats(Record, frozen=True):
+    """The engine after one step. Counters count from the engine's start and never fall."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_held: int = 0
+    blocks_cached: int = 0  # free to reuse, content still known
+    blocks_total: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_hits: int = 0  # prompt tokens found
+    step_seconds: float = 0.0  # wall time of this step
+    step_prefill_tokens: int = 0
+    step_decode_tokens: int = 0
+
+
+class StepOutputs(Message, frozen=True):
+    """What one retired step produced; also sent without tokens when only the stats changed."""
+
+    at: float
+    tokens: list[TokenOutput]
+    admitted: list[Admission]
+    stats: EngineStats
+
+
+class Rejected(Message, frozen=True):
+    """The engine refuses one request; `code` is an OpenAI error code."""
+
+    id: int
+    code: str
+    message: str
+
+
+class Fatal(Message, frozen=True):
+    """The engine is about to exit: `message` for the user, `detail` for the log."""
+
+    message: str
+    detail: Annotated[str, msgspec.Meta(description="traceback")] = ""
+    config_error: bool = False
+
+
+ToEngine = GenerateRequest | Abort | Shutdown
+FromEngine = Progress | Ready | StepOutputs | Rejected | Fatal
