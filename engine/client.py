@@ -170,7 +170,7 @@ class ProcessClient:
         self._endpoint = ClientEndpoint(address, self._on_message)
         # Popen, not multiprocessing: its spawn would pickle the arguments. The child must be
         # started by the main thread: Linux ties its parent-death signal to the thread.
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork and exec, milliseconds
             [sys.executable, "-m", "engine.process", address], stdin=subprocess.PIPE
         )
         assert self._process.stdin is not None

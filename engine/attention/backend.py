@@ -1,0 +1,70 @@
+"""The seam between models and kernels: a backend plans a step once, then attends layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.attention.kv_cache import LayerKV
+from engine.attention.spec import AttentionSpec
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Which tokens of which sequences a step computes, as the attention sees it.
+
+    Sequence s has query_lens[s] new tokens, the last of its seq_lens[s]; the tokens of all
+    sequences lie one after another. Sequences with one new token come first.
+    """
+
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+    block_tables: torch.Tensor  # [sequences, max blocks] int64, padded with the null block
+    token_blocks: torch.Tensor  # [T] int64: the block each token's KV goes to
+    token_offsets: torch.Tensor  # [T] int64: and its place in it
+    positions: torch.Tensor  # [T] int64
+    block_size: int
+
+
+class AttentionPlan(Protocol):
+    """What a backend prepared for one step."""
+
+    def attend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """Store key and value [T, Hkv, D] in their slots, attend; query and result [T, H, D]."""
+
+
+class AttentionBackend(Protocol):
+    """A family of kernels over the paged cache."""
+
+    name: str
+
+    def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
+        """Why this layer cannot be honoured, or None."""
+
+    def plan(self, layout: StepLayout) -> AttentionPlan:
+        """Once per step, before the first layer."""
+
+
+def select_backend(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> AttentionBackend:
+    """The first backend that honours every layer; ConfigError with all reasons if none does."""
+    from engine.attention.torch_backend import TorchBackend
+
+    candidates: list[AttentionBackend] = [TorchBackend()]
+    reasons = []
+    for backend in candidates:
+        refused = {r for spec in specs if (r := backend.refuses(spec, dtype))}
+        if not refused:
+            return backend
+        reasons.append(f"{backend.name}: {'; '.join(sorted(refused))}")
+    raise ConfigError("No attention backend serves this model. " + " | ".join(reasons))

@@ -1,0 +1,101 @@
+"""EngineCore: the loop in the engine process. Messages in, steps through, outputs out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.errors import RequestRejectedError
+from engine.protocol import (
+    Abort,
+    FromEngine,
+    GenerateRequest,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+)
+from engine.runner.model_runner import ModelRunner, PendingStep
+from engine.scheduling.scheduler import Scheduler
+
+
+class Inbox(Protocol):
+    """Where messages come from and go to: a zmq endpoint, or a test's lists."""
+
+    def drain(self, *, block: bool) -> list[ToEngine]: ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class EngineCore:
+    """Scheduler and runner under one loop.
+
+    `depth` is how many steps may be in flight while the next is scheduled: 0 computes and waits,
+    1 lets the host work while the device does. Everything else is the same.
+    """
+
+    def __init__(
+        self, config: EngineConfig, runner: ModelRunner, endpoint: Inbox, *, depth: int = 0
+    ) -> None:
+        facts = runner.facts()
+        self.scheduler = Scheduler(
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            max_model_len=facts.max_model_len,
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_num_queued_reqs=config.max_num_queued_reqs,
+            max_num_queued_tokens=config.max_num_queued_tokens,
+            prefix_caching=config.enable_prefix_caching,
+        )
+        self.facts: Ready = facts
+        self.runner = runner
+        self.endpoint = endpoint
+        self.depth = depth
+        self.in_flight: deque[PendingStep] = deque()
+        self.running = True
+
+    def run(self) -> None:
+        """Until a Shutdown message."""
+        while self.running:
+            self.turn()
+
+    def turn(self) -> None:
+        """One pass of the loop: take messages, launch a step, retire one that is due."""
+        idle = not self.scheduler.has_work and not self.in_flight
+        messages = self.endpoint.drain(block=idle)
+        for message in messages:
+            self.handle(message)
+        step = self.scheduler.schedule()
+        if step:
+            self.in_flight.append(self.runner.launch(step))
+        if self.in_flight and (len(self.in_flight) > self.depth or not step):
+            self.publish(self.in_flight.popleft())
+        elif messages and not step:
+            # Nothing was computed, but aborts changed what is running, waiting and held.
+            now = time.monotonic()
+            self.endpoint.send(StepOutputs(now, [], [], self.scheduler.stats()))
+
+    def handle(self, message: ToEngine) -> None:
+        match message:
+            case GenerateRequest():
+                try:
+                    self.scheduler.add(message)
+                except RequestRejectedError as error:
+                    self.endpoint.send(Rejected(message.id, error.code, error.message))
+            case Abort():
+                self.scheduler.abort(message.ids)
+            case Shutdown():
+                self.running = False
+
+    def publish(self, pending: PendingStep) -> None:
+        """Wait for a step's tokens and send what they mean."""
+        sampled = pending.wait()
+        now = time.monotonic()
+        outputs = self.scheduler.retire(pending.step, sampled)
+        admitted = self.scheduler.take_admissions(pending.launched_at)
+        stats = self.scheduler.stats(pending.step, now - pending.launched_at)
+        self.endpoint.send(StepOutputs(now, outputs, admitted, stats))

@@ -1,0 +1,43 @@
+"""Token embedding and the head that turns hidden states into logits."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.layers.linear import pack, packed_linear
+
+
+class Embedding(nn.Module):
+    """Rows of a table [count, dim] by index."""
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, dim))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class LMHead(nn.Module):
+    """Logits [L, vocabulary] in fp32. Tied to an embedding, it holds no parameter of its own."""
+
+    def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None) -> None:
+        super().__init__()
+        self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
+        self._tied_to = [tied_to] if tied_to else []  # in a list: not a submodule, not loaded twice
+        self._packed: torch.Tensor | None = None
+
+    def prepack(self) -> None:
+        weight = self._tied_to[0].weight if self._tied_to else self.weight
+        assert weight is not None
+        self._packed = pack(weight.data)
+        self.weight = None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._packed is not None:
+            return packed_linear(hidden, self._packed, None).float()
+        weight = self._tied_to[0].weight if self._tied_to else self.weight
+        assert weight is not None
+        return F.linear(hidden, weight).float()

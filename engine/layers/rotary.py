@@ -1,0 +1,135 @@
+"""RotaryEmbedding: tables of angles, with the ways checkpoints stretch them to longer contexts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Frequencies of head_dim / 2 pairs and the factor their cosines and sines are scaled by."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> RopeScaling:
+        """From a Hugging Face config's `rope_scaling` or `rope_parameters`, either spelling."""
+        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = given.get("rope_type") or given.get("type") or "default"
+        if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+            raise ConfigError(
+                f"rope_scaling type {kind!r} is not known; known are default, linear, dynamic, "
+                "llama3 and yarn."
+            )
+        if kind == "yarn" and {"mscale", "mscale_all_dim"} & given.keys():
+            raise ConfigError("rope_scaling yarn with mscale is not supported.")
+        original = given.get("original_max_position_embeddings")
+        return cls(
+            kind=kind,
+            factor=float(given.get("factor", 1.0)),
+            low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+            high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+            original_max_positions=int(original or config["max_position_embeddings"]),
+            beta_fast=float(given.get("beta_fast") or 32.0),
+            beta_slow=float(given.get("beta_slow") or 1.0),
+            attention_factor=given.get("attention_factor"),
+            truncate=bool(given.get("truncate", True)),
+        )
+
+
+def rope_theta(config: dict[str, Any]) -> float:
+    """The base of the frequencies; newer configs keep it inside `rope_parameters`."""
+    inside = (config.get("rope_parameters") or {}).get("rope_theta")
+    return float(inside or config.get("rope_theta") or 10000.0)
+
+
+def rope_frequencies(
+    dim: int, theta: float, scaling: RopeScaling, max_positions: int
+) -> tuple[torch.Tensor, float]:
+    """Angles per position [dim / 2] in fp32, and the factor on cosine and sine."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim
+    if scaling.kind == "dynamic" and max_positions > scaling.original_max_positions:
+        # NTK-aware: the reference rescales with the length seen so far, which would change keys
+        # already cached; one table for the longest length served keeps the cache exact.
+        ratio = max_positions / scaling.original_max_positions
+        grown = scaling.factor * ratio - (scaling.factor - 1)
+        theta = theta * grown ** (dim / (dim - 2))
+    frequencies = 1.0 / theta**exponent
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(frequencies, scaling), 1.0
+    if scaling.kind == "yarn":
+        return _yarn(frequencies, dim, theta, scaling)
+    return frequencies, 1.0
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, the middle blended."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / frequencies
+    smooth = (scaling.original_max_positions / wavelength - low) / (high - low)
+    blended = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+    long = wavelength > scaling.original_max_positions / low
+    short = wavelength < scaling.original_max_positions / high
+    return torch.where(long, frequencies / scaling.factor, torch.where(short, frequencies, blended))
+
+
+def _yarn(
+    frequencies: torch.Tensor, dim: int, theta: float, scaling: RopeScaling
+) -> tuple[torch.Tensor, float]:
+    """Interpolate slow dimensions, keep fast ones, ramp between (arXiv 2309.00071)."""
+
+    def dimension(rotations: float) -> float:
+        turns = scaling.original_max_positions / (rotations * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low
+    kept = 1 - (ramp / max(high - low, 0.001)).clamp(0, 1)
+    mixed = frequencies / scaling.factor * (1 - kept) + frequencies * kept
+    factor = scaling.attention_factor or (
+        0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+    )
+    return mixed, factor
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and signed sines by position, in the model's dtype (see ops/rotary.py)."""
+
+    cos: torch.Tensor  # [max_positions, 1, dim]
+    sin: torch.Tensor  # [max_positions, 1, dim]; the first half carries a minus
+
+    def __init__(
+        self, dim: int, theta: float, scaling: RopeScaling, max_positions: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        frequencies, factor = rope_frequencies(dim, theta, scaling, max_positions)
+        positions = torch.arange(max_positions, dtype=torch.float32, device="cpu")
+        angles = torch.outer(positions, frequencies)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        table = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        self.register_buffer("cos", table[0].to(dtype).unsqueeze(1), persistent=False)
+        self.register_buffer("sin", table[1].to(dtype).unsqueeze(1), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T] -> cos, sin [T, 1, dim]."""
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)

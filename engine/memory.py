@@ -1,0 +1,36 @@
+"""How many KV blocks there will be, and how long a sequence may get in them."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+SHARE_OF_FREE = 4  # on a CPU, at most a quarter of the free memory becomes KV cache
+
+
+def plan_blocks(
+    config: EngineConfig, block_bytes: int, max_model_len: int, available: int
+) -> tuple[int, int]:
+    """(usable KV blocks, longest sequence in tokens); `available` and `block_bytes` in bytes.
+
+    Where the model's own context does not fit and none was asked for, the longest that fits is
+    served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit.
+    """
+    per_sequence = -(-max_model_len // config.block_size)
+    if config.num_gpu_blocks_override is not None:
+        blocks, limit = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
+    elif config.kv_cache_memory_bytes is not None:
+        blocks, limit = config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
+    else:
+        affordable = available // SHARE_OF_FREE // block_bytes
+        blocks, limit = min(affordable, config.max_num_seqs * per_sequence), "the free memory"
+    if blocks >= per_sequence:
+        return blocks, max_model_len
+    if config.max_model_len is None and blocks:
+        return blocks, blocks * config.block_size
+    advice = f"Use --max-model-len {blocks * config.block_size} or " if blocks else "Use "
+    raise ConfigError(
+        f"A sequence of {max_model_len} tokens needs {per_sequence} KV blocks "
+        f"({per_sequence * block_bytes / 2**20:.1f} MiB), but {limit} gives {blocks}. "
+        f"{advice}--kv-cache-memory-bytes {per_sequence * block_bytes}."
+    )

@@ -1,0 +1,121 @@
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm with bias, GELU in its tanh form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.spec import AttentionSpec
+from engine.layers.attention import Attention
+from engine.layers.embedding import Embedding, LMHead
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.models.base import expect, required
+from engine.ops.gated import gelu_tanh
+from engine.weights.rules import Target, WeightMap
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Config:
+    """The facts of a GPT-2 checkpoint."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    max_positions: int
+    norm_eps: float
+    tied: bool
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> GPT2Config:
+        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
+        expect(config, "scale_attn_weights", True)
+        expect(config, "scale_attn_by_inverse_layer_idx", False)
+        hidden = required(config, "n_embd")
+        return cls(
+            vocab_size=required(config, "vocab_size"),
+            hidden=hidden,
+            intermediate=config.get("n_inner") or 4 * hidden,
+            layers=required(config, "n_layer"),
+            heads=required(config, "n_head"),
+            max_positions=required(config, "n_positions"),
+            norm_eps=required(config, "layer_norm_epsilon"),
+            tied=bool(config.get("tie_word_embeddings", True)),
+        )
+
+
+class GPT2Block(nn.Module):
+    def __init__(self, config: GPT2Config, index: int) -> None:
+        super().__init__()
+        c, dim = config, config.hidden // config.heads
+        self.spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5)
+        self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
+        self.qkv = Linear(c.hidden, 3 * c.hidden, bias=True)
+        self.attend = Attention(self.spec, index)
+        self.out = Linear(c.hidden, c.hidden, bias=True)
+        self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
+        self.up = Linear(c.hidden, c.intermediate, bias=True)
+        self.down = Linear(c.intermediate, c.hidden, bias=True)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.spec.num_heads, -1)
+        x = x + self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
+        return x + self.down(gelu_tanh(self.up(self.mlp_norm(x))))
+
+
+class GPT2(nn.Module):
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = GPT2Config.from_hf(config)
+        self.vocab_size = c.vocab_size
+        self.embed = Embedding(c.vocab_size, c.hidden)
+        self.position = Embedding(c.max_positions, c.hidden)
+        self.blocks = nn.ModuleList(GPT2Block(c, i) for i in range(c.layers))
+        self.norm = LayerNorm(c.hidden, c.norm_eps)
+        self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
+        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed(batch.input_ids) + self.position(batch.positions)
+        for block in self.blocks:
+            x = block(x, batch)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)
+
+    def weight_map(self) -> WeightMap:
+        targets = {
+            "wte.weight": Target("embed.weight"),
+            "wpe.weight": Target("position.weight"),
+            "ln_f.weight": Target("norm.weight"),
+            "ln_f.bias": Target("norm.bias"),
+        }
+        modules = {
+            "ln_1": "attention_norm",
+            "attn.c_attn": "qkv",
+            "attn.c_proj": "out",
+            "ln_2": "mlp_norm",
+            "mlp.c_fc": "up",
+            "mlp.c_proj": "down",
+        }
+        for i in range(self.config.layers):
+            for name, module in modules.items():
+                conv1d = name.rpartition(".")[2].startswith("c_")  # stored [in, out]
+                targets[f"h.{i}.{name}.weight"] = Target(
+                    f"blocks.{i}.{module}.weight", transpose=conv1d
+                )
+                targets[f"h.{i}.{name}.bias"] = Target(f"blocks.{i}.{module}.bias")
+        ignored = [".attn.bias", ".attn.masked_bias"]  # causal masks old files carry
+        if self.config.tied:
+            ignored.append("lm_head.weight")
+        else:
+            targets["lm_head.weight"] = Target("head.weight")
+        return WeightMap(targets, prefixes=("transformer.", ""), ignored=ignored)

@@ -1,0 +1,68 @@
+"""Facts of the device the engine runs on: which, how it computes, what memory it has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from engine.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def select_device(wanted: str) -> torch.device:
+    """`auto` takes CUDA where it works; raises ConfigError where `cuda` was asked for in vain."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device. Use --device cpu.")
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """bfloat16 where the device has instructions for it, else float32."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if cpu_has_bf16() else torch.float32
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 (AVX512_BF16, AMX or Arm's bf16)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    flags = {f for line in text.splitlines() if line.startswith(("flags", "Features"))
+             for f in line.split()}  # fmt: skip
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def cpu_count() -> int:
+    """Cores this process may use; a container's mask counts, its quota too."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores or 1, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return cores or 1
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that may still be taken: of the GPU, or of the machine within the container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        free = min(free, max(limit - used, 0))
+    except (OSError, ValueError):
+        pass  # no such file, or "max": no limit
+    return free

@@ -1,0 +1,70 @@
+"""The engine process: `python -m engine.process ADDRESS`, with the EngineConfig as JSON on stdin.
+
+Sends Progress while loading, then Ready, then runs the loop; a failure is sent as Fatal before the
+process ends. The process never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+
+import msgspec
+
+from engine.channel import EngineEndpoint
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.protocol import Fatal
+
+PR_SET_PDEATHSIG = 1
+PARENT_DIED = 4  # exit status; nobody is left to read it
+
+
+def main() -> int:
+    """0 after a Shutdown, 2 for a configuration that cannot be served, 3 for a crash."""
+    # Ctrl-C reaches the whole foreground group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=_watch_parent, daemon=True).start()
+    endpoint = EngineEndpoint(sys.argv[1])
+    try:
+        # Imported here so that a broken torch is reported like any other failure.
+        from engine.core import EngineCore
+        from engine.runner.model_runner import ModelRunner
+
+        runner = ModelRunner(config, endpoint.send)
+        core = EngineCore(config, runner, endpoint)
+        endpoint.send(core.facts)
+        core.run()
+    except ConfigError as error:
+        endpoint.send(Fatal(str(error), config_error=True))
+        return 2
+    except Exception as error:
+        endpoint.send(Fatal(f"The engine failed: {type(error).__name__}.", traceback.format_exc()))
+        return 3
+    finally:
+        endpoint.close()
+    return 0
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill us when the thread that started us ends; elsewhere `_watch_parent` must."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_parent() -> None:
+    """The parent keeps our stdin open as long as it lives."""
+    while os.read(0, 1):  # not sys.stdin: a thread blocked in it breaks the interpreter's exit
+        pass
+    os._exit(PARENT_DIED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Building the ForwardBatch of a step from its slices and the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.attention.backend import AttentionBackend, StepLayout
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import KVCache
+from engine.runner.rows import SequenceRows
+from engine.scheduling.step import Step
+
+
+def build_batch(
+    step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
+) -> ForwardBatch:
+    """Gather inputs, positions and KV slots of all tokens of `step`."""
+    device = rows.tokens.device
+    starts = np.array([s.start for s in step.slices], dtype=np.int64)
+    counts = np.array([s.count for s in step.slices], dtype=np.int64)
+    slice_rows = np.array([s.row for s in step.slices], dtype=np.int64)
+    ends = counts.cumsum()
+    if len(step.slices) == ends[-1]:
+        positions_host, token_rows_host = starts, slice_rows
+    else:
+        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        positions_host = np.repeat(starts, counts) + within
+        token_rows_host = np.repeat(slice_rows, counts)
+    samples = np.array([s.samples for s in step.slices])
+    logit_index = torch.from_numpy(ends[samples] - 1).to(device)
+    positions = torch.from_numpy(positions_host).to(device)
+    token_rows = torch.from_numpy(token_rows_host).to(device)
+
+    seq_lens = (starts + counts).tolist()
+    table_width = -(-max(seq_lens) // kv.block_size)
+    tables = rows.block_table[:, :table_width].index_select(
+        0, torch.from_numpy(slice_rows).to(device)
+    )
+    layout = StepLayout(
+        query_lens=counts.tolist(),
+        seq_lens=seq_lens,
+        block_tables=tables,
+        token_blocks=rows.block_table[token_rows, positions // kv.block_size],
+        token_offsets=positions % kv.block_size,
+        positions=positions,
+        block_size=kv.block_size,
+    )
+    input_ids = rows.tokens[token_rows, positions].long()
+    return ForwardBatch(input_ids, positions, logit_index, kv, backend.plan(layout))

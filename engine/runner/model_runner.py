@@ -1,0 +1,163 @@
+"""ModelRunner: owns the model, the KV cache and the rows; computes steps. Knows no architecture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from engine.attention.backend import AttentionBackend, select_backend
+from engine.attention.kv_cache import KVCache, block_bytes
+from engine.config import EngineConfig, model_folder, read_json
+from engine.errors import ConfigError
+from engine.layers.linear import can_prepack
+from engine.memory import plan_blocks
+from engine.models.base import Model
+from engine.models.registry import model_class
+from engine.platform import available_memory, cpu_count, select_device, select_dtype
+from engine.protocol import Progress, Ready, SamplingParams, TokenLogprobs
+from engine.runner.batch import build_batch
+from engine.runner.rows import SequenceRows
+from engine.sampling.sampler import sample
+from engine.scheduling.step import NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.weights.loader import load_weights
+
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A launched step whose tokens may not be on the host yet."""
+
+    step: Step
+    tokens: torch.Tensor  # [samples] int64
+    logprobs: list[TokenLogprobs | None]
+    launched_at: float  # CLOCK_MONOTONIC
+
+    def wait(self) -> list[SampledToken]:
+        """The single point of synchronisation: one SampledToken per sampling slice."""
+        return [
+            SampledToken(token, logprobs)
+            for token, logprobs in zip(self.tokens.tolist(), self.logprobs, strict=True)
+        ]
+
+
+class ModelRunner:
+    """A loaded model, ready to compute steps. Raises ConfigError where it cannot be served."""
+
+    def __init__(
+        self, config: EngineConfig, progress: Callable[[Progress], None] = lambda p: None
+    ) -> None:
+        began = time.monotonic()
+        folder = model_folder(config.model)
+        hf_config = read_json(folder / "config.json")
+        self.architecture, build = model_class(hf_config)
+        self.device = select_device(config.device)
+        self.dtype = select_dtype(config.dtype, self.device)
+        self.threads = config.threads or cpu_count()
+        torch.set_num_threads(self.threads)
+        max_model_len = _max_model_len(config, hf_config)
+        with torch.device("meta"):
+            module: nn.Module = build(hf_config, max_positions=max_model_len, dtype=self.dtype)
+        self.model = cast(Model, module)
+        self.backend: AttentionBackend = select_backend(self.model.specs, self.dtype)
+        self.weight_bytes = load_weights(
+            module,
+            self.model.weight_map(),
+            folder,
+            dtype=self.dtype,
+            device=self.device,
+            progress=lambda fraction: progress(Progress("loading weights", fraction)),
+        )
+        self.parameters = sum(p.numel() for p in module.parameters())
+        if config.prepack and can_prepack(self.device):
+            progress(Progress("prepacking weights", 0.0))
+            _prepack(module)
+        per_block = block_bytes(self.model.specs, config.block_size, self.dtype)
+        available = available_memory(self.device)
+        blocks, self.max_model_len = plan_blocks(config, per_block, max_model_len, available)
+        progress(Progress("allocating the KV cache", 0.0))
+        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
+        self.rows = SequenceRows(
+            config.max_num_seqs, self.max_model_len, config.block_size, self.device
+        )
+        self.config = config
+        self.max_num_batched_tokens = config.max_num_batched_tokens or (
+            CPU_STEP_TOKENS if self.device.type == "cpu" else GPU_STEP_TOKENS
+        )
+        progress(Progress("warming up", 0.0))
+        self._warm_up()
+        self.load_seconds = time.monotonic() - began
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> PendingStep:
+        """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
+        launched_at = time.monotonic()
+        if step.scrub:
+            self.kv.scrub(step.scrub)
+        self.rows.apply(step.new_rows, step.new_blocks)
+        batch = build_batch(step, self.rows, self.kv, self.backend)
+        hidden = self.model.forward(batch)
+        sampling = [s for s in step.slices if s.samples]
+        if not sampling:
+            return PendingStep(step, batch.logit_index, [], launched_at)
+        logits = self.model.logits(hidden.index_select(0, batch.logit_index))
+        ends = [s.start + s.count for s in sampling]
+        sampled, logprobs = sample(
+            logits,
+            [self.rows.sampling_row(s.row, end) for s, end in zip(sampling, ends, strict=True)],
+        )
+        rows = torch.tensor([s.row for s in sampling], device=self.device)
+        self.rows.append(rows, torch.tensor(ends, device=self.device), sampled)
+        return PendingStep(step, sampled, logprobs, launched_at)
+
+    def _warm_up(self) -> None:
+        """One token through everything, so that the first request pays for nothing but itself."""
+        row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0))
+        slice_ = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
+        blocks = NewBlocks(0, 0, (1,))
+        self.launch(Step(0, (slice_,), (row,), (blocks,), ())).wait()
+        self.kv.scrub([1])
+
+    def facts(self) -> Ready:
+        """What the server and its users are told."""
+        return Ready(
+            architecture=self.architecture,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            vocab_size=self.model.vocab_size,
+            max_model_len=self.max_model_len,
+            block_size=self.kv.block_size,
+            num_blocks=self.kv.num_blocks,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            parameters=self.parameters,
+            weight_bytes=self.weight_bytes,
+            kv_cache_bytes=self.kv.num_bytes,
+            load_seconds=self.load_seconds,
+            attention_backend=self.backend.name,
+            threads=self.threads,
+        )
+
+
+def _max_model_len(config: EngineConfig, hf_config: dict[str, Any]) -> int:
+    """The context served: what was asked for, within what the model was made for."""
+    own = hf_config.get("max_position_embeddings") or hf_config.get("n_positions")
+    if not isinstance(own, int):
+        raise ConfigError("config.json gives no context length (max_position_embeddings).")
+    if config.max_model_len is not None and config.max_model_len > own:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
+            f"was made for. Use --max-model-len {own} or less."
+        )
+    return config.max_model_len or own
+
+
+def _prepack(model: nn.Module) -> None:
+    for module in model.modules():
+        if callable(prepack := getattr(module, "prepack", None)):
+            prepack()

@@ -1,0 +1,54 @@
+"""Noise as a pure function of (seed, position, token): no generator, no state, no order.
+
+The same request draws the same noise alone, in any batch, after preemption and on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def _int32(value: int) -> int:
+    """The same 32 bits as a signed number."""
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+# Odd multipliers of well-known integer finalisers (murmur3; the golden ratio for tokens).
+_TOKEN = _int32(0x9E3779B1)
+_MIX_1 = _int32(0x85EBCA6B)
+_MIX_2 = _int32(0xC2B2AE35)
+
+
+def _mix(h: torch.Tensor) -> torch.Tensor:
+    """Murmur3's 32-bit finaliser, in place; int32 arithmetic wraps around by design."""
+    for shift, multiplier in ((16, _MIX_1), (13, _MIX_2)):
+        h ^= (h >> shift) & ((1 << (32 - shift)) - 1)  # a logical shift of signed bits
+        h *= multiplier
+    h ^= (h >> 16) & 0xFFFF
+    return h
+
+
+def exponential_noise(
+    seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Exponential(1) draws, shape [R, K] in fp32, for int64 seeds and positions [R].
+
+    `tokens` is [K] or [R, K]. With weights p, argmax(p / draw) is a sample from p
+    (the exponential form of the Gumbel-max trick).
+    """
+    low, high = seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF
+    key = _mix(_wrap(low + positions * 0x9E3779B1))
+    key = _mix(key ^ _wrap(high))
+    second = _mix(key + _TOKEN)
+    h = tokens.to(torch.int32) * _TOKEN ^ key[:, None]
+    h = _mix(h).add_(second[:, None])
+    bits = _mix(h) & 0x7FFFFFFF
+    # 31 bits, small values exact in fp32: the winners' draws are the small ones.
+    uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31)
+    return torch.log1p(uniform.neg_()).neg_().clamp_(min=2.0**-33)
+
+
+def _wrap(value: torch.Tensor) -> torch.Tensor:
+    """The low 32 bits of int64 as int32."""
+    low = value & 0xFFFFFFFF
+    return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32)

@@ -1,0 +1,318 @@
+"""Scheduler: decides what each step computes. Pure Python; knows tokens and blocks, not tensors.
+
+There is no prefill phase and no decode phase, only sequences whose computed tokens catch up with
+their tokens under one token budget per step: running sequences first, then waiting ones in order of
+priority and arrival. A prompt is cut to what the budget leaves. When blocks run out, the running
+sequence that ranks last is preempted: its blocks go back and it computes them again later.
+
+`num_computed` advances when a slice is scheduled, not when its results arrive, so the next step can
+be scheduled while this one runs; `retire` drops results whose sequence has moved on (see `epoch`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterable
+
+from engine.errors import RequestRejectedError
+from engine.protocol import Admission, EngineStats, FinishReason, GenerateRequest, TokenOutput
+from engine.scheduling.blocks import BlockHasher, BlockPool
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+
+
+class Scheduler:
+    """One instance owns all sequences, rows and blocks of an engine.
+
+    `block_size`, budgets and bounds are in tokens, `num_blocks` in blocks. Raises
+    RequestRejectedError from `add` for what can never run or finds the queue full.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_num_queued_reqs: int = 1 << 30,
+        max_num_queued_tokens: int = 1 << 60,
+        prefix_caching: bool = True,
+        hash_key: bytes | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_queued_reqs = max_num_queued_reqs
+        self.max_num_queued_tokens = max_num_queued_tokens
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.hasher = BlockHasher(block_size, hash_key or os.urandom(16))
+        # Spare blocks asked for at admission, so that it does not cause a preemption at once.
+        self.watermark = max(1, num_blocks // 100)
+        self.waiting: list[Sequence] = []  # sorted by rank
+        self.running: list[Sequence] = []  # sorted by rank
+        self.sequences: dict[int, Sequence] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._queued_reqs = 0  # never admitted yet; preempted sequences do not count
+        self._queued_tokens = 0
+        self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
+        self._scrub: list[int] = []
+        self._admitted: list[Sequence] = []
+
+    # ---- what comes in -----------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request; raises RequestRejectedError with the numbers where it cannot be."""
+        length, wanted = len(request.prompt), request.params.max_tokens
+        if not length or wanted < 1:
+            raise RequestRejectedError(
+                "invalid_value", f"A request needs a prompt and an answer: {length} and {wanted}."
+            )
+        if length + wanted > self.max_model_len:
+            raise RequestRejectedError(
+                "context_length_exceeded",
+                f"{length} prompt tokens and {wanted} new ones are more than the "
+                f"{self.max_model_len} tokens of the context.",
+            )
+        capacity = self.pool.num_blocks * self.block_size
+        if length + wanted - 1 > capacity:  # the last token's KV is never needed
+            raise RequestRejectedError(
+                "context_length_exceeded",
+                f"{length} prompt tokens and {wanted} new ones never fit the KV cache of "
+                f"{capacity} tokens.",
+            )
+        if self._queued_reqs and (
+            self._queued_reqs >= self.max_num_queued_reqs
+            or self._queued_tokens + length > self.max_num_queued_tokens
+        ):
+            raise RequestRejectedError(
+                "server_overloaded", f"{self._queued_reqs} requests wait already."
+            )
+        assert request.id not in self.sequences, "request ids are never reused"
+        sequence = Sequence(request)
+        self.sequences[sequence.id] = sequence
+        bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
+        self._queued_reqs += 1
+        self._queued_tokens += length
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """Forget these sequences; unknown ids are ignored."""
+        for request_id in ids:
+            if sequence := self.sequences.get(request_id):
+                self._remove(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.sequences)
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def schedule(self) -> Step | None:
+        """The next step, or None when nothing can be launched now."""
+        slices: list[ScheduledSlice] = []
+        new_rows: list[NewRow] = []
+        new_blocks: list[NewBlocks] = []
+        budget = self.max_num_batched_tokens
+        preemptions = self._preemptions
+        for sequence in list(self.running):
+            count = min(sequence.num_uncomputed, budget)
+            if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
+                continue
+            first = len(sequence.blocks)
+            if not self._grow(sequence, count):
+                break  # it ranked last and is gone; nobody after it has blocks to give
+            if len(sequence.blocks) > first:
+                new_blocks.append(NewBlocks(sequence.row, first, tuple(sequence.blocks[first:])))
+            slices.append(self._take(sequence, count))
+            budget -= count
+        # After a preemption nobody is admitted: it would be taken away again at once.
+        while budget and self._preemptions == preemptions and (admitted := self._admit()):
+            row, blocks = admitted.row, tuple(admitted.blocks)
+            tokens = tuple(admitted.tokens)
+            new_rows.append(NewRow(row, tokens, admitted.prompt_length, admitted.params))
+            new_blocks.append(NewBlocks(row, 0, blocks))
+            slices.append(self._take(admitted, min(admitted.num_uncomputed, budget)))
+            budget -= slices[-1].count
+        if not slices:
+            return None
+        self._steps += 1
+        slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind in rank order
+        scrub, self._scrub = tuple(self._scrub), []
+        return Step(self._steps, tuple(slices), tuple(new_rows), tuple(new_blocks), scrub)
+
+    def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
+        """Account for the next `count` tokens of a sequence whose blocks are there."""
+        start = sequence.num_computed
+        sequence.num_computed += count
+        samples = sequence.num_computed == sequence.num_tokens
+        if samples:
+            sequence.num_tokens += 1
+        self._register(sequence)
+        return ScheduledSlice(sequence.id, sequence.epoch, sequence.row, start, count, samples)
+
+    def _grow(self, sequence: Sequence, count: int) -> bool:
+        """Blocks for `count` more tokens, preempting from the tail; False if that was itself."""
+        needed = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
+        while self.pool.num_available < needed:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += self.pool.allocate(max(needed, 0))
+        return True
+
+    def _admit(self) -> Sequence | None:
+        """Move the first waiting sequence to the running ones, with blocks for all its tokens."""
+        if not self.waiting or not self._free_rows:
+            return None
+        sequence = self.waiting[0]
+        if self.prefix_caching:
+            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.salt)
+        # The last token is always computed: its logits are what the first sample needs.
+        matchable = (len(sequence.tokens) - 1) // self.block_size
+        cached = self.pool.lookup(sequence.hashes[:matchable])
+        needed = -(-len(sequence.tokens) // self.block_size) - len(cached)
+        available = self.pool.num_available - self.pool.num_idle(cached)
+        if needed + (self.watermark if self.running else 0) > available:
+            return None  # the head waits, and so does everyone behind it: no starvation
+        del self.waiting[0]
+        self.pool.hold(cached)
+        sequence.blocks = cached + self.pool.allocate(needed)
+        sequence.num_computed = len(cached) * self.block_size
+        sequence.num_registered = len(cached)
+        sequence.row = self._free_rows.pop()
+        bisect.insort(self.running, sequence, key=lambda s: s.rank)
+        if not sequence.admitted:
+            sequence.admitted = True
+            sequence.cached_tokens = sequence.num_computed
+            self._queued_reqs -= 1
+            self._queued_tokens -= sequence.prompt_length
+            self._prefix_queries += sequence.prompt_length
+            self._prefix_hits += sequence.cached_tokens
+            self._admitted.append(sequence)
+        return sequence
+
+    def _register(self, sequence: Sequence) -> None:
+        """Offer full blocks of known tokens to the prefix cache.
+
+        Their KV may still be in flight: whoever finds them reads later on the same stream.
+        """
+        if not self.prefix_caching:
+            return
+        known = min(sequence.num_computed, len(sequence.tokens)) // self.block_size
+        if sequence.num_registered < known:
+            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.salt)
+        for index in range(sequence.num_registered, known):
+            self.pool.register(sequence.blocks[index], sequence.hashes[index])
+        sequence.num_registered = max(sequence.num_registered, known)
+
+    # ---- what comes back ---------------------------------------------------------------------
+
+    def retire(self, step: Step, sampled: Iterable[SampledToken]) -> list[TokenOutput]:
+        """Take in the results of `step`: one SampledToken per slice that samples, in order."""
+        outputs: list[TokenOutput] = []
+        for slice_, result in zip((s for s in step.slices if s.samples), sampled, strict=True):
+            sequence = self.sequences.get(slice_.id)
+            if sequence is None or sequence.epoch != slice_.epoch:
+                continue
+            finish = self._append(sequence, result.token)
+            outputs.append(TokenOutput(sequence.id, result.token, finish, result.logprobs))
+            if finish == "error":
+                self._discard_content(sequence)
+            if finish is not None:
+                self._remove(sequence)
+        return outputs
+
+    def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
+        if token < 0:
+            return "error"
+        sequence.tokens.append(token)
+        self._register(sequence)
+        params = sequence.params
+        if token in params.stop_token_ids and sequence.num_outputs >= params.min_tokens:
+            return "stop"
+        return "length" if sequence.num_outputs >= params.max_tokens else None
+
+    def _discard_content(self, sequence: Sequence) -> None:
+        """A sequence with NaN: its own KV must neither be found nor be read by a later owner."""
+        own = [block for block in sequence.blocks if not self.pool.is_shared(block)]
+        for block in own:
+            self.pool.forget(block)
+        self._scrub += own
+
+    def take_admissions(self, at: float) -> list[Admission]:
+        """Sequences admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return [Admission(s.id, at, s.cached_tokens) for s in admitted]
+
+    # ---- leaving the running ones ------------------------------------------------------------
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.pool.release(sequence.blocks)
+        self._free_rows.append(sequence.row)
+        sequence.blocks, sequence.row = [], -1
+        sequence.epoch += 1
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        sequence.num_computed = sequence.num_registered = 0
+        sequence.num_tokens = len(sequence.tokens)  # tokens in flight are sampled again, the same
+        bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
+        self._preemptions += 1
+
+    def _remove(self, sequence: Sequence) -> None:
+        del self.sequences[sequence.id]
+        if sequence.row >= 0:
+            self._release(sequence)
+            return
+        self.waiting.remove(sequence)
+        if not sequence.admitted:
+            self._queued_reqs -= 1
+            self._queued_tokens -= sequence.prompt_length
+
+    # ---- facts -------------------------------------------------------------------------------
+
+    def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
+        decode = step.num_decode_tokens if step else 0
+        return EngineStats(
+            step=self._steps,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            blocks_held=self.pool.num_held,
+            blocks_cached=self.pool.num_cached,
+            blocks_total=self.pool.num_blocks,
+            preemptions=self._preemptions,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            step_seconds=seconds,
+            step_prefill_tokens=step.num_tokens - decode if step else 0,
+            step_decode_tokens=decode,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant; tests call it after each operation."""
+        self.pool.check(s.blocks for s in self.running)
+        rows = [s.row for s in self.running]
+        assert sorted([*rows, *self._free_rows]) == list(range(self.max_num_seqs)), "rows"
+        for queue in (self.waiting, self.running):
+            assert [s.rank for s in queue] == sorted(s.rank for s in queue), "queue order"
+        assert {s.id for s in (*self.waiting, *self.running)} == self.sequences.keys()
+        assert len(self.waiting) + len(self.running) == len(self.sequences), "a sequence is twice"
+        queued = [s for s in self.waiting if not s.admitted]
+        assert self._queued_reqs == len(queued)
+        assert self._queued_tokens == sum(s.prompt_length for s in queued)
+        for sequence in self.waiting:
+            assert not sequence.blocks, "a waiting sequence holds blocks"
+            assert sequence.row == -1
+            assert sequence.num_computed == 0
+        for sequence in self.running:
+            assert sequence.num_computed <= sequence.num_tokens
+            assert len(sequence.tokens) <= sequence.num_tokens
+            assert sequence.num_outputs < sequence.params.max_tokens
+            assert len(sequence.blocks) * self.block_size >= sequence.num_computed
+            assert sequence.num_registered <= len(sequence.blocks)

@@ -1,0 +1,65 @@
+"""Sequence: the engine's mutable record of one request. Owned by the Scheduler alone."""
+
+from __future__ import annotations
+
+from engine.protocol import GenerateRequest, SamplingParams
+
+
+class Sequence:
+    """Tokens, progress and blocks of one request.
+
+    `tokens` are the known ones. `num_tokens` also counts sampled tokens still in flight, so a
+    sequence can be scheduled again before its last token has reached the host. `epoch` grows when
+    the sequence is preempted or ends, which makes results launched before that stale.
+    """
+
+    __slots__ = (
+        "admitted",
+        "blocks",
+        "cached_tokens",
+        "epoch",
+        "hashes",
+        "id",
+        "num_computed",
+        "num_registered",
+        "num_tokens",
+        "params",
+        "priority",
+        "prompt_length",
+        "row",
+        "salt",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.id: int = request.id
+        self.tokens: list[int] = list(request.prompt)
+        self.prompt_length: int = len(request.prompt)
+        self.params: SamplingParams = request.params
+        self.priority: int = request.priority
+        self.salt: str = request.salt
+        self.num_tokens: int = self.prompt_length
+        self.num_computed: int = 0  # tokens whose KV exists or is in flight
+        self.blocks: list[int] = []
+        self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
+        self.num_registered: int = 0  # blocks of this table already offered to the prefix cache
+        self.row: int = -1
+        self.epoch: int = 0
+        self.admitted: bool = False
+        self.cached_tokens: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: lower priority value, then earlier id (ids grow with arrival)."""
+        return (self.priority, self.id)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to compute next; 0 when only the results of the last launch are missing."""
+        if self.num_tokens - self.prompt_length >= self.params.max_tokens:
+            return 0
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.prompt_length

@@ -1,0 +1,65 @@
+"""Step: what one launch computes. Immutable, pure data; all the runner ever sees of scheduling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.protocol import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSlice:
+    """Tokens [start, start + count) of one sequence; `samples` where they reach its last token."""
+
+    id: int
+    epoch: int
+    row: int
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A sequence takes a row: all its known tokens, of which `prompt_length` are the prompt."""
+
+    row: int
+    tokens: tuple[int, ...]
+    prompt_length: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Blocks appended to a row's block table, from entry `first` on."""
+
+    row: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch. Rows and blocks are written before the slices are computed."""
+
+    number: int
+    slices: tuple[ScheduledSlice, ...]  # decodes first, then prompt chunks
+    new_rows: tuple[NewRow, ...]
+    new_blocks: tuple[NewBlocks, ...]
+    scrub: tuple[int, ...]  # blocks that may hold NaN: 0 * NaN would poison their next owner
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return sum(s.count for s in self.slices if s.count == 1 and s.samples)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.count for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The outcome of one sampling slice; `token` is -1 where the logits were not finite."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None

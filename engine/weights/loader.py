@@ -1,0 +1,145 @@
+"""Loading safetensors: sharded, memory-mapped, and accounting for every tensor.
+
+One tensor missing, left over, of the wrong shape or with NaN in it is a ConfigError naming it.
+Nothing in a checkpoint is ever unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from engine.config import read_json
+from engine.errors import ConfigError
+from engine.weights.rules import Target, WeightMap
+
+FLOATS = {torch.float32, torch.bfloat16, torch.float16}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The checkpoint's safetensors files, from its index where there is one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        files = [folder / name for name in names]
+        # A name is a file of this folder, never a path out of it.
+        if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
+            raise ConfigError(f"{index} names {', '.join(missing)}, which is not in {folder}.")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder} has no *.safetensors; other weight formats are not read.")
+    return files
+
+
+def load_weights(
+    model: nn.Module,
+    weight_map: WeightMap,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> int:
+    """Fill every parameter of `model`, built on the meta device; returns the bytes they take."""
+    files = weight_files(folder)
+    names = {name: file for file in files for name in _names(file)}
+    targets = _assign(names, weight_map)
+    filled: dict[str, set[str]] = {}
+    for done, (name, tensor) in enumerate(_tensors(names, targets)):
+        _place(model, name, targets[name], tensor, dtype, device, names[name])
+        filled.setdefault(targets[name].parameter, set()).add(targets[name].part)
+        progress((done + 1) / len(targets))
+    _check_filled(model, filled)
+    model.to(device)
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as shard:
+            return list(shard.keys())
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _assign(names: dict[str, Path], weight_map: WeightMap) -> dict[str, Target]:
+    """Checkpoint name -> target, or ConfigError listing what is missing and what is left over."""
+
+    def spelled(name: str) -> str:
+        known = (prefix + name for prefix in weight_map.prefixes if prefix + name in names)
+        return next(known, weight_map.prefixes[0] + name)
+
+    targets = {spelled(name): target for name, target in weight_map.targets.items()}
+    missing = sorted(targets.keys() - names.keys())
+    extra = sorted(
+        n for n in names.keys() - targets.keys() if not n.endswith(tuple(weight_map.ignored))
+    )
+    for kind, wrong in (
+        ("is missing", missing),
+        ("belongs to nothing in this architecture", extra),
+    ):
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ConfigError(f"In the checkpoint {', '.join(wrong[:5])}{more} {kind}.")
+    return targets
+
+
+def _tensors(
+    names: dict[str, Path], targets: dict[str, Target]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in sorted(set(names.values())):
+        try:
+            with safe_open(file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - not a mapping
+                    if name in targets and names[name] == file:
+                        yield name, shard.get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _place(
+    model: nn.Module,
+    name: str,
+    target: Target,
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    file: Path,
+) -> None:
+    if tensor.dtype not in FLOATS:
+        raise ConfigError(f"{name} in {file} is {tensor.dtype}; float32, bfloat16 or float16 go.")
+    if target.transpose:
+        tensor = tensor.t()
+    owner_name, _, attribute = target.parameter.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    parameter: nn.Parameter = getattr(owner, attribute)
+    if parameter.is_meta:
+        empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+        parameter = nn.Parameter(empty, requires_grad=False)
+        setattr(owner, attribute, parameter)
+    parts: dict[str, slice] = getattr(owner, "parts", {"": slice(None)})
+    rows = parameter.data[parts[target.part]]
+    if rows.shape != tensor.shape:
+        raise ConfigError(
+            f"{name} in {file} has shape {list(tensor.shape)}; config.json asks for "
+            f"{list(rows.shape)}."
+        )
+    low, high = torch.aminmax(tensor)
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise ConfigError(f"{name} in {file} holds NaN or infinity.")
+    rows.copy_(tensor)
+
+
+def _check_filled(model: nn.Module, filled: dict[str, set[str]]) -> None:
+    """A parameter nobody fills is a mistake of the model file, not of the checkpoint."""
+    for name, parameter in model.named_parameters():
+        assert not parameter.is_meta, f"{name} is filled by no entry of the weight map"
+        owner = model.get_submodule(name.rpartition(".")[0])
+        wanted = set(getattr(owner, "parts", {"": None}))
+        assert filled[name] == wanted, f"{name}: only the parts {filled[name]} are mapped"
