@@ -1,16 +1,10 @@
-"""The engine's public face; free of torch, so that the API process starts fast and stays small."""
+"""The engine's public face; free of torch, so that the API process starts fast and stays small.
 
-from engine.client import EngineClient, OutputStream, ProcessClient
+`engine.client` is imported by its own name: it brings zmq and asyncio, which `--help` need not pay.
+"""
+
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.protocol import GenerateRequest, SamplingParams
 
-__all__ = [
-    "EngineClient",
-    "EngineConfig",
-    "EngineError",
-    "GenerateRequest",
-    "OutputStream",
-    "ProcessClient",
-    "SamplingParams",
-]
+__all__ = ["EngineConfig", "EngineError", "GenerateRequest", "SamplingParams"]

@@ -24,6 +24,7 @@ from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
+    EngineError,
     EngineOverloadedError,
     EngineUnavailableError,
     RequestRejectedError,
@@ -108,6 +109,7 @@ class EngineClient(Protocol):
     progress: Progress
     stats: EngineStats
     on_step: Callable[[StepOutputs], None] | None  # called for every step, for metrics
+    config_error: bool  # it died because what it was asked to serve cannot be served
 
     async def start(self) -> None:
         """Start the engine; returns at once, loading goes on in the background."""
@@ -129,6 +131,10 @@ class EngineClient(Protocol):
     def last_step_age(self) -> float:
         """Seconds since the engine last gave a sign while it had work; 0 when it has none."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether accepted requests are unfinished."""
+
     def drain(self) -> None:
         """Refuse new work; what was accepted goes on."""
 
@@ -146,7 +152,7 @@ class ProcessClient:
         self.progress = Progress("starting", 0.0)
         self.stats = EngineStats()
         self.on_step: Callable[[StepOutputs], None] | None = None
-        self.config_error = False  # the engine died because it could not be configured
+        self.config_error = False
         self._streams: dict[int, OutputStream] = {}
         self._waiting: dict[int, int] = {}  # id -> prompt tokens, until admitted
         self._waiting_tokens = 0
@@ -229,10 +235,15 @@ class ProcessClient:
             case Rejected():
                 self._admitted(message.id)
                 if stream := self._streams.pop(message.id, None):
-                    stream.fail(RequestRejectedError(message.code, message.message))
+                    stream.fail(self._rejection(message))
             case Fatal():
                 self._fatal = message.message
                 self.config_error = message.config_error
+
+    def _rejection(self, message: Rejected) -> EngineError:
+        if message.code == "server_overloaded":
+            return EngineOverloadedError(message.message, self._retry_after())
+        return RequestRejectedError(message.code, message.message)
 
     def _on_step(self, outputs: StepOutputs) -> None:
         self.stats = outputs.stats
@@ -311,6 +322,10 @@ class ProcessClient:
             self._admitted(request_id)
         if self._death is None:
             self._endpoint.send(Abort(ids))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._streams)
 
     def last_step_age(self) -> float:
         return time.monotonic() - self._last_sign if self._streams else 0.0

@@ -47,8 +47,7 @@ class EngineCore:
             max_model_len=facts.max_model_len,
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
-            max_num_queued_reqs=config.max_num_queued_reqs,
-            max_num_queued_tokens=config.max_num_queued_tokens,
+            # No bounds on the queue here: the client has applied them, to whole submissions.
             prefix_caching=config.enable_prefix_caching,
         )
         self.facts: Ready = facts

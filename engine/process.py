@@ -27,8 +27,9 @@ PARENT_DIED = 4  # exit status; nobody is left to read it
 
 def main() -> int:
     """0 after a Shutdown, 2 for a configuration that cannot be served, 3 for a crash."""
-    # Ctrl-C reaches the whole foreground group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and supervisors signal the whole group; the parent drains, then sends Shutdown.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=_watch_parent, daemon=True).start()

@@ -117,7 +117,7 @@ class TorchPlan:
         weights = torch.softmax(scores, dim=-1).to(v.dtype)
         weights = weights.view(sequences, heads, -1, blocks, size).permute(0, 3, 1, 2, 4)
         parts = torch.matmul(weights, v)  # [S, B, Hkv, R, D]
-        out = parts.sum(1, dtype=torch.float32).to(query.dtype)[:, :, :rows]
+        out = _sum_blocks(parts).to(query.dtype)[:, :, :rows]
         out = out.view(sequences, heads, shared, group.count, dim).permute(0, 3, 1, 2, 4)
         return out.reshape(tokens, spec.num_heads, dim)
 
@@ -137,6 +137,19 @@ class TorchPlan:
             mask = mask[:, None, None]
             self._masks[cache_key] = mask
         return mask
+
+
+def _sum_blocks(parts: torch.Tensor) -> torch.Tensor:
+    """[S, B, ...] -> [S, ...] in fp32, neighbours first; clobbers fp32 `parts`.
+
+    torch.sum's order depends on the shape; this tree does not, and zeros at its end change nothing.
+    """
+    total = parts.to(torch.float32)
+    step = 1
+    while step < total.shape[1]:
+        total[:, : -step : 2 * step] += total[:, step :: 2 * step]
+        step *= 2
+    return total[:, 0]
 
 
 def _groups(layout: StepLayout) -> list[QueryGroup]:

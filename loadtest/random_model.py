@@ -1,0 +1,71 @@
+"""A checkpoint of a given shape with random weights, for measurements that need no meaning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+# The 125M shape the field's small-model CPU figures use: 30 layers, 576 wide, 9 heads on 3.
+LLAMA_125M = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+
+def write_random_llama(folder: Path, config: dict[str, object]) -> None:
+    """Write config, bf16 weights (seed 0) and a byte-level tokenizer of the right size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    c = {k: v for k, v in config.items() if isinstance(v, int)}
+    hidden, ffn, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    generator = torch.Generator().manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) * 0.02).bfloat16()
+
+    tensors = {"model.embed_tokens.weight": weight(c["vocab_size"], hidden)}
+    tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    for i in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            tensors[f"{layer}.self_attn.{name}_proj.weight"] = weight(rows * dim, hidden)
+        tensors[f"{layer}.self_attn.o_proj.weight"] = weight(hidden, heads * dim)
+        tensors[f"{layer}.mlp.gate_proj.weight"] = weight(ffn, hidden)
+        tensors[f"{layer}.mlp.up_proj.weight"] = weight(ffn, hidden)
+        tensors[f"{layer}.mlp.down_proj.weight"] = weight(hidden, ffn)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    _byte_tokenizer(c["vocab_size"]).save(str(folder / "tokenizer.json"))
+
+
+def _byte_tokenizer(vocab_size: int) -> Tokenizer:
+    """Bytes as tokens, then filler words: every id decodes to something."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i + 3 for i, token in enumerate(alphabet)}
+    vocab |= {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {f"Ġw{i}": i for i in range(len(vocab), vocab_size)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

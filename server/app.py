@@ -1,0 +1,90 @@
+"""create_app: the HTTP service around one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.client import EngineClient
+from engine.config import EngineConfig, model_folder
+from engine.errors import EngineDeadError
+from server.chat_template import ChatTemplate
+from server.config import ServerConfig, served_names
+from server.logging import configure
+from server.metrics import Metrics
+from server.middleware import Gate, RequestBoundary, read_keys
+from server.routes import chat, completions, models, ops, tokenize
+from server.service import Service
+from server.tokenizer import Tokenizer
+
+
+def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
+    """Reads tokenizer, template and keys, not the weights. The app starts `client` with its
+    lifespan and answers at once; until the model is loaded, /v1 is a 503. Raises ConfigError."""
+    configure(config)
+    version = importlib.metadata.version("penstock")
+    service = _make_service(config, engine_config, client, version)
+    app = FastAPI(
+        title="Penstock",
+        version=version,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: _raise},
+    )
+    app.state.service = service
+    for module in (chat, completions, models, tokenize, ops):
+        app.include_router(module.router)
+    app.add_middleware(Gate, config=config, keys=read_keys(config))
+    app.add_middleware(RequestBoundary, service=service)
+    return app
+
+
+def _make_service(
+    config: ServerConfig, engine_config: EngineConfig, client: EngineClient, version: str
+) -> Service:
+    folder = model_folder(engine_config.model)
+    names = served_names(config, engine_config.model)
+    override = Path(config.chat_template) if config.chat_template else None
+    return Service(
+        config=config,
+        client=client,
+        tokenizer=Tokenizer.from_folder(folder),
+        template=ChatTemplate.from_folder(folder, override),
+        metrics=Metrics(names[0], client, version),
+        names=names,
+        created=int(time.time()),
+    )
+
+
+async def _raise(request: Request, error: Exception) -> Response:
+    """FastAPI's own answers to 404 and 405 have another shape: the boundary writes ours."""
+    raise error
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    await service.client.start()
+    watch = asyncio.create_task(_note_loaded(service))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await service.client.stop()
+
+
+async def _note_loaded(service: Service) -> None:
+    with contextlib.suppress(EngineDeadError):  # whoever started the app watches for that
+        service.metrics.loaded(await service.client.wait_ready())

@@ -1,0 +1,132 @@
+"""What a person sees on stderr while the model loads and once it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import ipaddress
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+
+from engine.config import EngineConfig, model_folder, read_json
+from engine.protocol import Progress, Ready
+from server.config import ServerConfig, served_names
+
+
+def say(text: str) -> None:
+    """Text for the person at the terminal; stdout stays free for data."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def load_progress() -> Iterator[Callable[[Progress], None]]:
+    """Shows each Progress it is given: a bar on a terminal, else a line for each new stage."""
+    if not sys.stderr.isatty():
+        stages: set[str] = set()
+
+        def line(progress: Progress) -> None:
+            if progress.stage not in stages:
+                stages.add(progress.stage)
+                say(f"penstock: {progress.stage}")
+
+        yield line
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.TaskProgressColumn(),
+        rich_progress.TimeElapsedColumn(),
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda seen: bar.update(task, description=seen.stage, completed=seen.fraction)
+
+
+def base_url(host: str, port: int) -> str:
+    """A URL that works from this machine: the wildcard addresses become the loopback ones."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def banner(config: ServerConfig, engine: EngineConfig, ready: Ready, port: int) -> str:
+    """The facts of the loaded model and a curl line that works as printed."""
+    name = served_names(config, engine.model)[0]
+    tokens = ready.num_blocks * ready.block_size
+    key = "on" if _has_keys(config) else "off"
+    prefixes = "on" if engine.enable_prefix_caching else "off"
+    url = base_url(config.host, port)
+    lines = [
+        f"penstock {importlib.metadata.version('penstock')} serves {name}: {ready.architecture}, "
+        f"{_count(ready.parameters)} parameters, {ready.dtype}",
+        f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
+        f"  weights   {_bytes(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
+        f"  KV cache  {ready.num_blocks} blocks x {ready.block_size} = {tokens} tokens "
+        f"({_bytes(ready.kv_cache_bytes)}): {tokens / ready.max_model_len:.1f} requests "
+        f"of full length ({ready.max_model_len} tokens)",
+        f"  features  prefix cache {prefixes}, API key {key}, "
+        f"at most {ready.max_num_seqs} sequences in a step",
+        f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
+        f"  try       {curl(config, engine, url)}",
+    ]
+    if not _is_loopback(config.host) and not _has_keys(config):
+        lines.append(
+            f"  warning   {config.host} without an API key: whoever reaches this machine may use "
+            "it; see --api-key-file"
+        )
+    return "\n".join(lines)
+
+
+def curl(config: ServerConfig, engine: EngineConfig, url: str) -> str:
+    """One request for the shell; a model without a chat template gets a completion."""
+    body: dict[str, object] = {"model": served_names(config, engine.model)[0], "max_tokens": 64}
+    if _has_chat_template(config, engine):
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "Hello!"}]
+    else:
+        path, body["prompt"] = "/v1/completions", "Once upon a time"
+    key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if _has_keys(config) else ""
+    data = shlex.quote(json.dumps(body))
+    return f"curl -s {url}{path} -H 'Content-Type: application/json'{key} -d {data}"
+
+
+def _has_chat_template(config: ServerConfig, engine: EngineConfig) -> bool:
+    folder = model_folder(engine.model)
+    tokenizer_config = folder / "tokenizer_config.json"
+    return (
+        config.chat_template is not None
+        or (folder / "chat_template.jinja").is_file()
+        or (tokenizer_config.is_file() and "chat_template" in read_json(tokenizer_config))
+    )
+
+
+def _has_keys(config: ServerConfig) -> bool:
+    return bool(config.api_key or config.api_key_file)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def _count(number: float) -> str:
+    for suffix in ("", "K", "M"):
+        if number < 1000:
+            return f"{number:.3g}{suffix}"
+        number /= 1000
+    return f"{number:.3g}B"

@@ -1,0 +1,223 @@
+"""`penstock chat`: a conversation in the terminal over the HTTP API, like any client's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx2
+
+HELP = """/reset        forget the conversation
+/system TEXT  set the system message and forget the conversation
+/help         this list
+/exit         leave, as do Ctrl-D and Ctrl-C at the prompt; Ctrl-C stops an answer
+"""
+
+
+class ChatError(Exception):
+    """Something the user should read in one line."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of one answer; seconds from the question."""
+
+    tokens: int
+    first: float
+    total: float
+
+    def __str__(self) -> str:
+        decoding = self.total - self.first
+        rate = f"{(self.tokens - 1) / decoding:.1f}" if self.tokens > 1 and decoding > 0 else "-"
+        return f"{self.tokens} tokens, {rate} tok/s, first after {self.first:.2f} s"
+
+
+class Chat:
+    """A conversation with one model. Its messages are sent anew with each question."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        model: str | None,
+        system: str | None,
+        temperature: float | None,
+        max_tokens: int | None,
+    ) -> None:
+        self.stats: Stats | None = None  # of the last answer, None where nothing came
+        self._url = url
+        self._model = model
+        self._messages: list[dict[str, str]] = []
+        options = {"temperature": temperature, "max_tokens": max_tokens}
+        self._options = {name: value for name, value in options.items() if value is not None}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # A long prompt on a busy server may take minutes to its first token: no read timeout.
+        timeout = httpx2.Timeout(10, read=None)
+        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
+        self.reset(system)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def reset(self, system: str | None = None) -> None:
+        """Forgets the conversation; keeps the system message unless a new one is given."""
+        kept = [message for message in self._messages if message["role"] == "system"]
+        self._messages = [{"role": "system", "content": system}] if system else kept
+
+    def connect(self) -> str:
+        """The model that answers. Raises ChatError where there is no usable server."""
+        with self._errors():
+            response = self._http.get("/v1/models")
+            _check(response)
+            names = [entry["id"] for entry in response.json()["data"]]
+        self._model = self._model or names[0]
+        if self._model not in names:
+            raise ChatError(f"The server has no model {self._model}, but {', '.join(names)}.")
+        return self._model
+
+    def ask(self, question: str) -> Generator[str, None, None]:
+        """The answer, piece by piece. Closing the iterator stops it and keeps what has come."""
+        self._messages.append({"role": "user", "content": question})
+        started = time.perf_counter()
+        moments: list[float] = []
+        pieces: list[str] = []
+        tokens = 0
+        try:
+            for chunk in self._chunks():
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                for choice in chunk.get("choices", []):
+                    if piece := choice["delta"].get("content"):
+                        moments.append(time.perf_counter() - started)
+                        pieces.append(piece)
+                        yield piece
+        finally:
+            if pieces:
+                self._messages.append({"role": "assistant", "content": "".join(pieces)})
+                self.stats = Stats(tokens or len(pieces), moments[0], moments[-1])
+            else:
+                self._messages.pop()
+                self.stats = None
+
+    def _chunks(self) -> Iterator[dict[str, Any]]:
+        body = {
+            "model": self._model,
+            "messages": self._messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        with (
+            self._errors(),
+            self._http.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+            _check(response)
+            yield from _events(response.iter_lines())
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            raise ChatError(
+                f"No server answers at {self._url}. Start one with `penstock serve`, or name "
+                "another with --url."
+            ) from None
+        except httpx2.HTTPError as error:
+            raise ChatError(f"The connection to {self._url} failed: {error}") from None
+
+
+def _check(response: httpx2.Response) -> None:
+    if response.status_code == 200:
+        return
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    hint = " Give the key with PENSTOCK_API_KEY." if response.status_code == 401 else ""
+    raise ChatError(f"The server answered {response.status_code}: {message}{hint}")
+
+
+def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON of each SSE event up to [DONE]. Raises ChatError for an error event or a cut."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise ChatError(f"The answer was cut off: {event['error'].get('message')}")
+        yield event
+    raise ChatError("The answer was cut off: the stream ended early.")
+
+
+def converse(chat: Chat, quick: str | None) -> int:
+    """Asks `quick`, or what is typed until the end; the exit status, 1 where something failed."""
+    try:
+        model = chat.connect()
+        if quick is not None:
+            _answer(chat, quick)
+            return 0
+    except ChatError as error:
+        return _complain(error)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  gives `input` its line editing and history
+
+        sys.stderr.write(f"{model}: /help lists the commands.\n")
+    status = 0
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while (text := input("> " if interactive else "").strip()) != "/exit":
+            try:
+                if text and not _command(chat, text):
+                    _answer(chat, text)
+            except ChatError as error:
+                status = _complain(error)
+    return 0 if interactive else status
+
+
+def _complain(error: ChatError) -> int:
+    sys.stderr.write(f"penstock: {error}\n")
+    return 1
+
+
+def _command(chat: Chat, text: str) -> bool:
+    """Does what a line beginning with / asks; False where it is a message to the model."""
+    command, _, rest = text.partition(" ")
+    match command:
+        case "/reset":
+            chat.reset()
+        case "/system":
+            chat.reset(rest.strip() or None)
+        case "/help":
+            sys.stderr.write(HELP)
+        case _:
+            return False
+    return True
+
+
+def _answer(chat: Chat, question: str) -> None:
+    try:
+        with contextlib.closing(chat.ask(question)) as pieces:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write(" [stopped]")
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if chat.stats:
+        dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+        sys.stderr.write(f"{dim}{chat.stats}{plain}\n")

@@ -1,0 +1,209 @@
+"""Chat messages to the prompt text, by the checkpoint's own Jinja template.
+
+Templates are code from a stranger: they run in Jinja's immutable sandbox, on plain JSON data, with
+bounded output and loops. What they see and how they render follows transformers
+(utils/chat_template_utils.py), so that the prompt is the one the model was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from engine.errors import ConfigError
+from server.tokenizer import read_optional, special_tokens
+
+RANGE_BUDGET = 200_000  # items all `range` calls of one rendering may give together
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class TemplateError(Exception):
+    """The template refused the messages, or failed on them; the text is for the client."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class PlainNamespace(Namespace):
+    """Without underscore names: `__call__` or `__html__` stored here would reach Jinja itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"namespace attribute {name!r} is not allowed")
+        super().__setitem__(name, value)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter it escapes no HTML: models were trained on plain JSON."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The only place that makes an environment, so that none is ever without the sandbox."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    del environment.globals["lipsum"]
+    environment.globals.update(
+        raise_exception=_raise_exception,
+        strftime_now=lambda form: datetime.now().strftime(form),
+        dict=lambda *args, **kwargs: dict(*args, **kwargs),  # the type's own methods mutate
+        namespace=PlainNamespace,
+    )
+    return environment
+
+
+def _bounded_range() -> Callable[..., range]:
+    left = RANGE_BUDGET
+
+    def bounded(*args: int) -> range:
+        nonlocal left
+        items = range(*args)
+        left -= len(items) + 1
+        if left < 0:
+            raise TemplateError(f"The chat template loops over more than {RANGE_BUDGET} numbers.")
+        return items
+
+    return bounded
+
+
+def _prepare(message: dict[str, Any]) -> dict[str, Any]:
+    """As transformers prepares a message: no null fields, which templates would print as "None",
+    and the reasoning under each of the names templates read."""
+    message = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((message[f] for f in REASONING_FIELDS if f in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+class ChatTemplate:
+    """The compiled templates of one checkpoint; rendering is thread-safe.
+
+    `variables` are the names the templates read from outside: a request for tools or with template
+    arguments that are not among them would be ignored silently, so the caller can refuse it.
+    """
+
+    def __init__(self, sources: dict[str, str], special: dict[str, str], path: Path) -> None:
+        self._special_tokens = special
+        environment = _environment()
+        names: set[str] = set()
+        try:
+            self._templates = {n: environment.from_string(s) for n, s in sources.items()}
+            for source in sources.values():
+                names |= jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"The chat template in {path} is broken at line {error.lineno}: {error.message}"
+            ) from error
+        self.variables = frozenset(names)
+
+    @classmethod
+    def from_folder(cls, folder: Path, override: Path | None) -> ChatTemplate | None:
+        """The template in `override`, chat_template.jinja, chat_template.json or
+        tokenizer_config.json, the first there is. Of several named ones "default" is taken, and
+        "tool_use" for requests with tools. Raises ConfigError naming the file."""
+        path = override or folder / "chat_template.jinja"
+        if override or path.is_file():
+            try:
+                sources = {"default": path.read_text(encoding="utf-8")}
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"Cannot read the chat template {path}: {error}") from error
+            return cls(sources, special_tokens(folder), path)
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            path = folder / name
+            if found := read_optional(path).get("chat_template"):
+                return cls(_named_templates(found, path), special_tokens(folder), path)
+        return None
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text. Raises TemplateError with the template's own words where it refuses,
+        and where it fails or writes more than 64 Ki characters and four times its input."""
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        context = {
+            "documents": None,
+            **self._special_tokens,
+            **kwargs,
+            "messages": [_prepare(message) for message in messages],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "range": _bounded_range(),
+        }
+        try:
+            limit = 65536 + 4 * len(json.dumps([messages, tools, kwargs]))
+            return _collect(self._templates[name].generate(context), limit)
+        except TemplateError:
+            raise
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"The chat template failed: {error.message}") from error
+        except Exception as error:  # a template is a program: it may raise anything
+            raise TemplateError(f"The chat template failed: {error!r}") from error
+
+
+def _collect(pieces: Iterable[str], limit: int) -> str:
+    text, size = [], 0
+    for piece in pieces:
+        text.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise TemplateError(f"The chat template wrote more than {limit} characters.")
+    return "".join(text)
+
+
+def _named_templates(found: Any, path: Path) -> dict[str, str]:
+    if isinstance(found, str):
+        return {"default": found}
+    try:
+        named = {str(entry["name"]): str(entry["template"]) for entry in found}
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path}: chat_template must be text or a list of name and template."
+        ) from error
+    if "default" not in named:
+        raise ConfigError(f"{path}: of the chat templates {sorted(named)} none is named default.")
+    return named

@@ -1,0 +1,152 @@
+"""The command `penstock`. Imports only what `--help` needs; each command imports its own work."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.config import model_folder
+from engine.errors import ConfigError
+from server import exits
+from server.listen import ListenError, listen
+from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
+
+EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help=f"YAML file with settings ({CONFIG_VARIABLE})"),
+]
+
+app = typer.Typer(
+    name="penstock",
+    help="A glass-box model server: one command turns a checkpoint into an OpenAI-compatible API.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _fail(message: object, status: int) -> typer.Exit:
+    typer.echo(f"penstock: {message}", err=True)
+    return typer.Exit(status)
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    """One flag. Values stay text, so that only `load` validates and knows the source."""
+    kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
+    default = f" (default: {setting.default_text})" if setting.default_text else ""
+    option = typer.Option(
+        f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
+        help=f"{setting.meta.description}{default} ({setting.variable})",
+        metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
+        rich_help_panel=setting.panel,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def serve(**values: Any) -> None:
+    """Serve MODEL over an OpenAI-compatible API."""
+    folder, file = values.pop("folder"), values.pop("config")
+    if folder is not None:
+        if values["model"] is not None:
+            raise _fail("give the model once, as MODEL or as --model", exits.BAD_CONFIG)
+        values["model"] = folder
+    try:
+        server_config, engine_config, warnings = load(values, os.environ, file)
+        for warning in warnings:
+            typer.echo(f"penstock: warning: {warning}", err=True)
+        model_folder(engine_config.model)
+        listener = listen(server_config)
+    except ConfigError as error:
+        raise _fail(error, exits.BAD_CONFIG) from None
+    except ListenError as error:
+        raise _fail(error, exits.CANNOT_LISTEN) from None
+    from engine.client import ProcessClient
+    from server.launch import run  # only now: what is wrong so far is told within half a second
+
+    raise typer.Exit(run(server_config, engine_config, ProcessClient(engine_config), listener))
+
+
+def _serve_parameters() -> list[inspect.Parameter]:
+    model = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter("folder", keyword, default=None, annotation=model),
+        inspect.Parameter("config", keyword, default=None, annotation=ConfigFile),
+        *(_option(setting) for setting in settings()),
+    ]
+
+
+# typer reads the parameters of a command from its signature: here they are the fields.
+serve.__signature__ = inspect.Signature(_serve_parameters())  # type: ignore[attr-defined]
+serve.__annotations__ = {}
+app.command(epilog=EPILOG)(serve)
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens in one answer.")] = None,
+    quick: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, leave.")
+    ] = None,
+) -> None:
+    """Chat with a running server; /help lists what may be typed besides messages."""
+    from server.chat import Chat, converse
+
+    key = api_key or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
+    with Chat(url, key, model, system, temperature, max_tokens) as partner:
+        raise typer.Exit(converse(partner, quick))
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="Also check this model folder.")] = None,
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check machine, versions, settings and model folder; status 1 where something fails."""
+    from server.doctor import examine, render
+
+    findings = examine(model, config, os.environ)
+    typer.echo(render(findings, as_json=as_json))
+    raise typer.Exit(int(any(finding.level == "fail" for finding in findings)))
+
+
+@app.command()
+def flags() -> None:
+    """Print the page docs/flags.md: every setting with its flag, variable and default."""
+    typer.echo(flags_page(), nl=False)

@@ -1,0 +1,207 @@
+"""`penstock doctor`: what of this machine, its settings and a model folder would hinder serving."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import engine
+from engine.config import model_folder, read_json
+from engine.errors import ConfigError
+from server.config import ServerConfig
+from server.listen import ListenError, listen
+from server.settings import load
+
+Level = Literal["ok", "warn", "fail"]
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+MIN_OPEN_FILES = 4096  # one per connection and a few for the engine
+MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; `fix` is a line that says what to do where it is not ok."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def examine(model: str | None, config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
+    """All findings, in the order a reader wants them."""
+    findings = [*_versions(), *_machine(), _gpu(), _open_files()]
+    try:
+        server_config, engine_config, warnings = load({"model": model}, environ, config)
+    except ConfigError as error:
+        return [*findings, Finding("settings", "fail", str(error), "correct the value named")]
+    findings += [Finding("settings", "warn", text, "see `penstock flags`") for text in warnings]
+    if not warnings:
+        findings.append(Finding("settings", "ok", "environment and file can be used"))
+    return [*findings, _port(server_config), *_model(engine_config.model)]
+
+
+def render(findings: list[Finding], *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps([asdict(finding) for finding in findings], indent=2)
+    return "\n".join(
+        f"{finding.level:4}  {finding.name:10}  {finding.text}"
+        + (f"\n{'':18}fix: {finding.fix}" if finding.fix else "")
+        for finding in findings
+    )
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    for package in ("penstock", "torch", "tokenizers", "safetensors", "uvicorn"):
+        try:
+            yield Finding(package, "ok", importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, "fail", "not installed", "make setup")
+
+
+def _machine() -> Iterator[Finding]:
+    facts = _key_values(Path("/proc/cpuinfo"))
+    flags = set(facts.get("flags", "").split())
+    present = [feature for feature in CPU_FEATURES if feature in flags]
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = f"{name}, {cores} cores for this process; {', '.join(present) or 'features unknown'}"
+    slow = bool(flags) and "avx2" not in flags
+    fix = "expect a slow engine: this CPU has no AVX2" if slow else ""
+    yield Finding("cpu", "warn" if slow else "ok", text, fix)
+    memory = _key_values(Path("/proc/meminfo"))
+    if "MemTotal" in memory:
+        total, free = (int(memory[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
+        low = free < 1
+        yield Finding(
+            "memory",
+            "warn" if low else "ok",
+            f"{free:.1f} of {total:.1f} GiB available",
+            "end other programs, or serve a smaller model" if low else "",
+        )
+
+
+def _key_values(file: Path) -> dict[str, str]:
+    """`key : value` lines of the first record of a file in /proc; empty where there is none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    values: dict[str, str] = {}
+    for key, _, value in pairs:
+        values.setdefault(key.strip(), value.strip())
+    return values
+
+
+def _gpu() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("gpu", "ok", "no nvidia-smi: the CPU serves")
+    query = "--query-gpu=name,memory.total,memory.used,driver_version"
+    try:
+        answer = subprocess.run(
+            [tool, query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("gpu", "warn", f"nvidia-smi failed: {error}", "check the NVIDIA driver")
+    if answer.returncode != 0:
+        text = (answer.stdout + answer.stderr).strip().partition("\n")[0]
+        return Finding("gpu", "warn", f"nvidia-smi failed: {text}", "check the NVIDIA driver")
+    return Finding("gpu", "ok", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _open_files() -> Finding:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
+        return Finding("open files", "ok", f"limit {limit}")
+    fix = f"ulimit -n {MIN_OPEN_FILES}"
+    return Finding("open files", "warn", f"limit {limit}, one is used per connection", fix)
+
+
+def _port(config: ServerConfig) -> Finding:
+    try:
+        listen(config).close()
+    except ListenError as error:
+        return Finding("port", "fail", str(error), "penstock serve --port 0")
+    return Finding("port", "ok", f"{config.host} port {config.port} is free")
+
+
+def _model(model: str) -> Iterator[Finding]:
+    try:
+        folder = model_folder(model)
+        config = read_json(folder / "config.json")
+    except ConfigError as error:
+        yield Finding("model", "fail", str(error), "penstock doctor PATH")
+        return
+    yield _architecture(folder, config)
+    found = (folder / "tokenizer.json").is_file()
+    fix = "" if found else f"put the checkpoint's tokenizer.json into {folder}"
+    yield Finding("tokenizer", "ok" if found else "fail", "tokenizer.json", fix)
+    try:
+        files, tensors, size = _weights(folder)
+        yield Finding(
+            "weights", "ok", f"{tensors} tensors in {files} files, {size / 2**20:.1f} MiB"
+        )
+    except ConfigError as error:
+        yield Finding("weights", "fail", str(error), "copy the checkpoint again")
+
+
+def _architecture(folder: Path, config: Mapping[str, Any]) -> Finding:
+    names = config.get("architectures") or []
+    if not names:
+        fix = "add the class name of the model, e.g. LlamaForCausalLM"
+        return Finding("model", "warn", f"{folder / 'config.json'} names no architectures", fix)
+    # Read as text: importing the registry would import torch.
+    registry = Path(engine.__file__).parent / "models" / "registry.py"
+    known = registry.read_text(encoding="utf-8")
+    if not any(f'"{name}"' in known for name in names):
+        return Finding("model", "fail", f"{', '.join(names)} is not served", f"see {registry}")
+    return Finding("model", "ok", f"{', '.join(names)} in {folder}")
+
+
+def _weights(folder: Path) -> tuple[int, int, int]:
+    """(files, tensors, bytes) by the headers alone; raises ConfigError where one is damaged."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder} has no *.safetensors file.")
+    tensors = 0
+    size = 0
+    for file in files:
+        entries = _header(file)
+        tensors += len(entries)
+        size += max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    index = folder / "model.safetensors.index.json"
+    named = set(read_json(index).get("weight_map", {}).values()) if index.is_file() else set()
+    if missing := sorted(named - {file.name for file in files}):
+        raise ConfigError(f"{folder} lacks {', '.join(missing)}, which its index names.")
+    return len(files), tensors, size
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The tensors a safetensors file declares (format: 8 bytes length, JSON, data)."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ConfigError(f"{file} is not a safetensors file: its header is {length} bytes.")
+        try:
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file} has a damaged header: {error}") from error
+    if file.stat().st_size != 8 + length + end:
+        raise ConfigError(
+            f"{file} has {file.stat().st_size} bytes, its header says {8 + length + end}."
+        )
+    return dict(header)

@@ -1,0 +1,139 @@
+"""The error contract: one table from exceptions to what a client sees.
+
+Every answer that is not 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
+with a string or null as `code`. The text of a 5xx is fixed: an exception's own words, which may
+hold paths or addresses, go to the log only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pydantic
+from starlette.exceptions import HTTPException
+
+from engine.errors import EngineOverloadedError, EngineUnavailableError, RequestRejectedError
+from server.chat_template import TemplateError
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+NO_RETRY = {"x-should-retry": "false"}  # the same request would fail again
+# How pydantic's error types are called on the wire; whatever is not here is an invalid_value.
+VALIDATION_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unsupported_parameter",
+    "unsupported": "unsupported_parameter",
+}
+UNAVAILABLE = {
+    "loading": ("model_loading", "The model is still loading.", {"retry-after": "5"}),
+    "draining": (
+        "shutting_down",
+        "The server is shutting down.",
+        {"retry-after": "1", "connection": "close"},
+    ),
+    "dead": ("engine_unavailable", "The engine is not running.", {"retry-after": "10"}),
+}
+STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+")
+
+
+class ApiError(Exception):
+    """An answer that is not 2xx; the type follows from the status."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = headers or {}
+
+    def body(self, request_id: str) -> bytes:
+        server_side = self.status >= 500
+        error = {
+            "message": f"{self.message} (request {request_id})" if server_side else self.message,
+            "type": TYPES.get(
+                self.status, "server_error" if server_side else "invalid_request_error"
+            ),
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+
+class StreamBroken(Exception):
+    """A stream has sent its error event: the connection must end without the last chunk."""
+
+
+class ClientGone(Exception):
+    """The client has closed the connection: nobody reads an answer."""
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, code, message, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    return ApiError(400, "unsupported_parameter", message, param=param)
+
+
+def numerical_error() -> ApiError:
+    return ApiError(
+        500,
+        "numerical_error",
+        "The model computed no finite probabilities for this request.",
+        headers=NO_RETRY,
+    )
+
+
+def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
+    """What the client is told about any exception at all. While the server drains, the engine's
+    end is the end of the drain and no fault."""
+    match error:
+        case ApiError():
+            return error
+        case pydantic.ValidationError():
+            return _from_validation(error)
+        case TemplateError():
+            return invalid("messages", f"The messages do not fit the chat template: {error}")
+        case RequestRejectedError():
+            return ApiError(400, error.code, error.message)
+        case EngineOverloadedError():
+            retry = {"retry-after": str(error.retry_after)}
+            return ApiError(503, "server_overloaded", str(error), headers=retry)
+        case EngineUnavailableError():
+            state = "draining" if draining else error.state
+            code, message, headers = UNAVAILABLE[state]
+            return ApiError(503, code, message, headers=headers)
+        case HTTPException():
+            code = HTTP_CODES.get(error.status_code, "invalid_value")
+            message = f"{error.detail}. GET /openapi.json lists what is served here."
+            return ApiError(error.status_code, code, message, headers=dict(error.headers or {}))
+    return ApiError(
+        500,
+        "internal_error",
+        "The server failed on this request; its log tells why.",
+        headers=NO_RETRY,
+    )
+
+
+def _from_validation(error: pydantic.ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = _dotted([*first["loc"], *first.get("ctx", {}).get("path", ())])
+    code = VALIDATION_CODES.get(first["type"], "invalid_value")
+    return ApiError(400, code, f"{param or 'body'}: {first['msg']}.", param=param)
+
+
+def _dotted(location: Sequence[Any]) -> str | None:
+    """The path inside the request; tags of unions (`<list>`) are no part of it."""
+    return ".".join(step for step in map(str, location) if STEP.fullmatch(step)) or None

@@ -1,0 +1,16 @@
+"""Exit statuses of `penstock`, for supervisors and for people."""
+
+from __future__ import annotations
+
+CLEAN = 0
+CANNOT_LISTEN = 1
+BAD_CONFIG = 2
+ENGINE_DIED = 3
+
+MEANINGS = {
+    "0": "Stopped by SIGTERM or SIGINT after a drain; what the drain timeout cut off was told so.",
+    "1": "The port or host cannot be listened on, or the HTTP side cannot start.",
+    "2": "A flag, variable, file or model cannot be used as it was given.",
+    "3": "The engine process ended by itself; the last line on stderr says why.",
+    "130, 143": "A second SIGINT or SIGTERM: stopped at once, without a drain.",
+}

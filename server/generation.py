@@ -1,0 +1,218 @@
+"""One request's life: submitted, consumed token by token, and ended exactly once.
+
+A Generation owns its submission. Whoever makes one closes it in a `finally`; closing aborts what
+still runs, whichever way the request ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+from sse_starlette.sse import SendTimeoutError
+
+from engine.client import Delivery
+from engine.errors import EngineError, RequestRejectedError
+from engine.protocol import GenerateRequest, TokenLogprobs, TokenOutput
+from server.detokenizer import Detokenizer, StopMatcher
+from server.errors import ApiError, ClientGone, numerical_error
+from server.metrics import AbortReason
+from server.plan import Plan
+from server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of the text with its log-probabilities; `offset` counts characters before it."""
+
+    token: int
+    logprobs: TokenLogprobs
+    offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What has come for one choice since it was last taken."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)
+
+
+class Choice:
+    """One sequence of a request while it grows."""
+
+    def __init__(self, service: Service, plan: Plan, index: int) -> None:
+        body = plan.body
+        self.index = index
+        self.prompt = index // plan.n
+        self.finish: str | None = None
+        self.count = 0  # tokens generated, the end token included
+        self.first_at = self.last_at = 0.0
+        self._delta = Delta()
+        self._length = 0  # characters decoded so far
+        self._min_tokens = body.min_tokens or 0
+        self._shows_end = bool(body.include_stop_str_in_output)
+        self._detokenizer = Detokenizer(
+            service.tokenizer,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            continues=True,
+        )
+        stops = body.stops
+        self._matcher = StopMatcher(stops, include=self._shows_end) if stops else None
+
+    def add(self, at: float, output: TokenOutput) -> str | None:
+        """Returns the finish reason, if any; raises ApiError where the numbers broke down."""
+        if output.finish == "error":
+            raise numerical_error()
+        self.count += 1
+        self.first_at, self.last_at = self.first_at or at, at
+        self._delta.token_ids.append(output.token)
+        # The engine ends with "stop" only on an end token, which is no part of the text.
+        if output.finish != "stop" or self._shows_end:
+            if output.logprobs is not None:
+                scored = ScoredToken(output.token, output.logprobs, self._length)
+                self._delta.scored.append(scored)
+            self._show(self._detokenizer.push((output.token,)))
+        if output.finish is not None and self.finish is None:
+            self._show(self._detokenizer.flush())
+            if self.finish is None:
+                self.finish = output.finish
+                self._delta.text += self._matcher.flush() if self._matcher else ""
+        return self.finish
+
+    def _show(self, text: str) -> None:
+        self._length += len(text)
+        # As in vLLM, a stop string counts only in the text after the first min_tokens tokens.
+        if self._matcher is not None and text and self.count > self._min_tokens:
+            text, hit = self._matcher.push(text)
+            self.finish = "stop" if hit is not None else None
+        self._delta.text += text
+
+    def take(self) -> Delta:
+        delta, self._delta = self._delta, Delta()
+        return delta
+
+
+class Generation:
+    """The sequences of one HTTP request; raises as EngineClient.submit where there is no room."""
+
+    def __init__(self, service: Service, plan: Plan) -> None:
+        self.plan = plan
+        self._metrics, self._client = service.metrics, service.client
+        self.choices = [Choice(service, plan, i) for i in range(len(plan.prompts) * plan.n)]
+        self._by_id = {self._client.next_id(): choice for choice in self.choices}
+        self._submitted = time.monotonic()
+        self._stream = self._client.submit(
+            [self._request(i, choice) for i, choice in self._by_id.items()]
+        )
+        self._batches = aiter(self._stream)
+        self._early: list[Delivery] = []
+        self._closed = False
+
+    def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
+        plan = self.plan
+        params = plan.params[choice.prompt]
+        # Different seeds for the choices, wrapped to int64, or n answers would be one.
+        seed = (params.seed + choice.index % plan.n + 2**63) % 2**64 - 2**63
+        return GenerateRequest(
+            id=request_id,
+            prompt=plan.prompts[choice.prompt],
+            params=msgspec.structs.replace(params, seed=seed),
+            arrival=plan.arrival,
+            priority=plan.body.priority or 0,
+            salt=plan.salt,
+        )
+
+    async def begin(self, limit: float) -> None:
+        """Waits up to `limit` seconds for the first tokens, while errors still have a status."""
+        try:
+            async with asyncio.timeout(limit):
+                self._early = await anext(self._batches, [])
+        except TimeoutError:
+            self._batches = aiter(self._stream)  # the cancelled iterator has ended
+
+    async def __aiter__(self) -> AsyncIterator[list[Choice]]:
+        """After each turn, the choices that got tokens. Raises EngineError and ApiError."""
+        if self._early:
+            yield self._consume(self._early)
+        async for batch in self._batches:
+            yield self._consume(batch)
+
+    async def collect(self) -> list[Delta]:
+        """Everything, when it is complete; one Delta for each choice."""
+        async for _ in self:
+            pass
+        return [choice.take() for choice in self.choices]
+
+    def _consume(self, batch: list[Delivery]) -> list[Choice]:
+        touched: dict[int, Choice] = {}
+        for at, output in batch:
+            choice = self._by_id[output.id]
+            if choice.finish is not None:
+                continue  # sampled before the engine heard of the stop string
+            self._observe(choice, at, output.id)
+            touched[choice.index] = choice
+            if finish := choice.add(at, output):
+                self._end(choice, output.id, finish)
+        return [touched[index] for index in sorted(touched)]
+
+    def _observe(self, choice: Choice, at: float, request_id: int) -> None:
+        metrics = self._metrics
+        metrics.generation_tokens.inc()
+        if choice.count:
+            metrics.inter_token_latency.observe(at - choice.last_at)
+            return
+        metrics.time_to_first_token.observe(at - self.plan.arrival)
+        prompt_tokens = len(self.plan.prompts[choice.prompt])
+        metrics.prompt_tokens.inc(prompt_tokens)
+        metrics.request_prompt_tokens.observe(prompt_tokens)
+        if admission := self._stream.admissions.get(request_id):
+            metrics.queue_time.observe(max(admission.at - self._submitted, 0.0))
+            metrics.prefill_time.observe(at - admission.at)
+
+    def _end(self, choice: Choice, request_id: int, finish: str) -> None:
+        self._metrics.success(finish)
+        self._metrics.finish(self.plan.arrival, choice.first_at, choice.last_at, choice.count)
+
+    def usage(self) -> dict[str, object]:
+        prompt = sum(map(len, self.plan.prompts))
+        completion = sum(choice.count for choice in self.choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
+        }
+
+    def _cached_tokens(self) -> int:
+        """Of the first choice of each prompt: the others share its blocks anyway."""
+        admissions = self._stream.admissions
+        firsts = [i for i, choice in self._by_id.items() if choice.index % self.plan.n == 0]
+        return sum(admissions[i].cached_tokens for i in firsts if i in admissions)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Aborts what is unfinished and counts it under what `error` means. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if any(choice.finish is None for choice in self.choices):
+            self._metrics.abort(self._reason(error))
+        self._stream.close()
+
+    def _reason(self, error: BaseException | None) -> AbortReason:
+        match error:
+            case SendTimeoutError():
+                return "send_timeout"
+            case RequestRejectedError():
+                return "rejected"
+            case EngineError():
+                return "shutdown" if self._client.state == "draining" else "engine"
+            case ApiError():
+                return "numerical"
+            case None | ClientGone() | asyncio.CancelledError():
+                return "disconnect"
+        return "internal"

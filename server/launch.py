@@ -1,0 +1,170 @@
+"""The life of `penstock serve`: load, serve, drain, leave with a status that tells why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDeadError
+from server import exits
+from server.app import create_app
+from server.banner import banner, base_url, load_progress, say
+from server.config import ServerConfig
+from server.listen import BACKLOG
+
+KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
+DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
+LAST_WORDS_S = 2  # for streams that were cut off to send their error event
+
+
+def run(
+    config: ServerConfig, engine_config: EngineConfig, client: EngineClient, listener: socket.socket
+) -> int:
+    """Serves on an open socket until a signal or the engine's death; returns the exit status."""
+    try:
+        app = create_app(config, engine_config, client)
+    except ConfigError as error:
+        say(f"penstock: {error}")
+        return exits.BAD_CONFIG
+    server = Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+    )
+    lifetime = Lifetime(config, engine_config, client, server, listener)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        status = runner.run(lifetime.run())
+    if lifetime.cause:  # after everything else, so that it is the last line
+        say(f"penstock: {lifetime.cause}")
+    return status
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: here a drain comes before the exit."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Lifetime:
+    """One run of the server. Owns the signals and the order in which things end."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine_config: EngineConfig,
+        client: EngineClient,
+        server: Server,
+        listener: socket.socket,
+    ) -> None:
+        self.cause = ""  # why the engine ended, where it ended by itself
+        self._config = config
+        self._engine_config = engine_config
+        self._client = client
+        self._server = server
+        self._listener = listener
+        self._port: int = listener.getsockname()[1]
+        self._drain: asyncio.Task[None] | None = None
+        self._status = exits.CLEAN
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        url = base_url(self._config.host, self._port)
+        say(f"penstock: listening on {url}, loading {self._engine_config.model}")
+        tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
+        for task in tasks:
+            task.add_done_callback(self._on_end)
+        try:
+            await self._server.serve(sockets=[self._listener])
+        except SystemExit:  # uvicorn's answer to a lifespan that failed; it has logged why
+            self._status = exits.CANNOT_LISTEN
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._client.stop()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+        return self._status
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._stop_serving(LAST_WORDS_S)  # `run` raises it: a server without a watch would lie
+
+    async def _announce(self) -> None:
+        ready = asyncio.create_task(self._client.wait_ready())
+        try:
+            with load_progress() as show:
+                while not ready.done():
+                    show(self._client.progress)
+                    await asyncio.wait({ready}, timeout=0.1)
+            with contextlib.suppress(EngineDeadError):  # `_watch` tells of it
+                say(banner(self._config, self._engine_config, ready.result(), self._port))
+        finally:
+            ready.cancel()
+
+    async def _watch(self) -> None:
+        self.cause = str(await self._client.wait_dead())
+        # Not in the protocol of a client: only a real engine can find its configuration wrong.
+        if getattr(self._client, "config_error", False):
+            self._status = exits.BAD_CONFIG
+        else:
+            self._status = exits.ENGINE_DIED
+            await asyncio.sleep(DEATH_NOTICE_S)
+        self._stop_serving(LAST_WORDS_S)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._drain is not None:
+            # No clean-up: it could wait for what hangs. The engine ends with its parent.
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self._drain = asyncio.create_task(self._drain_and_stop(number.name))
+
+    async def _drain_and_stop(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.drain_timeout
+        grace = LAST_WORDS_S
+        try:
+            self._client.drain()
+            if self._client.last_step_age() > 0:
+                say(
+                    f"penstock: {name}: finishing accepted requests, at most "
+                    f"{self._config.drain_timeout:g} s; once more to leave at once"
+                )
+            # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
+            while self._client.last_step_age() > 0 and loop.time() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            if self._client.last_step_age() > 0:
+                await self._client.stop()  # fails what is left: its streams end with an error
+            else:
+                grace = max(grace, math.ceil(deadline - loop.time()))
+        finally:
+            self._stop_serving(grace)
+
+    def _stop_serving(self, grace_s: int) -> None:
+        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.should_exit = True

@@ -1,0 +1,83 @@
+"""The listening socket, taken before the model is loaded so that a clash costs no minutes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+from server.config import ServerConfig
+
+BACKLOG = 2048
+LISTENING = "0A"  # st in /proc/net/tcp
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the text says why and which flag changes it."""
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A listening TCP socket on `host` and `port`; raises ListenError."""
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ListenError(f"--host {config.host} is not an address or name here: {error}") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # At once: with SO_REUSEADDR two processes may bind a port until one of them listens.
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ListenError(_explain(config, error)) from None
+    return listener
+
+
+def _explain(config: ServerConfig, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Port {config.port} is in use{_holder(config.port)}. "
+            "Stop that process or take another port with --port (0 takes a free one)."
+        )
+    if error.errno == errno.EACCES:
+        return (
+            f"Port {config.port} is privileged for this user. Take one above 1023 with --port, "
+            "or grant CAP_NET_BIND_SERVICE."
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {config.host} is not an address of this machine; 0.0.0.0 means all."
+    return (
+        f"Cannot listen on {config.host} port {config.port}: {error.strerror}. See --host, --port."
+    )
+
+
+def _holder(port: int) -> str:
+    """` by process 12 (nginx)` where /proc shows it to this user, else nothing."""
+    inodes = {
+        fields[9]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for fields in _rows(Path(table))
+        if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port
+    }
+    sockets = {f"socket:[{inode}]" for inode in inodes}
+    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        try:
+            if os.readlink(link) in sockets:
+                process = link.parent.parent
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                return f" by process {process.name} ({command.decode(errors='replace').strip()})"
+        except OSError:
+            continue  # another user's process, or one that has ended
+    return ""
+
+
+def _rows(table: Path) -> list[list[str]]:
+    try:
+        return [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:
+        return []

@@ -1,0 +1,75 @@
+"""Logs on standard error: one line a record, JSON or console, each with its request's id.
+
+No prompt, answer or key is ever logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from server.config import ServerConfig
+
+# Line and paragraph separators as well: some log viewers break lines there.
+HANDLER = "penstock"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+def escape_control(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """A client must not be able to forge lines or colours in a terminal."""
+    return {key: _clean(value) if key != "exception" else value for key, value in event.items()}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return CONTROL.sub(_escaped, value)
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def configure(config: ServerConfig) -> None:
+    """Sets up structlog and the standard library's loggers for this process."""
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+        escape_control,
+    ]
+    console = config.log_format == "console" or (
+        config.log_format == "auto" and sys.stderr.isatty()
+    )
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if console
+        else structlog.processors.JSONRenderer(ensure_ascii=False)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.name = HANDLER
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler, *(h for h in root.handlers if h.name != HANDLER)]
+    root.setLevel(level)
+    # It logs every chunk at debug level, and with it the answers.
+    logging.getLogger("sse_starlette").setLevel(max(level, logging.INFO))

@@ -1,0 +1,215 @@
+"""What stands between the network and the routes, as pure ASGI: RequestBoundary, then Gate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+import time
+from pathlib import Path
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.errors import ConfigError
+from server.config import ServerConfig
+from server.errors import ApiError, ClientGone, StreamBroken, to_api_error
+from server.service import Service
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+OPEN_PATHS = frozenset({"/health", "/ready"})
+PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # asked every few seconds: logged at debug level
+LINGER = 5.0  # seconds to read on from a client whose body is refused
+BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+
+log = structlog.get_logger("server.access")
+
+
+class RequestBoundary:
+    """Gives each request its id, and turns every exception into an answer or a closed connection.
+
+    Nothing outside of it sees an exception, so no traceback reaches the client or uvicorn's log.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, send)
+        try:
+            await self._app(scope, receive, exchange.send)
+        except ClientGone:
+            pass
+        except StreamBroken:  # returning early, uvicorn closes the connection inside the body
+            exchange.cut = 500
+        except Exception as error:
+            await self._refuse(error, exchange)
+        finally:
+            if self._service.config.access_log:
+                exchange.log()
+
+    async def _refuse(self, error: Exception, exchange: Exchange) -> None:
+        draining = self._service.client.state == "draining"
+        answer = to_api_error(error, draining=draining)
+        if answer.status == 500:
+            log.error("request failed", code=answer.code, exc_info=error)
+        self._service.metrics.reject(answer.code)
+        if not exchange.status:
+            await exchange.refuse(answer)
+
+
+class Exchange:
+    """One request and its answer, as the boundary sees them."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self._arrival = time.monotonic()
+        self.status = 0
+        self.cut = 499  # what the log calls an answer that did not end: the client left
+        self._complete = False
+        asked = Headers(scope=scope).get("x-request-id", "")
+        self._id = asked if REQUEST_ID.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
+        state = scope.setdefault("state", {})
+        state.update(arrival=self._arrival, request_id=self._id, tenant="")
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=self._id)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._id
+            headers["openai-processing-ms"] = str(self._milliseconds())
+            headers["openai-version"] = "2020-10-01"
+        elif not message.get("more_body"):
+            self._complete = True
+        await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        body = error.body(self._id)
+        fields = {"content-type": "application/json", "content-length": str(len(body))}
+        headers = [(k.encode(), v.encode("latin-1")) for k, v in (fields | error.headers).items()]
+        start = {"type": "http.response.start", "status": error.status, "headers": headers}
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": body})
+
+    def _milliseconds(self) -> int:
+        return round((time.monotonic() - self._arrival) * 1000)
+
+    def log(self) -> None:
+        path = self._scope["path"]
+        write = log.debug if path in PROBED_PATHS else log.info
+        write(
+            "request",
+            method=self._scope["method"],
+            path=path,
+            status=self.status if self._complete else self.cut,
+            ms=self._milliseconds(),
+        )
+
+
+def read_keys(config: ServerConfig) -> list[str]:
+    """All API keys; raises ConfigError where a key file gives none: it would open the server."""
+    if config.api_key_file is None:
+        return list(config.api_key)
+    try:
+        lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read the API keys in {config.api_key_file}: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ConfigError(f"{config.api_key_file} has no API key, one a line.")
+    return [*config.api_key, *keys]
+
+
+def allowed_hosts(host: str) -> frozenset[str]:
+    """Names by which a loopback server may be called (a web page could rebind its own name to
+    127.0.0.1); empty, which allows all, where the server is bound to the network."""
+    try:
+        local = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return frozenset({"localhost", "127.0.0.1", "::1", host.strip("[]")}) if local else frozenset()
+
+
+class Gate:
+    """Who may come in, with what: Host, API key, media type, size. Refusals are ApiErrors."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, keys: list[str]) -> None:
+        self._app = app
+        self._max_body = config.max_body_bytes
+        self._hosts = allowed_hosts(config.host)
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            if scope["path"] not in OPEN_PATHS:
+                self._check_key(scope, headers)
+            if scope["method"] in BODY_METHODS:
+                await self._check_body(headers, receive)
+                receive = self._counted(receive)
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        name = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
+        if self._hosts and name not in self._hosts:
+            message = "This server is bound to the loopback address and answers to no other name."
+            raise ApiError(400, "invalid_host", message)
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        if not self._keys:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        # All keys are compared, whichever fits: the time taken tells nothing.
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            message = "Give a valid API key as `Authorization: Bearer KEY`."
+            raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
+        if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
+            scope["state"]["tenant"] = given.hex()
+
+    async def _check_body(self, headers: Headers, receive: Receive) -> None:
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            message = "The request needs `Content-Type: application/json`."
+            raise ApiError(415, "unsupported_media_type", message)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self._max_body:
+            raise await self._too_large(receive)
+
+    async def _too_large(self, receive: Receive) -> ApiError:
+        """Takes in a little more before the refusal: closing on a client that still sends would
+        reset the connection, and the client would never read why."""
+        left = self._max_body
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while left > 0 and (message := await receive()).get("more_body"):
+                    left -= len(message["body"])
+        text = f"The body is larger than {self._max_body} bytes (--max-body-bytes)."
+        return ApiError(413, "request_too_large", text, headers={"connection": "close"})
+
+    def _counted(self, receive: Receive) -> Receive:
+        """A chunked body has no length to check, so its bytes are counted while they come."""
+        left = self._max_body
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise await self._too_large(receive)
+            return message
+
+        return counted

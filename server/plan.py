@@ -1,0 +1,224 @@
+"""From a valid body to a Plan: prompt ids, sampling parameters, limits. Ends before the 200."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from starlette.requests import Request
+
+from engine.protocol import SamplingParams
+from server.errors import invalid, unsupported
+from server.schemas import ChatBody, GenerateBody, TokenizeBody
+from server.schemas.generate import ChatMessage
+from server.service import Service
+
+INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one HTTP request asks of the engine, checked and tokenised."""
+
+    model: str
+    prompts: list[list[int]]
+    params: list[SamplingParams]  # one for each prompt; choice k of it has seed + k
+    body: GenerateBody
+    echoes: list[str]  # text ahead of each prompt's answers
+    ignored: list[str]
+    arrival: float
+    request_id: str
+    salt: str
+
+    @property
+    def n(self) -> int:
+        return self.body.n or 1
+
+
+async def off_loop(chars: int, work: Callable[[], Result]) -> Result:
+    """Long texts would hold up every stream: they go to a thread (tokenizers frees the GIL)."""
+    return work() if chars < INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def message_dict(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates expect it: developer is system, tool arguments are objects."""
+    fields: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.text,
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            fields[name] = value
+    if message.tool_calls:
+        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return fields
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"] or "{}")
+    except orjson.JSONDecodeError:
+        return call  # the model wrote broken JSON; the template shows it as it was
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def template_arguments(service: Service, body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    given = body.chat_template_kwargs
+    arguments = given.model_dump(exclude_none=True) if given else {}
+    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", body.reasoning_effort)
+    return arguments
+
+
+def unread_arguments(service: Service, body: ChatBody) -> list[str]:
+    """Template arguments the model's template never looks at: they change nothing."""
+    if service.template is None or body.chat_template_kwargs is None:
+        return []
+    names = body.chat_template_kwargs.model_dump(exclude_none=True)
+    read = service.template.variables
+    return [f"chat_template_kwargs.{name}" for name in names if name not in read]
+
+
+def render(service: Service, body: ChatBody | TokenizeBody) -> str:
+    """The prompt text of a chat; raises TemplateError or ApiError."""
+    if service.template is None:
+        message = "This model has no chat template; use /v1/completions or --chat-template."
+        raise unsupported("messages", message)
+    messages = [message_dict(message) for message in body.messages or ()]
+    text = service.template.render(
+        messages,
+        add_generation_prompt=body.add_generation_prompt is not False
+        and not body.continue_final_message,
+        **template_arguments(service, body),
+    )
+    return _cut_after(text, messages[-1]["content"]) if body.continue_final_message else text
+
+
+def _cut_after(text: str, final: str) -> str:
+    """Drops what the template writes after the last message, so that the model continues it."""
+    start = text.rfind(final.strip())
+    if start < 0:
+        raise invalid("continue_final_message", "The chat template changes the last message.")
+    return text[: start + len(final.strip())]
+
+
+async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
+    def work() -> list[int]:
+        text = render(service, body)
+        # The template has written the special tokens: adding them again would double the BOS.
+        add = isinstance(body, TokenizeBody) and bool(body.add_special_tokens)
+        return service.tokenizer.encode(text, add_special_tokens=add)
+
+    return await off_loop(sum(len(m.text) for m in body.messages or ()), work)
+
+
+async def text_prompts(
+    service: Service, prompts: Sequence[str] | Sequence[list[int]]
+) -> list[list[int]]:
+    def work() -> list[list[int]]:
+        encode = service.tokenizer.encode
+        return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    return await off_loop(sum(len(prompt) for prompt in prompts), work)
+
+
+def make_plan(
+    service: Service,
+    request: Request,
+    body: GenerateBody,
+    prompts: list[list[int]],
+    *,
+    param: str,
+    echoes: list[str] | None = None,
+    ignored: Sequence[str] = (),
+) -> Plan:
+    """Checks everything that needs the model's facts. `param` names the prompt's field."""
+    _check_token_ids(service, body, prompts, param)
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
+    base = _sampling(service, body, seed)
+    if body.min_tokens and body.min_tokens > min(limits):
+        raise invalid("min_tokens", f"min_tokens must be at most {min(limits)} here.")
+    return Plan(
+        model=service.model_name(body.model),
+        prompts=prompts,
+        params=[msgspec.structs.replace(base, max_tokens=limit) for limit in limits],
+        body=body,
+        echoes=echoes or [""] * len(prompts),
+        ignored=[*body.ignored(), *ignored],
+        arrival=request.state.arrival,
+        request_id=request.state.request_id,
+        salt=f"{request.state.tenant}{body.cache_salt or ''}",
+    )
+
+
+def _check_token_ids(
+    service: Service, body: GenerateBody, prompts: list[list[int]], param: str
+) -> None:
+    vocab_size = service.loaded().vocab_size
+    named = (
+        *((param, max(prompt, default=0)) for prompt in prompts),
+        ("stop_token_ids", max(body.stop_token_ids or (), default=0)),
+    )
+    for name, token_id in named:
+        if token_id >= vocab_size:
+            message = f"Token id {token_id} is not below the vocabulary size {vocab_size}."
+            raise invalid(name, message)
+    for key in body.logit_bias or ():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
+            message = f"Key {key[:32]!r} is not a token id below {vocab_size}."
+            raise invalid("logit_bias", message)
+
+
+def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param: str) -> int:
+    """How many tokens may be generated after `prompt`."""
+    longest, length = service.longest(), len(prompt)
+    if not length:
+        raise invalid(param, "The prompt has no tokens.")
+    asked = body.most_tokens
+    if length + (asked or 1) > longest:
+        requested = (
+            f"you asked for {length + asked} ({length} in the prompt, {asked} as "
+            f"{body.most_tokens_name})"
+            if asked
+            else f"the prompt alone has {length}"
+        )
+        message = f"The maximum context length is {longest} tokens, but {requested}."
+        raise invalid(param, message, "context_length_exceeded")
+    return asked or longest - length
+
+
+def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams:
+    """What is absent comes from the checkpoint's generation_config.json, else from OpenAI."""
+
+    def chosen(name: str, fallback: float) -> Any:
+        value = getattr(body, name)
+        return service.tokenizer.defaults.get(name, fallback) if value is None else value
+
+    top_k, top_p = max(int(chosen("top_k", 0)), 0), float(chosen("top_p", 1.0))
+    ends = () if body.ignore_eos else service.tokenizer.eos_token_ids
+    bias = {int(key): float(value) for key, value in (body.logit_bias or {}).items()}
+    return SamplingParams(
+        max_tokens=1,
+        temperature=float(chosen("temperature", 1.0)),
+        top_k=1 if top_p == 0 else top_k,  # an empty nucleus still holds the likeliest token
+        top_p=top_p or 1.0,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=float(chosen("repetition_penalty", 1.0)),
+        logit_bias=tuple(bias.items()),
+        seed=seed,
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=tuple(sorted({*ends, *(body.stop_token_ids or ())})),
+        logprobs=body.logprobs_wanted,
+    )

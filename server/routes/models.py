@@ -1,0 +1,36 @@
+"""GET /v1/models: the one model, under each of its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from server.service import Service, service_of
+
+router = APIRouter()
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "penstock",
+        "root": service.names[0],
+        "parent": None,
+        "max_model_len": service.longest(),
+    }
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    service = service_of(request)
+    return {"object": "list", "data": [_model(service, name) for name in service.names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    service = service_of(request)
+    return _model(service, service.model_name(name))

@@ -1,0 +1,67 @@
+"""Liveness, readiness, metrics, version. None of them asks the engine anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.errors import EngineError
+from server.service import Service, service_of
+
+router = APIRouter()
+
+
+def _condition(service: Service) -> dict[str, Any]:
+    client = service.client
+    age = client.last_step_age()
+    stalled = client.state != "dead" and age > service.config.stall_timeout
+    return {
+        "status": "stalled" if stalled else {"ready": "ok"}.get(client.state, client.state),
+        "running": client.stats.running,
+        "waiting": client.stats.waiting,
+        "last_step_age_s": round(age, 3),
+    }
+
+
+def _json(body: dict[str, Any], *, good: bool) -> Response:
+    status = 200 if good else 503
+    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 unless the engine is dead or makes no progress although it has work."""
+    body = _condition(service_of(request))
+    return _json(body, good=body["status"] not in ("dead", "stalled"))
+
+
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 where a request sent now would be served: loaded, not draining, room in the queue."""
+    service = service_of(request)
+    progress = service.client.progress
+    body = _condition(service) | {"stage": progress.stage, "fraction": progress.fraction}
+    if body["status"] == "ok":
+        try:
+            service.client.admit(1)
+        except EngineError:
+            body["status"] = "overloaded"
+    return _json(body, good=body["status"] == "ok")
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    text = service_of(request).metrics.render()
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/version")
+async def version(request: Request) -> dict[str, str]:
+    return {"version": request.app.version}

@@ -1,0 +1,78 @@
+"""Reading a JSON body: strict types, bounded numbers, nothing dropped unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, ClassVar, TypeVar
+
+import orjson
+import structlog
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import ClientDisconnect, Request
+
+from server.errors import ApiError, ClientGone, invalid, unsupported
+
+BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
+UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
+MAX_LISTED = 20
+
+log = structlog.get_logger("server.schemas")
+
+
+class Part(BaseModel):
+    """An object inside a body; fields it does not name are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Body(BaseModel):
+    """A request body. `UNSUPPORTED` maps known fields this server cannot honour to the values
+    that ask for nothing; `ACCEPTED` are fields that by their meaning change no answer here."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset()
+
+    model: str | None = None
+
+    def ignored(self) -> list[str]:
+        """Fields of the request that nobody knows; bounded and safe for a header."""
+        known = self.ACCEPTED | self.UNSUPPORTED.keys()
+        names = [name for name in self.model_extra or () if name not in known]
+        return [UNPRINTABLE.sub("_", name[:64]) for name in names[:MAX_LISTED]]
+
+
+BodyType = TypeVar("BodyType", bound=Body)
+
+
+def documented(kind: type[Body]) -> dict[str, Any]:
+    """The body's schema for openapi.json; `$id` keeps its `$defs` references inside it."""
+    schema = {"$id": f"urn:penstock:{kind.__name__}", **kind.model_json_schema()}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
+    """Raises ApiError or pydantic.ValidationError, which the error table turns into a 400."""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE):
+            raw = await request.body()
+    except TimeoutError:
+        message = f"The request body did not arrive within {BODY_DEADLINE:.0f} seconds."
+        raise ApiError(408, "request_timeout", message) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    if not isinstance(data, dict):
+        raise invalid(None, "The body must be a JSON object.", "invalid_json")
+    for name, harmless in kind.UNSUPPORTED.items():
+        if data.get(name) not in (None, *harmless):
+            raise unsupported(name, f"{name} is not supported by this server.")
+    body = kind.model_validate(data)
+    if ignored := body.ignored():
+        log.debug("unknown request fields", fields=ignored)
+    return body

@@ -1,0 +1,265 @@
+"""Bodies of /v1/chat/completions and /v1/completions: OpenAI's fields and vLLM's extensions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from server.schemas.body import Body, Part
+
+INT32 = 2**31 - 1
+INT64 = 2**63
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+Count = Annotated[int, Field(ge=1, le=INT32)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -> Exception:
+    """A validation error of the field at `path`, seen from where it is raised."""
+    return PydanticCustomError(kind, "{message}", {"message": message, "path": path})
+
+
+def _shape(value: Any) -> str:
+    """Which branch of a union a value is meant for: without it, an error would name them all."""
+    if not isinstance(value, list):
+        return "<one>"
+    first = value[0] if value else ""
+    return {int: "<ids>", list: "<id lists>"}.get(type(first), "<list>")
+
+
+Shape = Discriminator(_shape)
+
+
+Stops = Annotated[
+    Annotated[Stop, Tag("<one>")] | Annotated[list[Stop], Field(max_length=4), Tag("<list>")], Shape
+]
+Prompts = Annotated[
+    Annotated[str, Tag("<one>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[str], Field(min_length=1, max_length=64), Tag("<list>")]
+    | Annotated[list[TokenIds], Field(max_length=64), Tag("<id lists>")],
+    Shape,
+]
+
+
+class StreamOptions(Part):
+    include_usage: bool | None = None
+
+
+class GenerateBody(Body):
+    """What both routes share. A null is the same as an absent field."""
+
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("user", "safety_identifier", "store", "metadata", "service_tier", "verbosity"),
+            *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+        )
+    )
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "prompt_embeds": (),
+        "prompt_logprobs": (False,),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "bad_words": ([],),
+        "allowed_token_ids": (),
+        "truncate_prompt_tokens": (),
+        "typical_p": (1,),
+        "logits_processors": ([],),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "regex": (),
+        "ebnf": (),
+        "grammar": ("",),
+        "json_schema": (),
+        "response_format": ({"type": "text"},),
+    }
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    stop: Stops | None = None
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
+    cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def most_tokens_name(self) -> str:
+        return "max_tokens"
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def logprobs_wanted(self) -> int:
+        """As in SamplingParams: -1 for none, else how many alternatives."""
+        raise AssertionError(type(self))
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class TextPart(Part):
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")], Shape]
+
+
+class ChatMessage(Part):
+    """Further fields (audio, refusal, …) are not shown to the model."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: Annotated[str, StringConstraints(max_length=256)] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    reasoning_content: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_only(cls, value: Any) -> Any:
+        for index, part in enumerate(value if isinstance(value, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise failure("unsupported", "only text parts are supported", index, "type")
+        return value
+
+    @model_validator(mode="after")
+    def _needs_content(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise failure("invalid", f"a message of role {self.role} needs content", "content")
+        return self
+
+    @property
+    def text(self) -> str:
+        """Parts are lines, as in vLLM; OpenAI does not say."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class TemplateArguments(Part):
+    """What a request may tell the template: known names and scalars only, because templates are
+    code (CVE-2025-62426 came in through arguments passed on unseen)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+
+
+class ChatBody(GenerateBody):
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
+        "best_of": (1,),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise failure("invalid", "needs logprobs to be true", "top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise failure("invalid", "excludes add_generation_prompt", "continue_final_message")
+        if self.continue_final_message and not self.messages[-1].text:
+            raise failure("invalid", "needs text in the last message", "continue_final_message")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def most_tokens_name(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def logprobs_wanted(self) -> int:
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
+
+class CompletionBody(GenerateBody):
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
+
+    prompt: Prompts
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise failure("unsupported", "is supported only where it equals n", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise failure("unsupported", "is not supported together with echo", "logprobs")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+    @property
+    def logprobs_wanted(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs

@@ -1,0 +1,33 @@
+"""Bodies of /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from server.schemas.body import Body
+from server.schemas.generate import ChatMessage, TemplateArguments, TokenId, failure
+
+
+class TokenizeBody(Body):
+    """A prompt or messages; special tokens are added to a prompt unless told otherwise, to
+    messages never unless told so, because templates write them."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise failure("invalid", "give either prompt or messages", "prompt")
+        return self
+
+
+class DetokenizeBody(Body):
+    tokens: list[TokenId]

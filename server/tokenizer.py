@@ -1,0 +1,214 @@
+"""Text to token ids and back, exactly as the checkpoint's own tokenizer.json does it.
+
+Decoding is context-free per token in every family served here, up to three things: byte-level
+tokens may hold parts of a character, runs of byte-fallback tokens are valid only as a whole, and
+the first token may lose its leading space. `detokenizer.py` streams on that ground; a decoder for
+which it does not hold (CTC, BPE with end-of-word suffixes) is refused at load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from engine.config import read_json
+from engine.errors import ConfigError
+
+SPECIAL_TOKENS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+SAMPLING_DEFAULTS = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "repetition_penalty": float,
+}
+LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    stand_ins = [chr(byte) for byte in printable] + [chr(256 + n) for n in range(len(rest))]
+    return dict(zip(stand_ins, printable + rest, strict=True))
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """bos_token, eos_token, … by name: tokenizer_config.json, then special_tokens_map.json."""
+    named = read_optional(folder / "special_tokens_map.json")
+    named |= read_optional(folder / "tokenizer_config.json")
+    contents = {name: named.get(name) for name in SPECIAL_TOKENS}
+    contents = {n: t.get("content") if isinstance(t, dict) else t for n, t in contents.items()}
+    return {name: token for name, token in contents.items() if isinstance(token, str)}
+
+
+class Tokenizer:
+    """The checkpoint's tokenizer; never truncates or pads. Safe to use from several threads.
+
+    `defaults` holds the sampling defaults of generation_config.json that are present. Its
+    `do_sample: false` does not mean temperature 0 here: many checkpoints carry it by accident,
+    and a client that wants greedy output says temperature 0.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
+        self._backend = backend
+        self._pieces: dict[int, bytes] = {}
+        backend.no_truncation()
+        backend.no_padding()
+        config = read_optional(folder / "tokenizer_config.json")
+        generation = read_optional(folder / "generation_config.json")
+        model = read_optional(folder / "config.json")
+        named = special_tokens(folder)
+        self._mark_special(list(named.values()))
+        self._honour_flags(config, named)
+        self.byte_level = self._is_byte_level(folder)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.byte_values = self._find_byte_tokens()
+        self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in added)])
+        sources = (generation.get("eos_token_id"), model.get("eos_token_id"))
+        self.eos_token_ids = self._token_ids(*sources, named.get("eos_token"))
+        sources = (generation.get("bos_token_id"), model.get("bos_token_id"))
+        self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
+        self.defaults = _sampling_defaults(generation, folder)
+        self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
+        self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Reads tokenizer.json and, where present, the *config.json files and
+        special_tokens_map.json. Raises ConfigError naming the file and the problem."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{folder} has no tokenizer.json; only that format is read.")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"Cannot read {path}: {error}") from error
+        return cls(backend, folder)
+
+    def _mark_special(self, named: list[str]) -> None:
+        """Old conversions name their special tokens only in the config files."""
+        added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        missing = [t for t in named if t not in added and self._backend.token_to_id(t) is not None]
+        self._backend.add_special_tokens(
+            [tokenizers.AddedToken(t, normalized=False, special=True) for t in missing]
+        )
+
+    def _honour_flags(self, config: dict[str, Any], named: dict[str, str]) -> None:
+        """Checkpoints made for older fast tokenizers have add_bos_token or add_eos_token instead
+        of a post-processor that adds them. Never removes what tokenizer.json adds, as
+        transformers 5 does not."""
+        bos, eos = named.get("bos_token"), named.get("eos_token")
+        probe = self._backend.encode("").tokens
+        has_bos = bos is not None and probe[:1] == [bos]
+        has_eos = eos is not None and probe[has_bos:][-1:] == [eos]
+        head = [bos] * (has_bos or (bos is not None and config.get("add_bos_token") is True))
+        tail = [eos] * (has_eos or (eos is not None and config.get("add_eos_token") is True))
+        if (len(head), len(tail)) == (has_bos, has_eos):
+            return
+        ids = {token: self._backend.token_to_id(token) for token in head + tail if token}
+        if None in ids.values():
+            raise ConfigError(f"tokenizer_config.json adds {ids}, which tokenizer.json lacks.")
+        self._backend.post_processor = TemplateProcessing(
+            single=[*head, "$A", *tail], pair=None, special_tokens=list(ids.items())
+        )
+
+    def _is_byte_level(self, folder: Path) -> bool:
+        if self._backend.decoder is None:
+            return False
+        state = json.loads(self._backend.decoder.__getstate__())
+        types = [part["type"] for part in state.get("decoders", [state])]
+        if "ByteLevel" in types and set(types) <= {"ByteLevel", "Fuse"}:
+            return True
+        if unknown := set(types) - LOCAL_DECODERS:
+            raise ConfigError(
+                f"{folder / 'tokenizer.json'}: decoder {types} cannot be streamed because of "
+                f"{sorted(unknown)}; supported are ByteLevel alone or {sorted(LOCAL_DECODERS)}."
+            )
+        return False
+
+    def _find_byte_tokens(self) -> dict[int, int]:
+        """Ids of the byte-fallback tokens <0x00> … <0xFF>, with their bytes."""
+        decoder = self._backend.decoder
+        if self.byte_level or decoder is None or b"ByteFallback" not in decoder.__getstate__():
+            return {}
+        names = ((form.format(b), b) for b in range(256) for form in ("<0x{:02X}>", "<0x{:02x}>"))
+        ids = ((self._backend.token_to_id(name), byte) for name, byte in names)
+        return {token_id: byte for token_id, byte in ids if token_id is not None}
+
+    def _token_ids(self, *sources: int | list[int] | str | None) -> tuple[int, ...]:
+        """Ids of the first source that says anything."""
+        for source in sources:
+            value = self._backend.token_to_id(source) if isinstance(source, str) else source
+            if value is not None:
+                return tuple(value) if isinstance(value, list) else (value,)
+        return ()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with special tokens, it begins with one BOS at most, also where
+        the text itself begins with it. Raises ValueError where `text` is not Unicode."""
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise ValueError("The text holds a lone surrogate, which is no character.") from error
+        doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
+        return ids[1:] if doubled else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Whole decoding; ids outside the vocabulary count for nothing."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def has(self, token_id: int) -> bool:
+        return self._backend.id_to_token(token_id) is not None
+
+    def continuation(self, ids: Sequence[int]) -> str:
+        """What `ids`, one token or one run of byte tokens, add to a text that has begun."""
+        return self.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_length :]
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, for logprobs; parts of characters become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token adds inside a text; special tokens count by their content."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._make_bytes(token_id)
+        return piece
+
+    def _make_bytes(self, token_id: int) -> bytes:
+        if token_id in self.byte_values:
+            return bytes([self.byte_values[token_id]])
+        if not self.byte_level:
+            return self.continuation([token_id]).encode()
+        token = self._backend.id_to_token(token_id) or ""
+        if all(char in BYTE_ALPHABET for char in token):
+            return bytes(BYTE_ALPHABET[char] for char in token)
+        return token.encode()  # an added token with characters outside the alphabet
+
+
+def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, float | int]:
+    defaults: dict[str, float | int] = {}
+    for name, kind in SAMPLING_DEFAULTS.items():
+        value = generation.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != kind(value):
+            path = folder / "generation_config.json"
+            raise ConfigError(f"{path}: {name} must be {kind.__name__}, not {value!r}.")
+        defaults[name] = kind(value)
+    return defaults

@@ -1,0 +1,16 @@
+"""Fixtures every folder of tests shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """Reference data beside the repository: tokenizers, templates, golden checkpoints."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "assets"
+    if not folder.is_dir():
+        pytest.skip(f"needs the reference data at {folder}")
+    return folder

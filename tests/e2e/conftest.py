@@ -1,0 +1,20 @@
+"""Checkpoints with known answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.serve import Case, golden
+
+
+@pytest.fixture(scope="session")
+def llama(assets: Path) -> Path:
+    return assets / "checkpoints" / "stories260K-llama"
+
+
+@pytest.fixture(scope="session")
+def stories(llama: Path) -> list[Case]:
+    """What the Llama checkpoint must write."""
+    return golden(llama)

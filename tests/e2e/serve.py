@@ -1,0 +1,249 @@
+"""`penstock serve` as a process of its own: real sockets, a real engine process, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 90  # 3 s on a quiet machine; most of it is torch's import, which a busy one stretches
+STOP_S = 30
+
+
+class Server:
+    """One started server. `temp` is its TMPDIR, `log` what it has written on stderr so far."""
+
+    def __init__(self, folder: Path, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+        self._stderr = folder / "stderr"
+        self.temp = folder / "tmp"
+        self.temp.mkdir()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        with self._stderr.open("wb") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "server", "serve", *arguments],
+                stderr=stream,
+                cwd=ROOT,
+                env={**clean, "TMPDIR": str(self.temp), **env},
+            )
+        self._children: list[psutil.Process] = []
+
+    @property
+    def log(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def last_line(self) -> str:
+        return self.log.splitlines()[-1]
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first match on stderr; fails the test where the process ends without one."""
+        found = eventually(
+            lambda: re.search(pattern, self.log) or self.process.poll() is not None,
+            f"{pattern!r} on stderr",
+            START_S,
+        )
+        if not isinstance(found, re.Match):
+            pytest.fail(f"the server ended with {self.process.returncode}:\n{self.log[-4000:]}")
+        return found
+
+    @property
+    def base_url(self) -> str:
+        return self.wait_for(r"listening on (http://\S+),")[1]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.base_url.rpartition(":")[2])
+
+    def wait_ready(self) -> None:
+        url = f"{self.base_url}/ready"
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log[-4000:]
+            return httpx2.get(url, timeout=START_S).status_code == 200
+
+        try:
+            eventually(ready, "the server is ready", START_S)
+        except AssertionError as error:
+            pytest.fail(f"{error}; its stderr ends with:\n{self.log[-4000:]}")
+
+    @property
+    def engine(self) -> psutil.Process:
+        [engine] = self.children
+        return engine
+
+    @property
+    def children(self) -> list[psutil.Process]:
+        """The engine process; remembered, so that it is still known when its parent is gone."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._children = psutil.Process(self.process.pid).children() or self._children
+        return self._children
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def status(self, timeout: float = STOP_S) -> int:
+        return self.process.wait(timeout)
+
+    def http(self, **options: Any) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(base_url=self.base_url, timeout=120, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return metric(httpx2.get(f"{self.base_url}/metrics", timeout=30).text, name, **labels)
+
+    def wait_idle(self) -> None:
+        """Nothing runs, nothing waits, no KV block is held."""
+        gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        eventually(lambda: not any(map(self.metric, gauges)), "the engine is idle")
+
+    def stop(self) -> None:
+        """Ends what still lives of the process and its child."""
+        children = self.children
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()  # a test may have stopped it, or have failed before it went on
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(STOP_S)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+@contextlib.contextmanager
+def starting(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server that has just been started, on a free port unless `--port` is among the
+    arguments."""
+    folder = Path(tempfile.mkdtemp(prefix="e2e-"))  # short: a socket's path has 107 bytes at most
+    flags = () if "--port" in arguments else ("--port", "0")
+    server = Server(folder, (*map(str, arguments), "--threads", "1", *flags), env or {})
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server that is ready."""
+    with starting(*arguments, env=env) as server:
+        server.wait_ready()
+        yield server
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    """The first true value of `condition`, asked again and again."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def metric(exposition: str, name: str, **labels: str) -> float:
+    """The sum of a series' samples that carry `labels`."""
+    families = text_string_to_metric_families(exposition)
+    samples = [s for family in families for s in family.samples if s.name == f"penstock:{name}"]
+    assert samples, f"no series {name}"
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and its greedy continuation, as the reference implementation computed them."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+
+    def after(self, count: int, most: int = 10**6) -> Case:
+        """The same text, `count` tokens of which are already in the prompt; `most` to come."""
+        end = count + most
+        return Case(
+            self.prompt_ids + self.ids[:count], self.ids[count:end], self.logprobs[count:end]
+        )
+
+
+def golden(folder: Path) -> list[Case]:
+    cases = json.loads((folder / "expected.json").read_text())["cases"]
+    return [Case(case["prompt_ids"], case["ids"], case["logprobs"]) for case in cases]
+
+
+@dataclass
+class Answer:
+    """What one completion with a single choice came to, streamed or not."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+    cached: int = 0
+    done: bool = False  # the stream said [DONE]
+
+    def take(self, body: dict[str, Any]) -> None:
+        assert "error" not in body, body
+        for choice in body["choices"]:
+            self.ids += choice.get("token_ids") or []
+            self.logprobs += (choice["logprobs"] or {}).get("token_logprobs", [])
+            self.text += choice["text"]
+            self.finish = choice["finish_reason"] or self.finish
+        if usage := body.get("usage"):
+            self.cached = usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def greedy(case: Case, **more: Any) -> dict[str, Any]:
+    """A request that must be answered with `case`."""
+    return {
+        "prompt": case.prompt_ids,
+        "max_tokens": len(case.ids),
+        "temperature": 0,
+        "logprobs": 0,
+        "return_token_ids": True,
+        **more,
+    }
+
+
+async def complete(http: httpx2.AsyncClient, body: dict[str, Any]) -> Answer:
+    """The whole answer to `body`; reads it as a stream where `stream` is true."""
+    answer = Answer()
+    if not body.get("stream"):
+        response = await http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        answer.take(response.json())
+        return answer
+    body = body | {"stream_options": {"include_usage": True}}
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                answer.done = True
+            elif line.startswith("data: "):
+                answer.take(json.loads(line[6:]))
+    assert answer.done
+    return answer
+
+
+def check(answer: Answer, case: Case) -> None:
+    assert answer.ids == case.ids
+    assert answer.logprobs == pytest.approx(case.logprobs, abs=1e-3)
+    assert answer.finish == "length"

@@ -1,0 +1,137 @@
+"""Token for token what the reference computed, over HTTP, however the engine is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.e2e.serve import Case, Server, check, complete, golden, greedy, serving
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Setup:
+    budget: int  # tokens in one step
+    blocks: int  # of the KV cache; few of them mean preemption
+    caching: bool
+
+    @property
+    def flags(self) -> list[str]:
+        flags = ["--block-size", str(BLOCK), "--max-num-batched-tokens", str(self.budget)]
+        flags += ["--num-gpu-blocks-override", str(self.blocks)]
+        return flags if self.caching else [*flags, "--no-enable-prefix-caching"]
+
+
+ROOMY = Setup(budget=512, blocks=1024, caching=True)
+SETUPS = [ROOMY, Setup(budget=64, blocks=24, caching=True), Setup(8, blocks=24, caching=False)]
+
+
+@dataclass(frozen=True)
+class Rig:
+    server: Server
+    setup: Setup
+    cases: list[Case]
+
+    @property
+    def is_tight(self) -> bool:
+        return self.setup is not ROOMY
+
+
+@pytest.fixture(scope="module", params=["stories260K-llama", "stories280K-gpt2"])
+def checkpoint(request: pytest.FixtureRequest, assets: Path) -> Path:
+    return assets / "checkpoints" / request.param
+
+
+@pytest.fixture(scope="module", params=SETUPS, ids=["roomy", "tight", "tight-uncached"])
+def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Rig]:
+    setup: Setup = request.param
+    with serving(checkpoint, "--dtype", "float32", *setup.flags) as server:
+        yield Rig(server, setup, golden(checkpoint))
+
+
+async def test_alone_each_text_is_the_references(rig: Rig) -> None:
+    async with rig.server.http() as http:
+        for index, case in enumerate(rig.cases):
+            check(await complete(http, greedy(case, stream=index % 2 == 0)), case)
+
+
+async def test_32_at_once_with_mixed_lengths(rig: Rig) -> None:
+    before = rig.server.metric("num_preemptions_total")
+    # A greedy text is its own continuation, so prompts of any length have known answers.
+    crowd = [
+        rig.cases[i % len(rig.cases)].after((0, 5, 19, 33, 64, 90)[i % 6], most=40 + 3 * i)
+        for i in range(32)
+    ]
+    async with rig.server.http() as http:
+        bodies = [greedy(case, stream=i % 3 != 0) for i, case in enumerate(crowd)]
+        answers = await asyncio.gather(*(complete(http, body) for body in bodies))
+    for answer, case in zip(answers, crowd, strict=True):
+        check(answer, case)
+    preemptions = rig.server.metric("num_preemptions_total") - before
+    assert preemptions > 0 if rig.is_tight else preemptions == 0
+    rig.server.wait_idle()
+
+
+async def test_a_repeated_prefix_is_taken_from_the_cache(rig: Rig) -> None:
+    case = rig.cases[-1].after(100)
+    reusable = (len(case.prompt_ids) - 1) // BLOCK * BLOCK if rig.setup.caching else 0
+    before = rig.server.metric("prefix_cache_hits_total")
+    async with rig.server.http() as http:
+        cached = []
+        for stream in (False, True):
+            answer = await complete(http, greedy(case, stream=stream, cache_salt="mine"))
+            check(answer, case)
+            cached.append(answer.cached)
+        other = await complete(http, greedy(case, cache_salt="yours"))
+        check(other, case)
+    assert cached == [0, reusable]
+    assert other.cached == 0, "a prefix crossed from one tenant to another"
+    assert rig.server.metric("prefix_cache_hits_total") - before == reusable
+
+
+async def test_a_prompt_is_computed_within_the_budget(rig: Rig) -> None:
+    case = rig.cases[0].after(110, most=1)
+    before = rig.server.metric("engine_step_seconds_count")
+    async with rig.server.http() as http:
+        check(await complete(http, greedy(case, cache_salt="budget")), case)
+    steps = rig.server.metric("engine_step_seconds_count") - before
+    assert steps == math.ceil(len(case.prompt_ids) / rig.setup.budget)
+
+
+async def test_same_seed_same_tokens_alone_and_in_a_crowd_that_leaves(rig: Rig) -> None:
+    body = greedy(rig.cases[0].after(3, most=64), temperature=1.0, seed=7, ignore_eos=True)
+    crowd = [
+        body | {"prompt": rig.cases[i % len(rig.cases)].after(i).prompt_ids, "seed": 100 + i}
+        for i in range(31)
+    ]
+    async with rig.server.http() as http:
+        alone = await complete(http, body)
+        others = [
+            leave(http, other, after=i) if i % 3 == 0 else complete(http, other)
+            for i, other in enumerate(crowd)
+        ]
+        amid, *answers = await asyncio.gather(complete(http, body | {"stream": True}), *others)
+    assert len(alone.ids) == 64
+    assert amid.ids == alone.ids
+    assert amid.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
+    texts = {tuple(answer.ids) for answer in answers if answer is not None}
+    assert len(texts) == 20, "another seed must give another text"
+    assert tuple(alone.ids) not in texts
+    rig.server.wait_idle()
+
+
+async def leave(http: httpx2.AsyncClient, body: dict[str, Any], after: int) -> None:
+    """Disconnects after so many lines of the stream."""
+    async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        async for _ in response.aiter_lines():
+            after -= 1
+            if after < 0:
+                return

@@ -1,0 +1,147 @@
+"""More than the server can hold: it says so at once, and what it took it finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.e2e.serve import Case, Server, check, complete, eventually, greedy, serving
+
+BLOCK, BLOCKS = 16, 32
+CAPACITY = BLOCK * BLOCKS
+QUEUE = 60
+PROMISED_S = 0.050  # a refusal, from the request's last byte to the status line
+BUSY_S = 1.0  # the same where other work has the processor
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path) -> Iterator[Server]:
+    flags = ("--block-size", BLOCK, "--num-gpu-blocks-override", BLOCKS)
+    with serving(llama, "--dtype", "float32", *flags, "--max-num-queued-reqs", QUEUE) as server:
+        yield server
+
+
+async def test_60_requests_in_few_blocks_are_all_finished_and_right(
+    server: Server, stories: list[Case]
+) -> None:
+    crowd = [
+        stories[i % len(stories)].after((0, 11, 23, 47)[i % 4], most=10 + i) for i in range(60)
+    ]
+    before = server.metric("num_preemptions_total")
+    async with server.http() as http:
+        bodies = [greedy(case, stream=i % 2 == 0) for i, case in enumerate(crowd)]
+        answers = await asyncio.gather(*(complete(http, body) for body in bodies))
+    for answer, case in zip(answers, crowd, strict=True):
+        check(answer, case)
+    preemptions = server.metric("num_preemptions_total") - before
+    assert 0 < preemptions <= 10 * len(crowd)
+    server.wait_idle()
+
+
+async def test_an_empty_queue_takes_one_request_of_more_sequences_than_its_bound(
+    server: Server,
+) -> None:
+    body = {"prompt": [[1, 403 + i] for i in range(8)], "n": 16, "max_tokens": 1}
+    async with server.http() as http:
+        response = await http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert len(response.json()["choices"]) == 128 > QUEUE
+
+
+async def test_what_never_fits_is_a_400_and_disturbs_nobody(
+    server: Server, stories: list[Case]
+) -> None:
+    async with server.http() as http:
+        others = [asyncio.create_task(complete(http, greedy(case))) for case in stories]
+        for length, most, total in ((CAPACITY + 9, None, 521), (500, 13, 513)):
+            body = {"prompt": [5] * length, "max_tokens": most}
+            response = await http.post("/v1/completions", json=body)
+            error = response.json()["error"]
+            assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+            assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+            assert str(CAPACITY) in error["message"]
+            assert str(total) in error["message"]
+        for other, case in zip(others, stories, strict=True):
+            check(await other, case)
+        body = greedy(stories[0], max_tokens=CAPACITY - 1, ignore_eos=True)
+        assert len((await complete(http, body)).ids) == CAPACITY - 1
+
+
+@contextlib.asynccontextmanager
+async def full_queue(server: Server) -> AsyncIterator[None]:
+    """One sequence runs for 256 steps; its blocks leave no room for any that wait."""
+    half = CAPACITY // 2
+    async with server.http() as http:
+
+        def start(prompts: list[list[int]], most: int) -> asyncio.Task[Any]:
+            body = {"prompt": prompts, "max_tokens": most, "ignore_eos": True}
+            return asyncio.create_task(http.post("/v1/completions", json=body))
+
+        tasks = [start([[3] * half], half)]
+        await in_thread(lambda: server.metric("num_requests_running") == 1)
+        tasks.append(start([[10 + i] * half for i in range(QUEUE)], 1))
+        await in_thread(lambda: httpx2.get(f"{server.base_url}/ready").status_code == 503)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    server.wait_idle()
+
+
+async def in_thread(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(eventually, condition, "the queue is as the test needs it")
+
+
+def probe(address: tuple[str, int]) -> tuple[float, bytes]:
+    """Seconds from the request to the status line, and the whole answer."""
+    body = b'{"prompt": "Hi", "max_tokens": 1, "n": 16}'
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
+    with socket.create_connection(address, timeout=30) as connection:
+        began = time.perf_counter()
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n\r\n" + body
+        )
+        answer = connection.recv(65536)
+        seconds = time.perf_counter() - began
+        while more := connection.recv(65536):
+            answer += more
+    return seconds, answer
+
+
+async def test_a_full_queue_refuses_at_once(
+    server: Server, record_property: Callable[[str, object], None]
+) -> None:
+    async with full_queue(server):
+        probes = await asyncio.to_thread(lambda: [probe(server.address) for _ in range(15)])
+        health = httpx2.get(f"{server.base_url}/health")
+        ready = httpx2.get(f"{server.base_url}/ready")
+    assert health.status_code == 200
+    assert (ready.status_code, ready.json()["status"]) == (503, "overloaded")
+    for _, answer in probes:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        assert lines[0].startswith("http/1.1 503 ")
+        [retry_after] = [line for line in lines if line.startswith("retry-after: ")]
+        assert 1 <= int(retry_after.partition(": ")[2]) <= 60
+        error = json.loads(body)["error"]
+        assert (error["type"], error["code"]) == ("server_error", "server_overloaded")
+        assert f"{QUEUE} requests" in error["message"]
+    seconds = [seconds for seconds, _ in probes]
+    record_property("median_refusal_ms", round(statistics.median(seconds) * 1000, 2))
+    print(
+        f"\nrefusal: median {statistics.median(seconds) * 1000:.1f} ms, "
+        f"worst {max(seconds) * 1000:.1f} ms, promised {PROMISED_S * 1000:.0f} ms"
+    )
+    assert statistics.median(seconds) < BUSY_S

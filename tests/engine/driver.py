@@ -1,0 +1,240 @@
+"""The engine in this process: a loaded model under EngineCore, driven turn by turn."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.protocol import (
+    Abort,
+    Admission,
+    EngineStats,
+    FromEngine,
+    GenerateRequest,
+    Ready,
+    Rejected,
+    SamplingParams,
+    StepOutputs,
+    ToEngine,
+    TokenOutput,
+)
+from engine.runner.model_runner import ModelRunner, PendingStep
+from engine.scheduling.step import SampledToken, Step
+
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {"depth": 0},
+    "overlapped": {"depth": 1},
+    "late": {"depth": 1, "late": True},
+}
+
+
+class LatePendingStep:
+    """A step the device has not even begun; whoever waits for it makes the device catch up."""
+
+    def __init__(self, step: Step, runner: LateRunner) -> None:
+        self.step = step
+        self.launched_at = 0.0
+        self.result: PendingStep | None = None
+        self._runner = runner
+
+    def wait(self) -> list[SampledToken]:
+        while self.result is None:
+            self._runner.compute_one()
+        return self.result.wait()
+
+
+class LateRunner:
+    """ModelRunner as a slow GPU: a step is computed only when its tokens are waited for.
+
+    Whatever the host decides in between must not reach back into it.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._queue: deque[LatePendingStep] = deque()
+
+    def facts(self) -> Ready:
+        return self._runner.facts()
+
+    def launch(self, step: Step) -> LatePendingStep:
+        self._queue.append(LatePendingStep(step, self))
+        return self._queue[-1]
+
+    def compute_one(self) -> None:
+        pending = self._queue.popleft()
+        pending.result = self._runner.launch(pending.step)
+
+
+class Driver:
+    """Submit, turn, collect. Invariants are checked after every turn; one thread, fp32.
+
+    `depth` and `late` choose how far the host runs ahead of the device, everything else is an
+    EngineConfig field. `poisoned` holds ids of requests whose logits become NaN.
+    """
+
+    def __init__(self, model: Path, *, depth: int = 0, late: bool = False, **config: Any) -> None:
+        self.config = EngineConfig(
+            model=str(model), **({"dtype": "float32", "threads": 1, "device": "cpu"} | config)
+        )
+        self.runner = ModelRunner(self.config)
+        self.poisoned: set[int] = set()
+        self._poison_logits()
+        runner: Any = LateRunner(self.runner) if late else self.runner
+        self.core = EngineCore(self.config, runner, self, depth=depth)
+        self.inbox: list[ToEngine] = []
+        self.sent: list[FromEngine] = []
+        self.outputs: dict[int, list[TokenOutput]] = {}
+        self.admissions: dict[int, Admission] = {}
+        self.rejected: dict[int, Rejected] = {}
+        self.stats = EngineStats()
+        self._ids = 0
+
+    def _poison_logits(self) -> None:
+        launch, logits = self.runner.launch, self.runner.model.logits
+        sampling: list[int] = []
+
+        def noting_launch(step: Step) -> PendingStep:
+            sampling[:] = [s.id for s in step.slices if s.samples]
+            return launch(step)
+
+        def poisoned_logits(hidden: torch.Tensor) -> torch.Tensor:
+            result = logits(hidden)
+            for row, request_id in enumerate(sampling):
+                if request_id in self.poisoned:
+                    result[row, 7] = float("nan")
+            return result
+
+        self.runner.launch = noting_launch  # type: ignore[method-assign]
+        self.runner.model.logits = poisoned_logits  # type: ignore[method-assign]
+
+    # ---- the Inbox of the core ---------------------------------------------------------------
+
+    def drain(self, *, block: bool) -> list[ToEngine]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+        match message:
+            case StepOutputs():
+                self.stats = message.stats
+                for admission in message.admitted:
+                    assert admission.id not in self.admissions, "admitted twice"
+                    self.admissions[admission.id] = admission
+                for output in message.tokens:
+                    assert output.id in self.admissions, "a token before its admission"
+                    assert self.finish(output.id) is None, "a token after the end"
+                    self.outputs.setdefault(output.id, []).append(output)
+            case Rejected():
+                self.rejected[message.id] = message
+
+    # ---- what a test does --------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 16,
+        *,
+        arrival: float = 0.0,
+        priority: int = 0,
+        salt: str = "",
+        **params: Any,
+    ) -> int:
+        """Queue a request, greedy unless `params` say otherwise; returns its id."""
+        self._ids += 1
+        sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
+        self.inbox.append(
+            GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt),
+        )
+        return self._ids
+
+    def abort(self, *ids: int) -> None:
+        self.inbox.append(Abort(list(ids)))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.core.turn()
+            self.core.scheduler.check()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.inbox or self.core.scheduler.has_work or self.core.in_flight)
+
+    def run(self, max_turns: int = 20_000) -> None:
+        """Until everything has ended; then no block is held and nothing waits."""
+        for _ in range(max_turns):
+            if not self.busy:
+                break
+            self.turn()
+        assert not self.busy, "livelock"
+        assert (self.stats.running, self.stats.waiting, self.stats.blocks_held) == (0, 0, 0)
+        assert self.core.scheduler.pool.num_available == self.core.facts.num_blocks
+
+    def tokens(self, request_id: int) -> list[int]:
+        return [output.token for output in self.outputs.get(request_id, [])]
+
+    def logprobs(self, request_id: int) -> list[float]:
+        """Of the tokens, where the request asked for them."""
+        found = [o.logprobs for o in self.outputs.get(request_id, [])]
+        return [entry.logprob for entry in found if entry is not None]
+
+    def finish(self, request_id: int) -> str | None:
+        outputs = self.outputs.get(request_id)
+        return outputs[-1].finish if outputs else None
+
+    def cached_tokens(self, request_id: int) -> int:
+        return self.admissions[request_id].cached_tokens
+
+
+def tiny_llama(folder: Path, **overrides: Any) -> Path:
+    """A Llama with random weights in Hugging Face layout, small enough for any test."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 600,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    } | overrides
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    weights = {
+        "model.embed_tokens.weight": random(config["vocab_size"], hidden) * 4,
+        "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": random(config["vocab_size"], hidden) * 2,
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
+        for name, shape in shapes.items():
+            weights[f"{prefix}.{name}.weight"] = random(*shape)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    return folder

@@ -1,0 +1,152 @@
+"""Greedy answers are those of the reference, whatever shares the step: the equalities of design 11.
+
+`expected.json` was made by the reference implementation, one prompt at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.driver import MODES, Driver
+
+MODELS = ("stories260K-llama", "stories280K-gpt2")
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The reference's answer to a prompt, to be taken up at any point."""
+
+    tokens: list[int]
+    prompt_length: int
+    logprobs: list[float]
+
+    def cut(self, at: int, count: int) -> tuple[list[int], list[int], list[float]]:
+        """Prompt and `at` tokens of the answer; the `count` tokens after it and their logprobs."""
+        end = self.prompt_length + at
+        return self.tokens[:end], self.tokens[end : end + count], self.logprobs[at : at + count]
+
+
+@dataclass(frozen=True)
+class Golden:
+    folder: Path
+    cases: list[Case]
+
+
+@pytest.fixture(params=MODELS)
+def golden(assets: Path, request: pytest.FixtureRequest) -> Golden:
+    folder = assets / "checkpoints" / request.param
+    cases = json.loads((folder / "expected.json").read_text())["cases"]
+    return Golden(
+        folder,
+        [Case(c["prompt_ids"] + c["ids"], len(c["prompt_ids"]), c["logprobs"]) for c in cases],
+    )
+
+
+def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> None:
+    """Submit at once the given (cut, count) of the cases by turns, and compare everything."""
+    due = {}
+    for number, (at, count) in enumerate(requests):
+        prompt, tokens, logprobs = golden.cases[number % len(golden.cases)].cut(at, count)
+        due[driver.submit(prompt, count, logprobs=0)] = tokens, logprobs
+    driver.run()
+    for request_id, (tokens, logprobs) in due.items():
+        assert driver.tokens(request_id) == tokens
+        assert driver.logprobs(request_id) == pytest.approx(logprobs, abs=2e-4)
+        assert driver.finish(request_id) == "length"
+
+
+MIXED = [((number * 13) % 70, 10 + (number * 7) % 40) for number in range(32)]
+
+
+@modes
+def test_alone(golden: Golden, mode: dict[str, Any]) -> None:
+    driver = Driver(golden.folder, **mode)
+    for number in range(len(golden.cases)):
+        case = Golden(golden.folder, [golden.cases[number]])
+        check(case, driver, [(0, 120)])
+
+
+@modes
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"max_num_batched_tokens": 8},
+        {"max_num_batched_tokens": 64},
+        {"max_num_batched_tokens": 512},
+        {"block_size": 16},
+        {"block_size": 128},
+        {"max_num_seqs": 5},
+        {"prepack": False},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_32_at_once_of_mixed_lengths(
+    golden: Golden, mode: dict[str, Any], config: dict[str, Any]
+) -> None:
+    check(golden, Driver(golden.folder, **mode, **config), MIXED)
+
+
+@modes
+@pytest.mark.parametrize("budget", [8, 64])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preempted(golden: Golden, mode: dict[str, Any], budget: int, prefix_caching: bool) -> None:
+    """Reliability T-16: so few blocks that sequences are computed several times over."""
+    driver = Driver(
+        golden.folder,
+        **mode,
+        block_size=16,
+        num_gpu_blocks_override=12,
+        max_model_len=192,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=prefix_caching,
+    )
+    check(golden, driver, MIXED)
+    assert driver.stats.preemptions > 0
+    assert driver.stats.preemptions <= 10 * len(MIXED)
+
+
+@modes
+def test_prefix_hits(golden: Golden, mode: dict[str, Any]) -> None:
+    """The same prompts cold, then from the cache, then beside each other."""
+    requests = [(60, 20), (60, 20)]
+    driver = Driver(golden.folder, **mode, block_size=16)
+    check(golden, driver, requests)
+    assert driver.stats.prefix_hits == 0
+    check(golden, driver, requests)
+    first_hits = driver.stats.prefix_hits
+    assert first_hits >= len(requests) * 48
+    check(golden, driver, [*requests, *[(at + 10, 20) for at, _ in requests], (90, 20), (50, 40)])
+    assert driver.stats.prefix_hits > first_hits
+
+
+@modes
+def test_hits_under_eviction(golden: Golden, mode: dict[str, Any]) -> None:
+    """The cache holds fewer blocks than the prompts have, so hits and evictions mix."""
+    driver = Driver(
+        golden.folder, **mode, block_size=16, num_gpu_blocks_override=14, max_model_len=192
+    )
+    for start in (0, 40, 0, 40, 20):
+        check(golden, driver, [(start + (n * 11) % 50, 25) for n in range(10)])
+    assert driver.stats.prefix_hits > 0
+    assert driver.stats.preemptions > 0
+
+
+@modes
+def test_arriving_one_by_one(golden: Golden, mode: dict[str, Any]) -> None:
+    """Prompts that come while others decode are chunked beside them."""
+    driver = Driver(golden.folder, **mode, max_num_batched_tokens=16)
+    due = {}
+    for number, (at, count) in enumerate(MIXED):
+        prompt, tokens, _ = golden.cases[number % len(golden.cases)].cut(at, count)
+        due[driver.submit(prompt, count)] = tokens
+        driver.turn(1 + number % 3)
+    driver.run()
+    assert {i: driver.tokens(i) for i in due} == due

@@ -1,0 +1,75 @@
+"""A model folder with a byte-level tokenizer made here, and a server around a FakeEngine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.server.fake_engine import FakeEngine, Script
+from tests.server.rig import Served, serving
+
+BOS, EOS = 256, 257
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('x') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
+    "{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if enable_thinking %}<think>{% endif %}"
+)
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    vocab = {char: index for index, char in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights: one token a byte, 256 is BOS, 257 is EOS."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    files: dict[str, Any] = {
+        "config.json": {"model_type": "llama", "eos_token_id": EOS, "bos_token_id": BOS},
+        "generation_config.json": {"temperature": 0.6, "top_k": 20, "eos_token_id": EOS},
+        "tokenizer_config.json": {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "add_bos_token": True,
+            "chat_template": TEMPLATE,
+        },
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[[str], list[int]]:
+    """Token ids of a text, without BOS."""
+    tokenizer = byte_tokenizer()
+    return lambda text: list(tokenizer.encode(text).ids)
+
+
+@pytest.fixture
+def says(encode: Callable[[str], list[int]]) -> Callable[[str], Script]:
+    """A script in which every request is answered with a text and the end token."""
+    return lambda text: lambda request: [*encode(text), EOS]
+
+
+@pytest.fixture
+async def served(model: Path, says: Callable[[str], Script]) -> AsyncIterator[Served]:
+    """A server that answers everything with "Hello wörld!"."""
+    async with serving(FakeEngine(says("Hello wörld!")), model) as running:
+        yield running

@@ -1,0 +1,137 @@
+"""A real uvicorn on a free port around a FakeEngine, with clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.config import EngineConfig
+from server.app import create_app
+from server.config import ServerConfig
+from server.listen import listen
+from tests.server.fake_engine import FakeEngine
+
+
+class QuietServer(uvicorn.Server):
+    """Leaves the test runner's signal handlers alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+@dataclass
+class Served:
+    engine: FakeEngine
+    port: int
+    http: httpx2.AsyncClient
+    openai: openai.AsyncOpenAI
+    app: Any
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    async def chat(self, **fields: Any) -> httpx2.Response:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx2.Response:
+        return await self.http.post("/v1/completions", json={"prompt": "Hi", **fields})
+
+    async def metric(self, name: str, **labels: str) -> float:
+        return await metric_value(self.http, name, labels)
+
+
+async def check_error(response: httpx2.Response) -> None:
+    """Whatever a test is about, every refusal must keep the error contract."""
+    assert response.headers["x-request-id"]
+    assert response.headers["openai-version"]
+    assert response.headers["openai-processing-ms"].isdecimal()
+    path = response.request.url.path
+    if response.is_success or path in ("/health", "/ready") or response.request.method == "HEAD":
+        return
+    await response.aread()
+    check_error_body(response.json(), response.status_code)
+
+
+def check_error_body(body: Any, status: int) -> None:
+    assert list(body) == ["error"]
+    error = body["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    default = "server_error" if status >= 500 else "invalid_request_error"
+    assert error["type"] == kinds.get(status, default)
+    assert status != 422
+    assert isinstance(error["code"], str)
+    assert isinstance(error["message"], str)
+    assert error["param"] is None or isinstance(error["param"], str)
+    if status >= 500:
+        assert not re.search(r"0x|/home|Traceback|File \"", error["message"])
+
+
+async def metric_value(http: httpx2.AsyncClient, name: str, labels: dict[str, str]) -> float:
+    text = (await http.get("/metrics")).text
+    samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+    return sum(
+        s.value
+        for s in samples
+        if s.name == f"penstock:{name}" and labels.items() <= s.labels.items()
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    engine: FakeEngine,
+    model: Path,
+    key: str | None = None,
+    send_buffer: int | None = None,
+    **fields: Any,
+) -> AsyncIterator[Served]:
+    config = ServerConfig(**{"port": 0, "log_level": "debug", "log_format": "json"} | fields)
+    app = create_app(config, EngineConfig(model=str(model)), engine)
+    listener = listen(config)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    port = listener.getsockname()[1]
+    server = QuietServer(
+        uvicorn.Config(app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on")
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await eventually(lambda: server.started or task.done(), "uvicorn has started")
+    url = f"http://127.0.0.1:{port}"
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    hooks = {"response": [check_error]}
+    try:
+        async with (
+            httpx2.AsyncClient(
+                base_url=url, headers=headers, timeout=30, event_hooks=hooks
+            ) as http,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key or "-", max_retries=0) as sdk,
+        ):
+            yield Served(engine, port, http, sdk, app)
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task}, timeout=10)
+        server.force_exit = True
+        await task
+        listener.close()
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"after 5 s still not: {what}")

@@ -1,0 +1,236 @@
+"""Chat completions that are not streamed, and what reaches the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.protocol import SamplingParams
+from tests.server.conftest import BOS, EOS
+from tests.server.fake_engine import FakeEngine
+from tests.server.rig import Served, serving
+
+USER = {"role": "user", "content": "Hi"}
+
+
+async def prompt_of(served: Served, **fields: Any) -> str:
+    response = await served.chat(**fields)
+    assert response.status_code == 200, response.text
+    ids = served.engine.requests[-1].prompt
+    assert ids[0] == BOS
+    assert ids.count(BOS) == 1
+    return served.app.state.service.tokenizer.decode(ids[1:])
+
+
+async def params_of(served: Served, **fields: Any) -> SamplingParams:
+    response = await served.chat(**fields)
+    assert response.status_code == 200, response.text
+    return served.engine.requests[-1].params
+
+
+async def test_the_answer(served):
+    answer = await served.openai.chat.completions.create(model="tiny", messages=[USER])
+    choice = answer.choices[0]
+    assert (choice.index, choice.finish_reason) == (0, "stop")
+    assert (choice.message.role, choice.message.content) == ("assistant", "Hello wörld!")
+    assert choice.logprobs is None
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.object == "chat.completion"
+    assert answer.model == "tiny"
+    assert answer.usage.completion_tokens == 14  # 13 bytes and the end token
+    assert answer.usage.prompt_tokens == len(served.engine.requests[0].prompt)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 14
+    assert answer._request_id.startswith("req_")
+
+
+async def test_defaults_come_from_the_checkpoint_then_from_openai(served):
+    params = await params_of(served)
+    assert (params.temperature, params.top_k, params.top_p) == (0.6, 20, 1.0)
+    assert params.max_tokens == 512 - len(served.engine.requests[-1].prompt)
+    assert params.stop_token_ids == (EOS,)
+    assert params.logprobs == -1
+    assert (await params_of(served, temperature=None, top_k=-1)).temperature == 0.6
+    assert (await params_of(served, top_k=-1)).top_k == 0
+
+
+async def test_every_parameter_reaches_the_engine(served):
+    fields = {
+        "max_tokens": 5,
+        "max_completion_tokens": 7,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.25,
+        "presence_penalty": -2,
+        "frequency_penalty": 2.0,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"65": 100, "66": -1.5},
+        "seed": -5,
+        "min_tokens": 2,
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "priority": -3,
+        "cache_salt": "tenant",
+    }
+    params = await params_of(served, **fields)
+    assert params == SamplingParams(
+        max_tokens=7,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.25,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        repetition_penalty=1.5,
+        logit_bias=((65, 100.0), (66, -1.5)),
+        seed=-5,
+        min_tokens=2,
+        stop_token_ids=(7,),
+        logprobs=2,
+    )
+    request = served.engine.requests[-1]
+    assert (request.priority, request.salt) == (-3, "tenant")
+
+
+async def test_an_empty_nucleus_is_greedy(served):
+    params = await params_of(served, top_p=0)
+    assert (params.top_k, params.top_p) == (1, 1.0)
+
+
+async def test_choices_have_seeds_of_their_own(served):
+    response = await served.chat(n=3, seed=2**63 - 2)
+    seeds = [request.params.seed for request in served.engine.requests]
+    assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert [choice["index"] for choice in response.json()["choices"]] == [0, 1, 2]
+    await served.chat()
+    await served.chat()
+    assert len({request.params.seed for request in served.engine.requests}) == 5
+
+
+async def test_the_prompt_is_rendered_once_and_has_one_bos(served):
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    assert (
+        await prompt_of(served, messages=messages) == "<system>Be brief.\n<user>a\nb\n<assistant>"
+    )
+
+
+async def test_tool_history_reaches_the_template(served):
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+    ]
+    prompt = await prompt_of(served, messages=messages)
+    assert '"arguments": {"x": 1}' in prompt
+    assert "<tool>2" in prompt
+
+
+async def test_generation_prompt_and_continuation(served):
+    assert await prompt_of(served, add_generation_prompt=False) == "<user>Hi\n"
+    messages = [USER, {"role": "assistant", "content": "Once upon "}]
+    prompt = await prompt_of(served, messages=messages, continue_final_message=True)
+    assert prompt == "<user>Hi\n<assistant>Once upon"
+
+
+async def test_template_arguments(served):
+    prompt = await prompt_of(served, chat_template_kwargs={"enable_thinking": True})
+    assert prompt.endswith("<think>")
+    response = await served.chat(chat_template_kwargs={"reasoning_effort": "high"})
+    assert response.headers["x-ignored-params"] == "chat_template_kwargs.reasoning_effort"
+
+
+async def test_unknown_fields_are_named_and_accepted_ones_are_not(served):
+    response = await served.chat(user="u", store=True, metadata={"a": "b"}, foo=1, **{"b\r\nar": 2})
+    assert response.headers["x-ignored-params"] == "foo, b__ar"
+    assert "x-ignored-params" not in (await served.chat(user="u")).headers
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": None, "tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"stream_options": {"include_usage": True}},
+        {"stop": []},
+        {"n": 16},
+        {"logit_bias": {}},
+        {"model": None},
+        {"top_logprobs": 0},
+    ],
+)
+async def test_values_that_ask_for_nothing_are_accepted(served, fields):
+    assert (await served.chat(**fields)).status_code == 200
+
+
+async def test_logprobs(served):
+    answer = await served.openai.chat.completions.create(
+        model="tiny", messages=[USER], logprobs=True, top_logprobs=3
+    )
+    content = answer.choices[0].logprobs.content
+    assert bytes(b for entry in content for b in entry.bytes).decode() == "Hello wörld!"
+    assert content[0].token == "H"
+    assert [top.logprob for top in content[0].top_logprobs] == [-0.5, -1.5, -9999.0]
+    answer = await served.openai.chat.completions.create(
+        model="tiny", messages=[USER], logprobs=True
+    )
+    assert answer.choices[0].logprobs.content[0].top_logprobs == []
+
+
+async def test_token_ids(served, encode):
+    body = (await served.chat(return_token_ids=True)).json()
+    assert body["prompt_token_ids"] == served.engine.requests[0].prompt
+    assert body["choices"][0]["token_ids"] == [*encode("Hello wörld!"), EOS]
+
+
+async def test_the_end_token_can_be_shown(served):
+    body = (await served.chat(include_stop_str_in_output=True, skip_special_tokens=False)).json()
+    assert body["choices"][0]["message"]["content"] == "Hello wörld!</s>"
+
+
+async def test_length_ends_inside_a_character(served):
+    body = (await served.chat(max_tokens=8)).json()
+    assert body["choices"][0]["message"]["content"] == "Hello w\ufffd"
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 8
+
+
+async def test_cached_tokens(served):
+    served.engine.cached_tokens = 16
+    usage = (await served.chat(n=2)).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
+async def test_a_model_without_template(model, tmp_path, says):
+    for file in model.iterdir():
+        (tmp_path / file.name).write_text(file.read_text().replace("chat_template", "other"))
+    async with serving(FakeEngine(says("x")), tmp_path) as served:
+        response = await served.chat(model=None)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "messages"
+
+
+async def test_a_long_prompt_is_tokenised_beside_the_loop(model, says, monkeypatch):
+    import threading
+
+    threads = []
+    async with serving(FakeEngine(says("x")), model) as served:
+        tokenizer = served.app.state.service.tokenizer
+        encode = tokenizer.encode
+
+        def spy(*args, **kwargs):
+            threads.append(threading.current_thread() is threading.main_thread())
+            return encode(*args, **kwargs)
+
+        monkeypatch.setattr(tokenizer, "encode", spy)
+        await served.complete(prompt="a" * 9000)
+        await served.complete(prompt="a")
+    assert threads == [False, True]

@@ -1,0 +1,184 @@
+"""`penstock chat` as a process, against a small server that answers like the real API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+ROOT = Path(__file__).resolve().parents[2]
+REFUSAL = json.dumps({"error": {"message": "Give a valid API key.", "code": "invalid_api_key"}})
+
+
+class Api:
+    """An ASGI app: /v1/models, and chat completions that stream `words`. Keeps what it was asked.
+
+    `pause` is slept between words; `broken` ends each stream with an error event.
+    """
+
+    def __init__(self) -> None:
+        self.words = ["Hello", " there"]
+        self.pause = 0.0
+        self.broken = False
+        self.key = ""
+        self.asked: list[dict[str, Any]] = []
+        self.url = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        reply = Reply(send)
+        key = dict(scope["headers"]).get(b"authorization", b"").decode()
+        if self.key and key != f"Bearer {self.key}":
+            await reply.start(401, "application/json")
+            await reply.body(REFUSAL, more=False)
+        elif scope["path"] == "/v1/models":
+            await reply.start(200, "application/json")
+            await reply.body(json.dumps({"data": [{"id": "first"}, {"id": "second"}]}), more=False)
+        else:
+            self.asked.append(json.loads((await receive())["body"]))
+            await self._stream(reply)
+
+    async def _stream(self, reply: Reply) -> None:
+        await reply.start(200, "text/event-stream")
+        await reply.body(": ping\n\n")
+        for word in self.words:
+            await reply.event({"choices": [{"index": 0, "delta": {"content": word}}]})
+            await asyncio.sleep(self.pause)
+        if self.broken:
+            await reply.event({"error": {"message": "The engine died."}})
+        else:
+            await reply.event({"choices": [], "usage": {"completion_tokens": 17}})
+            await reply.body("data: [DONE]\n\n")
+        await reply.body("", more=False)
+
+
+class Reply:
+    def __init__(self, send: Any) -> None:
+        self._send = send
+
+    async def start(self, status: int, kind: str) -> None:
+        headers = [(b"content-type", kind.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def body(self, text: str, more: bool = True) -> None:
+        message = {"type": "http.response.body", "body": text.encode(), "more_body": more}
+        await self._send(message)
+
+    async def event(self, data: dict[str, Any]) -> None:
+        await self.body(f"data: {json.dumps(data)}\n\n")
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    app = Api()
+    listener = socket.create_server(("127.0.0.1", 0))
+    app.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield app
+    server.should_exit = server.force_exit = True
+    thread.join()
+    listener.close()
+
+
+def command(*arguments: str) -> dict[str, Any]:
+    return {
+        "args": [sys.executable, "-m", "server", "chat", *arguments],
+        "cwd": ROOT,
+        "text": True,
+        "env": {"PATH": "/usr/bin:/bin", "PENSTOCK_API_KEY": "k1,k2"},
+    }
+
+
+def chat(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command(*arguments), input=said, capture_output=True, timeout=60)
+
+
+def test_quick_prints_the_answer_on_stdout_and_the_numbers_on_stderr(api: Api) -> None:
+    api.key = "k1"
+    answer = chat("--url", api.url, "--quick", "hi", "--max-tokens", "9", "--temperature", "0")
+    assert (answer.returncode, answer.stdout) == (0, "Hello there\n")
+    assert answer.stderr.startswith("17 tokens, ")
+    assert "tok/s, first after " in answer.stderr
+    [asked] = api.asked
+    assert asked["model"] == "first"
+    assert (asked["max_tokens"], asked["temperature"], asked["stream"]) == (9, 0, True)
+
+
+def test_the_conversation_is_kept_and_the_commands_change_it(api: Api) -> None:
+    said = "one\n\ntwo\n/system Be brief.\nthree\n/reset\nfour\n/help\n/exit\nnever\n"
+    answer = chat("--url", api.url, "--model", "second", "--system", "Be kind.", said=said)
+    assert answer.returncode == 0
+    assert "/system TEXT" in answer.stderr
+    talks = [[(m["role"], m["content"]) for m in asked["messages"]] for asked in api.asked]
+    reply = ("assistant", "Hello there")
+    kind, brief = ("system", "Be kind."), ("system", "Be brief.")
+    assert talks == [
+        [kind, ("user", "one")],
+        [kind, ("user", "one"), reply, ("user", "two")],
+        [brief, ("user", "three")],
+        [brief, ("user", "four")],
+    ]
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_came(api: Api) -> None:
+    api.words, api.pause = ["One", " two"] + [" more"] * 1000, 0.05
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(**command("--url", api.url), **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("count\n")
+        process.stdin.flush()
+        assert process.stdout.read(7) == "One two"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().endswith("[stopped]\n")
+        api.words, api.pause = ["Done"], 0.0
+        process.stdin.write("again\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "Done\n"
+        process.send_signal(signal.SIGINT)  # now it waits for a line: leave
+        assert process.wait(30) == 0
+    [user, partial, again] = api.asked[1]["messages"]
+    assert (user["content"], again["content"]) == ("count", "again")
+    assert partial["role"] == "assistant"
+    assert partial["content"].startswith("One two")
+
+
+def test_no_server_is_one_line_that_says_how_to_start_it() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        answer = chat("--url", f"http://127.0.0.1:{unused.getsockname()[1]}", "--quick", "hi")
+    assert answer.returncode == 1
+    assert "`penstock serve`" in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_refusals_are_one_line(api: Api) -> None:
+    unknown = chat("--url", api.url, "--model", "third", "--quick", "hi")
+    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (1, 1)
+    assert "first, second" in unknown.stderr
+    api.key = "other"
+    denied = chat("--url", api.url, "--quick", "hi")
+    assert (denied.returncode, len(denied.stderr.splitlines())) == (1, 1)
+    assert "401: Give a valid API key." in denied.stderr
+    assert "PENSTOCK_API_KEY" in denied.stderr
+
+
+def test_an_answer_that_breaks_off_is_said_so(api: Api) -> None:
+    api.broken = True
+    answer = chat("--url", api.url, said="hi\n")
+    assert answer.returncode == 1
+    assert answer.stdout == "Hello there\n"
+    assert "The answer was cut off: The engine died." in answer.stderr
+    assert "Traceback" not in answer.stderr

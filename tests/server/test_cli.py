@@ -1,0 +1,88 @@
+"""The command: what it costs to start, what it prints, and the status it ends with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server.settings import flags_page, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def penstock(
+    *arguments: str, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", **(environ or {})},
+    )
+
+
+def test_help_is_quick_and_loads_neither_torch_nor_the_web_framework() -> None:
+    code = (
+        "import sys; from server.cli import app\n"
+        "try: app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'tokenizers', 'yaml', 'httpx2'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert time.monotonic() - started < 5
+    assert answer.stdout.splitlines()[-1] == "loaded: []", answer.stderr
+
+
+def test_help_shows_every_setting_with_its_variable() -> None:
+    text = penstock("serve", "--help").stdout
+    for setting in settings():
+        assert setting.flag in text
+        assert setting.variable in text
+    for panel in ("Model", "KV cache and scheduling", "HTTP", "Logging", "Exit statuses"):
+        assert panel in text
+
+
+def test_version() -> None:
+    assert penstock("--version").stdout.startswith("penstock ")
+
+
+def test_the_flags_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert page == flags_page(), "run `penstock flags > docs/flags.md`"
+    assert penstock("flags").stdout == page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["serve", "--port", "none"], {}, "--port: 'none' is not a whole number"),
+        (["serve"], {"PENSTOCK_DTYPE": "int3"}, "PENSTOCK_DTYPE: 'int3' is not one of auto"),
+        (["serve", "--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
+        (["serve", "/no/such/model"], {}, "No model folder at /no/such/model"),
+        (["serve", "a", "--model", "b"], {}, "give the model once"),
+        (["serve", "--no-such-flag"], {}, "--no-such-flag"),
+    ],
+)
+def test_what_cannot_be_used_ends_with_status_2(
+    arguments: list[str], environ: dict[str, str], words: str
+) -> None:
+    answer = penstock(*arguments, environ=environ)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
+    answer = penstock("serve", "/none", "--api-key", "s3cret", environ={"PENSTOCK_POTR": "1"})
+    assert "Did you mean PENSTOCK_PORT?" in answer.stderr
+    assert "--api-key shows the secret" in answer.stderr
+    assert "s3cret" not in answer.stderr
+    assert answer.stdout == ""

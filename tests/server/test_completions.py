@@ -1,0 +1,66 @@
+"""/v1/completions: the shapes of prompts, echo, logprobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.conftest import BOS, EOS
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [[BOS, 64, 65]]),
+        (["ab", "c"], [[BOS, 64, 65], [BOS, 66]]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+async def test_prompts(served, prompt, ids):
+    body = (await served.complete(prompt=prompt, n=2)).json()
+    requests = served.engine.requests
+    assert [r.prompt for r in requests] == [p for p in ids for _ in range(2)]
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(ids)))
+    assert requests[1].params.seed - requests[0].params.seed == 1
+    assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+async def test_the_official_client(served):
+    answer = await served.openai.completions.create(model="tiny", prompt="Hi", best_of=1)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text == "Hello wörld!"
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_each_prompt_may_fill_the_context(served):
+    await served.complete(prompt=["a" * 10, "b" * 100])
+    assert [r.params.max_tokens for r in served.engine.requests] == [501, 411]
+
+
+async def test_echo(served):
+    body = (await served.complete(prompt=["ab", "cd"], echo=True)).json()
+    assert [c["text"] for c in body["choices"]] == ["abHello wörld!", "cdHello wörld!"]
+    body = (await served.complete(prompt=[64, 65], echo=True)).json()
+    assert body["choices"][0]["text"] == "abHello wörld!"
+    served.engine.burst = 100
+    text = (await served.complete(prompt="ab", echo=True, stream=True)).text
+    assert text.index('"text":"ab"') < text.index('"text":"Hello')
+
+
+async def test_logprobs(served):
+    answer = await served.openai.completions.create(model="tiny", prompt="Hi", logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs.tokens[:3] == ["H", "e", "l"]
+    assert logprobs.token_logprobs == [-0.5] * 13
+    assert logprobs.top_logprobs[0] == {"H": -0.5, "G": -1.5}
+    assert logprobs.text_offset == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
+
+
+async def test_token_ids(served, encode):
+    for stream in (False, True):
+        response = await served.complete(prompt=[1, 2], return_token_ids=True, stream=stream)
+        text = response.text
+        assert '"prompt_token_ids":[1,2]' in text
+    ids = [*encode("Hello wörld!"), EOS]
+    choice = (await served.complete(return_token_ids=True)).json()["choices"][0]
+    assert choice["token_ids"] == ids

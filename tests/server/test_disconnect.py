@@ -1,0 +1,102 @@
+"""Clients that leave, stall, or send odd ids: their work stops, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from tests.server.fake_engine import FakeEngine
+from tests.server.rig import Served, eventually, serving
+
+
+def request(**fields) -> bytes:
+    body = json.dumps({"prompt": "x", "max_tokens": 400, **fields}).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode() + body
+
+
+async def connect(served: Served, **fields) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(request(**fields))
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.fixture
+async def slow(model, encode):
+    async with serving(FakeEngine(lambda r: encode("a"), delay=0.01), model) as served:
+        yield served
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["queued", "generating"])
+async def test_leaving_aborts(slow, stream, when, caplog):
+    engine = slow.engine
+    if when == "queued":
+        engine.gate.clear()
+    _, writer = await connect(slow, stream=stream, n=2)
+    await eventually(lambda: len(engine.running) == 2, "both choices run")
+    if when == "generating":
+        await eventually(lambda: engine.stats.step > 3, "tokens come")
+    writer.transport.abort()
+    await eventually(lambda: sorted(engine.aborted) == [1, 2], "both are aborted")
+    assert not engine.running
+    engine.gate.set()
+    assert await slow.metric("aborts_total", reason="disconnect") == 1
+    assert await slow.metric("aborts_total") == 1
+    await eventually(lambda: "499" in caplog.text, "logged")
+    assert "Traceback" not in caplog.text
+
+
+async def test_leaving_with_one_choice_done_aborts_the_other(model, encode):
+    def script(request):
+        return [257] if request.params.seed == 1 else encode("a")
+
+    async with serving(FakeEngine(script, delay=0.01), model) as served:
+        _, writer = await connect(served, stream=True, n=2, seed=1)
+        await eventually(lambda: served.engine.stats.step > 3, "tokens come")
+        writer.close()
+        await eventually(lambda: served.engine.aborted == [2], "the second is aborted")
+
+
+async def test_finished_requests_are_not_aborted(served):
+    for stream in (False, True):
+        await served.complete(stream=stream)
+    assert served.engine.aborted == []
+    assert await served.metric("aborts_total") == 0
+
+
+async def test_a_reader_that_stops_is_cut_off(model, encode):
+    engine = FakeEngine(lambda r: encode("a"), delay=0.01)
+    async with serving(engine, model, send_buffer=4096, send_timeout=0.3) as served:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, served.address)
+            await loop.sock_sendall(sock, request(stream=True, n=16, logprobs=5))
+            await eventually(lambda: len(engine.aborted) == 16, "all are aborted")
+            assert await served.metric("aborts_total", reason="send_timeout") == 1
+
+
+async def test_request_ids_are_cleaned(served):
+    response = await served.http.get("/v1/models", headers={"x-request-id": "client-7.a:b_c"})
+    assert response.headers["x-request-id"] == "client-7.a:b_c"
+    for bad in ("a b", "x" * 129, "\x1b[31m", "é", ""):
+        headers = {"x-request-id": bad.encode("latin-1")}
+        if bad == "\x1b[31m":
+            continue  # h11 refuses it before us
+        response = await served.http.get("/v1/models", headers=headers)
+        assert response.headers["x-request-id"].startswith("req_")
+
+
+async def test_equal_request_ids_do_not_meet(slow):
+    headers = {"x-request-id": "same"}
+    body = {"prompt": "x", "max_tokens": 5}
+    answers = await asyncio.gather(
+        *(slow.http.post("/v1/completions", json=body, headers=headers) for _ in range(4))
+    )
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == ["aaaaa"] * 4

@@ -1,0 +1,325 @@
+"""Refusals: each names what is wrong, has OpenAI's shape, and comes before any work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import RequestRejectedError
+from server.errors import to_api_error
+from server.schemas import ChatBody, CompletionBody
+from tests.server.fake_engine import FakeEngine
+from tests.server.rig import check_error_body, eventually, serving
+
+USER = {"role": "user", "content": "Hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+BAD = "invalid_value"
+UNSUPPORTED = "unsupported_parameter"
+Cases = list[tuple[dict[str, Any], str, str]]
+CHAT_CASES: Cases = [
+    ({"tools": [TOOL]}, "tools", UNSUPPORTED),
+    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
+    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
+    ({"audio": {"voice": "x"}}, "audio", UNSUPPORTED),
+    ({"functions": [TOOL]}, "functions", UNSUPPORTED),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", UNSUPPORTED),
+    ({"guided_regex": "a*"}, "guided_regex", UNSUPPORTED),
+    (
+        {"messages": [USER, {"role": "user", "content": [IMAGE]}]},
+        "messages.1.content.0.type",
+        UNSUPPORTED,
+    ),
+    (
+        {"chat_template_kwargs": {"tokenize": True}},
+        "chat_template_kwargs.tokenize",
+        UNSUPPORTED,
+    ),
+    ({"chat_template_kwargs": {"thinking": {"a": [1]}}}, "chat_template_kwargs.thinking", BAD),
+    ({"messages": []}, "messages", BAD),
+    ({"messages": "Hi"}, "messages", BAD),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", BAD),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", BAD),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", BAD),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages.0.content.0.text",
+        "missing_required_parameter",
+    ),
+    ({"top_logprobs": 2}, "top_logprobs", BAD),
+    ({"logprobs": 2}, "logprobs", BAD),
+    ({"logit_bias": {"258": 1}}, "logit_bias", BAD),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", BAD),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1", BAD),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", BAD),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", BAD),
+    ({"stop": ""}, "stop", BAD),
+    ({"stop": ["a", 5]}, "stop.1", BAD),
+    ({"stop_token_ids": [258]}, "stop_token_ids", BAD),
+    ({"stream": "yes"}, "stream", BAD),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", BAD),
+    ({"max_tokens": 2, "min_tokens": 3}, "min_tokens", BAD),
+    ({"max_tokens": 10**9}, "messages", "context_length_exceeded"),
+    ({"model": "gpt-4"}, "model", "model_not_found"),
+    ({"model": "../../etc/passwd"}, "model", "model_not_found"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        BAD,
+    ),
+]
+COMPLETION_CASES: Cases = [
+    ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"best_of": 2}, "best_of", UNSUPPORTED),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds", UNSUPPORTED),
+    ({"echo": True, "logprobs": 0}, "logprobs", UNSUPPORTED),
+    ({"logprobs": 6}, "logprobs", BAD),
+    ({"prompt": None}, "prompt", BAD),
+    ({"prompt": []}, "prompt", BAD),
+    ({"prompt": [[]]}, "prompt.0", BAD),
+    ({"prompt": [1, "a"]}, "prompt.1", BAD),
+    ({"prompt": ["a", 1]}, "prompt.1", BAD),
+    ({"prompt": [258]}, "prompt", BAD),
+    ({"prompt": [-1]}, "prompt.0", BAD),
+    ({"prompt": ["a"] * 65}, "prompt", BAD),
+    ({"prompt": "a" * 511}, "prompt", "context_length_exceeded"),
+    ({"prompt": "a" * 512}, "prompt", "context_length_exceeded"),
+    ({"prompt": ["a", "a" * 600]}, "prompt", "context_length_exceeded"),
+    ({"prompt": "a" * 500, "max_tokens": 12}, "prompt", "context_length_exceeded"),
+]
+
+
+async def test_chat_refusals(served):
+    for fields, param, code in CHAT_CASES:
+        response = await served.chat(**fields)
+        assert response.status_code == (404 if code == "model_not_found" else 400), fields
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (param, code), fields
+    assert not served.engine.requests
+
+
+async def test_completion_refusals(served):
+    for fields, param, code in COMPLETION_CASES:
+        response = await served.complete(**fields)
+        assert response.status_code == 400, fields
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (param, code), fields
+    assert not served.engine.requests
+
+
+async def test_the_context_is_used_to_its_last_token(served):
+    assert (await served.complete(prompt="a" * 500, max_tokens=11)).status_code == 200
+    message = (await served.complete(prompt="a" * 500, max_tokens=12)).json()["error"]["message"]
+    assert "512" in message
+    assert "501" in message
+    assert "513" in message
+
+
+BOUNDS = {
+    "n": (1, 16),
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_tokens": (1, 2**31 - 1),
+    "max_completion_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "priority": (-(2**31) + 1, 2**31 - 1),
+    "top_logprobs": (0, 20),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_numbers_are_bounded_on_both_sides(name):
+    low, high = BOUNDS[name]
+    base = {"messages": [USER], "logprobs": True}
+    for value in (low, high):
+        ChatBody.model_validate({**base, name: value})
+    for value in (low - 1, high + 1, -(2**64), 2**64, float("nan"), float("inf"), "1", True, [1]):
+        with pytest.raises(ValueError, match=name):
+            ChatBody.model_validate({**base, name: value})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([ChatBody, CompletionBody]), st.data())
+def test_no_value_of_any_field_escapes_the_error_table(kind, data):
+    names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))
+    body = {"messages": [USER], "prompt": "x"} | {name: data.draw(JSON) for name in names}
+    try:
+        kind.model_validate(body)
+    except Exception as error:
+        answer = to_api_error(error)
+        assert answer.status == 400
+        check_error_body(json.loads(answer.body("r")), 400)
+
+
+HUGE = b"9" * 5000
+
+
+MALFORMED = [
+    b"",
+    b"{",
+    b"[]",
+    b'"x"',
+    b"\xef\xbb\xbf{}",
+    b"\xff\xfe{\x00}\x00",
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": "x", "temperature": NaN}',
+    b'{"prompt": "x", "temperature": Infinity}',
+    b'{"prompt": "x", "temperature": 1e400}',
+    b'{"prompt": "x", "seed": ' + HUGE + b"}",
+    b'{"prompt": "x", "seed": 18446744073709551616}',
+    b"[" * 100_000,
+    b'{"prompt":' + b'{"a":' * 900 + b"1" + b"}" * 901,
+]
+
+
+async def test_malformed_bodies(served):
+    headers = {"content-type": "application/json"}
+    for body in MALFORMED:
+        for path in ("/v1/completions", "/v1/chat/completions", "/detokenize"):
+            response = await served.http.post(path, content=body, headers=headers)
+            assert response.status_code == 400, body[:80]
+    assert not served.engine.requests
+
+
+async def test_nul_and_duplicate_keys_are_harmless(served):
+    assert (await served.complete(prompt="a\0b")).status_code == 200
+    raw = b'{"prompt":"x","n":99,"n":2}'
+    headers = {"content-type": "application/json"}
+    response = await served.http.post("/v1/completions", content=raw, headers=headers)
+    assert len(response.json()["choices"]) == 2
+
+
+async def test_http_level_refusals(served):
+    http = served.http
+    for path in ("/", "/v1", "/v1/chat/completions/", "/v1/embeddings", "/%2e%2e/x", "/docs"):
+        response = await http.get(path)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    response = await http.get("/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["code"] == "method_not_allowed"
+    response = await http.post(
+        "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        415,
+        "unsupported_media_type",
+    )
+    response = await http.get("/v1/models", headers={"host": "evil.example"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_host")
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
+        assert (await http.get("/v1/models", headers={"host": host})).status_code == 200
+
+
+async def test_a_server_on_the_network_answers_to_any_name(model, says):
+    async with serving(FakeEngine(says("x")), model, host="0.0.0.0") as served:
+        response = await served.http.get("/v1/models", headers={"host": "model.example"})
+        assert response.status_code == 200
+
+
+async def test_large_bodies(model, says):
+    async with serving(FakeEngine(says("x")), model, max_body_bytes=2000) as served:
+        response = await served.complete(prompt="a" * 2000)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+        assert response.headers["connection"] == "close"
+        headers = {"content-type": "application/json"}
+
+        async def chunks(count: int):
+            for sent in range(count):
+                seen.append(sent)
+                yield b" " * 500
+
+        seen: list[int] = []
+        response = await served.http.post("/v1/completions", content=chunks(6), headers=headers)
+        assert response.status_code == 413
+        with contextlib.suppress(httpx2.NetworkError):  # closed in the middle of the sending
+            await served.http.post("/v1/completions", content=chunks(10**6), headers=headers)
+        assert len(seen) < 10**5
+        assert await served.metric("rejects_total", code="request_too_large") == 3
+
+
+async def test_a_body_that_does_not_come(served, monkeypatch):
+    monkeypatch.setattr("server.schemas.body.BODY_DEADLINE", 0.1)
+    reader, writer = await asyncio.open_connection(*served.address)
+    head = "content-type: application/json\r\ncontent-length: 10\r\n"
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n{{".encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_states_of_the_engine(served):
+    engine = served.engine
+    for state, code in (("loading", "model_loading"), ("draining", "shutting_down")):
+        engine.state = state
+        response = await served.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == code
+        assert int(response.headers["retry-after"]) > 0
+    assert response.headers["connection"] == "close"
+    engine.state = "ready"
+    engine.overloaded = True
+    response = await served.chat(messages="not even looked at")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
+    assert response.json()["error"]["code"] == "server_overloaded"
+    engine.die()
+    response = await served.chat()
+    assert response.json()["error"]["code"] == "engine_unavailable"
+    assert await served.metric("rejects_total", code="server_overloaded") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_before_the_first_token_have_a_status(served, stream):
+    served.engine.reject = RequestRejectedError("context_length_exceeded", "too long for the cache")
+    response = await served.chat(stream=stream)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    served.engine.reject = None
+    served.engine.gate.clear()
+    task = asyncio.create_task(served.chat(stream=stream))
+    await eventually(lambda: bool(served.engine.running), "the request runs")
+    served.engine.die()
+    response = await task
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_unavailable"
+    assert "secret" not in response.text
+
+
+async def test_a_bug_of_ours_leaks_nothing(served, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise RuntimeError("secret at /home/user 0x7f00")
+
+    monkeypatch.setattr(served.app.state.service.client, "submit", broken)
+    response = await served.chat()
+    assert response.status_code == 500
+    assert response.headers["x-should-retry"] == "false"
+    assert "secret" not in response.text
+    assert response.headers["x-request-id"] in response.json()["error"]["message"]
+    assert "secret at /home/user" in caplog.text
+    assert (await served.http.get("/health")).status_code == 200

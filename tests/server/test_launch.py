@@ -1,0 +1,237 @@
+"""How a server starts and ends: real processes and signals, a fake engine (fake_serve.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = Path(__file__).with_name("fake_serve.py")
+
+
+class Running:
+    """A started server. `log` is what it has written on stderr so far."""
+
+    def __init__(self, command: list[str], stderr: Path) -> None:
+        self._stderr = stderr
+        with stderr.open("wb") as stream:
+            self.process = subprocess.Popen(
+                command, stderr=stream, cwd=ROOT, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "."}
+            )
+
+    @property
+    def log(self) -> str:
+        return self._stderr.read_text()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if found := re.search(pattern, self.log):
+                return found
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} on stderr:\n{self.log}")
+
+    @property
+    def url(self) -> str:
+        return self.wait_for(r"listening on (http://\S+),")[1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def status(self, timeout: float = 30) -> int:
+        return self.process.wait(timeout)
+
+
+@pytest.fixture
+def start(tmp_path: Path, model: Path) -> Iterator[Any]:
+    started: list[Running] = []
+
+    def fake(**plan: object) -> Running:
+        return run([sys.executable, str(FAKE), json.dumps({"model": str(model), **plan})])
+
+    def run(command: list[str]) -> Running:
+        started.append(Running(command, tmp_path / f"stderr{len(started)}"))
+        return started[-1]
+
+    fake.run = run  # type: ignore[attr-defined]
+    yield fake
+    for running in started:
+        running.process.kill()
+        running.process.wait()
+
+
+@contextlib.contextmanager
+def streaming(server: Running, tokens: int) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun; the server is known to be ready."""
+    server.wait_for("try  ")
+    body = {"prompt": "Hello", "max_tokens": tokens, "stream": True}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+def test_the_banner_says_the_facts_in_under_15_lines(start: Any) -> None:
+    server = start(host="0.0.0.0")
+    server.wait_for("warning .*without an API key")
+    banner = server.log[server.log.index("penstock 0") :]
+    assert "64 blocks x 16 = 1024 tokens (4 B): 2.0 requests of full length (512" in banner
+    assert "serves tiny: Fake, 1 parameters, float32" in banner
+    assert len(banner.splitlines()) < 15
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("keys", [[], ["s3cret"]])
+def test_the_curl_line_works_as_printed(start: Any, keys: list[str]) -> None:
+    server = start(api_key=keys)
+    line = server.wait_for(r"try +(curl .*)\n")[1]
+    assert "s3cret" not in server.log
+    environ = {"PATH": "/usr/bin:/bin", "PENSTOCK_API_KEY": "s3cret"}
+    answer = subprocess.run(["bash", "-c", line], capture_output=True, env=environ, timeout=30)
+    assert json.loads(answer.stdout)["choices"][0]["finish_reason"] == "length", answer
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
+    server = start()
+    port = server.url.rpartition(":")[2]
+    other = start.run([sys.executable, "-m", "server", "serve", "--port", port])
+    assert other.status(10) == 1
+    assert f"Port {port} is in use by process {server.process.pid} (" in other.log
+    assert "--port" in other.log
+    assert len(other.log.splitlines()) == 1
+
+
+def test_while_loading_it_listens_and_says_how_far_it_is(start: Any) -> None:
+    server = start(load_s=60)
+    answer = httpx2.get(f"{server.url}/ready")
+    assert (answer.status_code, answer.json()["stage"]) == (503, "reading weights")
+    server.wait_for("penstock: reading weights")
+    server.signal(signal.SIGTERM)
+    assert server.status() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
+    server = start(token_s=0.05)
+    with streaming(server, tokens=40) as lines:
+        server.signal(number)
+        server.wait_for("finishing accepted requests")
+        ready = httpx2.get(f"{server.url}/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in "".join(rest)
+    assert server.status() == 0
+    assert "Traceback" not in server.log
+
+
+def test_what_outlasts_the_drain_timeout_gets_an_error_and_the_status_is_0(start: Any) -> None:
+    server = start(token_s=0.1, drain_timeout=0.5)
+    with streaming(server, tokens=400) as lines:
+        server.signal(signal.SIGTERM)
+        rest: list[str] = []
+        with contextlib.suppress(httpx2.RemoteProtocolError):  # the body ends unfinished
+            rest.extend(line for line in lines if line)
+    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+    assert server.status(10) == 0
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_second_signal_ends_it_at_once(start: Any, number: signal.Signals, status: int) -> None:
+    server = start(token_s=0.1)
+    with streaming(server, tokens=400):
+        server.signal(number)
+        server.wait_for("once more to leave at once")
+        server.signal(number)
+        assert server.status(5) == status
+
+
+def test_a_dead_engine_is_told_by_health_and_then_ends_the_process_with_3(start: Any) -> None:
+    server = start(token_s=0.1, fatal="The engine process was killed.", dies_after_s=3.0)
+    with contextlib.suppress(httpx2.HTTPError), streaming(server, tokens=400) as lines:
+        assert any("engine_unavailable" in line for line in lines)
+    assert httpx2.get(f"{server.url}/health").status_code == 503
+    assert server.status() == 3
+    assert server.log.splitlines()[-1] == "penstock: The engine process was killed."
+    assert "Traceback" not in server.log
+
+
+def test_a_configuration_the_engine_refuses_ends_the_process_with_2(start: Any) -> None:
+    server = start(load_s=60, fatal="config.json has no vocab_size.", config_error=True)
+    assert server.status() == 2
+    assert server.log.splitlines()[-1] == "penstock: config.json has no vocab_size."
+    assert "Traceback" not in server.log
+
+
+def patched(model: Path, patch: str) -> subprocess.CompletedProcess[str]:
+    """The fake server in which `patch`, a line of Python, has changed the module `f`."""
+    plan = json.dumps({"model": str(model)})
+    code = (
+        "import sys; sys.path.insert(0, 'tests/server')\n"
+        "import fake_serve as f, server.launch\n"
+        f"{patch}\n"
+        f"sys.argv = ['', {plan!r}]\n"
+        "sys.exit(f.main())"
+    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+
+def test_a_lifespan_that_fails_ends_the_process_with_1(model: Path) -> None:
+    answer = patched(model, "f.PlannedEngine.start = lambda self: 1 / 0")
+    assert answer.returncode == 1
+    assert "ZeroDivisionError" in answer.stderr
+
+
+def test_a_server_that_lost_its_watch_does_not_linger(model: Path) -> None:
+    answer = patched(model, "server.launch.banner = lambda *facts: 1 / 0")
+    assert answer.returncode == 1
+    assert "ZeroDivisionError" in answer.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_same_with_the_real_engine_and_its_death(start: Any, assets: Path) -> None:
+    folder = assets / "checkpoints" / "stories260K-llama"
+    server = start.run([sys.executable, "-m", "server", "serve", str(folder), "--port", "0"])
+    line = server.wait_for(r"try +(curl .*)\n")[1]
+    answer = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60)
+    assert json.loads(answer.stdout)["usage"]["completion_tokens"] > 0, answer
+    [engine] = psutil.Process(server.process.pid).children()
+    engine.kill()
+    assert server.status() == 3
+    assert server.log.splitlines()[-1].startswith("penstock: The engine process was killed by")
+    assert "Traceback" not in server.log
+
+
+def test_a_damaged_checkpoint_ends_the_process_with_2(
+    start: Any, assets: Path, model: Path
+) -> None:
+    folder = assets / "checkpoints" / "stories260K-llama"
+    damaged = model.with_name("damaged")
+    shutil.copytree(folder, damaged)
+    weights = damaged / "model.safetensors"
+    weights.chmod(0o644)
+    weights.write_bytes(weights.read_bytes()[:-4096])
+    server = start.run([sys.executable, "-m", "server", "serve", str(damaged), "--port", "0"])
+    assert server.status(60) == 2
+    assert "model.safetensors" in server.log.splitlines()[-1]
+    assert "Traceback" not in server.log

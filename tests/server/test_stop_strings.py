@@ -1,0 +1,86 @@
+"""Stop strings: any cutting of the text gives the same result, and nothing of a stop leaks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.detokenizer import StopMatcher
+
+STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
+PIECES = st.lists(st.text("ab\nc", max_size=5), max_size=12)
+
+
+def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """Reads character by character: the first stop that is complete, the longest of several."""
+    for end in range(1, len(text) + 1):
+        hits = [stop for stop in stops if text[:end].endswith(stop)]
+        if hits:
+            stop = max(hits, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+def held_back(text: str, stops: list[str]) -> str:
+    """The longest suffix that is a proper prefix of a stop."""
+    prefixes = {stop[:length] for stop in stops for length in range(len(stop))} | {""}
+    return max((p for p in prefixes if text.endswith(p)), key=len)
+
+
+@settings(max_examples=1500)
+@given(pieces=PIECES, stops=STOPS, include=st.booleans())
+def test_any_cutting_gives_the_same(pieces: list[str], stops: list[str], include: bool) -> None:
+    matcher = StopMatcher(stops, include=include)
+    emitted, seen = "", ""
+    expected, expected_hit = reference("".join(pieces), stops)
+    for piece in pieces:
+        text, hit = matcher.push(piece)
+        emitted, seen = emitted + text, seen + piece
+        assert hit is None or hit == expected_hit
+        if hit is not None:
+            break
+        assert seen == emitted + held_back(seen, stops)  # never a leak, never more than needed
+    else:
+        emitted += matcher.flush()
+        assert expected_hit is None
+    assert emitted == expected + (expected_hit or "" if include else "")
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "emitted", "hit"),
+    [
+        (["END"], ["E", "N", "E", "N", "D", "x"], "EN", "END"),
+        (["abab"], ["ab", "aa", "ba", "b"], "aba", "abab"),
+        (["bc", "abcd"], ["abcd"], "a", "bc"),
+        (["c", "abc"], ["xab", "c"], "x", "abc"),
+        (["\n\n", "###"], ["a\n", "#", "#\n\n"], "a\n##", "\n\n"),
+        (["", "b"], ["ab"], "a", "b"),
+        ([], ["ab"], "ab", None),
+        (["🙂🙃"], ["🙂", "🙂", "🙃!"], "🙂", "🙂🙃"),
+    ],
+)
+def test_examples(stops: list[str], pieces: list[str], emitted: str, hit: str | None) -> None:
+    matcher, text, found = StopMatcher(stops), "", None
+    for piece in pieces:
+        part, found = matcher.push(piece)
+        text += part
+        if found:
+            break
+    assert (text, found) == (emitted, hit)
+    assert matcher.flush() == ""
+
+
+def test_flush_gives_what_was_held() -> None:
+    matcher = StopMatcher(["stop"])
+    assert matcher.push("a sto") == ("a ", None)
+    assert matcher.flush() == "sto"
+    assert matcher.flush() == ""
+
+
+def test_long_stops_stay_cheap() -> None:
+    """Each piece looks only at what is held and new, not at the whole text."""
+    matcher = StopMatcher(["x" * 2000 + "y"])
+    emitted = "".join(matcher.push("x")[0] for _ in range(20_000))
+    assert len(emitted) == 18_000
+    assert matcher.push("y") == ("", "x" * 2000 + "y")

@@ -1,0 +1,258 @@
+"""The tokenizer against llama.cpp's vectors, transformers, and the golden checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from engine.errors import ConfigError
+from server.tokenizer import Tokenizer
+
+FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]
+CHECKPOINTS = ["checkpoints/stories260K-llama", "checkpoints/stories280K-gpt2"]
+VECTORS = {"gpt-2": "gpt2", "llama-spm": "llama2", "bert-bge": "bert-uncased"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES + CHECKPOINTS)
+def folder(request: pytest.FixtureRequest, assets: Path) -> Path:
+    return assets / request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def stories(assets: Path, tmp_path: Path) -> Path:
+    """A copy of a checkpoint's tokenizer files, for changing them."""
+    for file in (assets / CHECKPOINTS[0]).glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    return tmp_path
+
+
+def change(path: Path, **values: Any) -> None:
+    """Set keys of a JSON file; None removes one."""
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def vector_texts(assets: Path, name: str = "gpt-2") -> list[str]:
+    file = assets / f"tokenizer-vectors/ggml-vocab-{name}.gguf.inp"
+    return file.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")[:-1]
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_encodes_llama_cpp_vectors(assets: Path, name: str) -> None:
+    tokenizer = Tokenizer.from_folder(assets / "tokenizers" / VECTORS[name])
+    lines = (assets / f"tokenizer-vectors/ggml-vocab-{name}.gguf.out").read_text().splitlines()
+    texts = vector_texts(assets, name)
+    assert len(texts) == 46
+    for text, line in zip(texts, lines, strict=True):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == [int(token) for token in line.split()], text
+
+
+def test_equals_transformers(folder: Path, tokenizer: Tokenizer, assets: Path) -> None:
+    path = str(folder / "tokenizer.json")
+    reference = PreTrainedTokenizerFast(tokenizer_file=path, clean_up_tokenization_spaces=False)
+    reference.backend_tokenizer.no_truncation()
+    reference.backend_tokenizer.no_padding()
+    for text in [*vector_texts(assets), "", "</s> [SEP] <|im_end|>x"]:
+        ids = tokenizer.encode(text)
+        assert ids == reference.encode(text)
+        for skip in (True, False):
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(
+                ids, skip_special_tokens=skip
+            )
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_prompts_of_the_golden_checkpoints(assets: Path, name: str) -> None:
+    tokenizer = Tokenizer.from_folder(assets / name)
+    for case in json.loads((assets / name / "expected.json").read_text())["cases"]:
+        assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+        assert tokenizer.decode(case["ids"]) == case["text"]
+
+
+@pytest.mark.parametrize("add_eos", [None, True, False])
+@pytest.mark.parametrize("add_bos", [None, True, False])
+@pytest.mark.parametrize("processor", ["present", "absent"])
+def test_bos_and_eos_flags(
+    stories: Path, processor: str, add_bos: bool | None, add_eos: bool | None
+) -> None:
+    change(stories / "tokenizer_config.json", add_bos_token=add_bos, add_eos_token=add_eos)
+    if processor == "absent":
+        change(stories / "tokenizer.json", post_processor=None)
+    tokenizer = Tokenizer.from_folder(stories)
+    reference = PreTrainedTokenizerFast.from_pretrained(stories)
+    for text in ("", "Once upon a time"):
+        # transformers 5 takes what tokenizer.json adds and looks at neither flag.
+        expected = reference.encode(text)
+        head = [1] if add_bos and processor == "absent" else []
+        assert tokenizer.encode(text) == head + expected + [2] * bool(add_eos)
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        assert plain == reference.encode(text, add_special_tokens=False)
+
+
+def test_never_doubles_bos(assets: Path) -> None:
+    tokenizer = Tokenizer.from_folder(assets / CHECKPOINTS[0])
+    assert tokenizer.encode("<s>Once") == tokenizer.encode("<s>Once", add_special_tokens=False)
+    assert tokenizer.encode("<s>") == [1]
+
+
+def test_never_truncates_or_pads(tokenizer: Tokenizer) -> None:
+    assert len(tokenizer.encode("a b c d e f g h i j " * 100)) > 1000
+    assert len(tokenizer.encode("a")) < 5
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "token", "ids"),
+    [
+        ([1, 2], 5, "</s>", (1, 2)),
+        (7, 5, "</s>", (7,)),
+        (0, 5, "</s>", (0,)),
+        (None, 5, "</s>", (5,)),
+        (None, [5, 6], "</s>", (5, 6)),
+        (None, None, "</s>", (2,)),
+        (None, None, {"content": "</s>", "lstrip": False}, (2,)),
+        (None, None, "<nowhere>", ()),
+    ],
+)
+def test_eos_comes_from_generation_config_first(
+    stories: Path, generation: Any, config: Any, token: Any, ids: tuple[int, ...]
+) -> None:
+    change(stories / "generation_config.json", eos_token_id=generation)
+    change(stories / "config.json", eos_token_id=config)
+    change(stories / "tokenizer_config.json", eos_token=token)
+    assert Tokenizer.from_folder(stories).eos_token_ids == ids
+
+
+def test_bos_token_id(stories: Path) -> None:
+    assert Tokenizer.from_folder(stories).bos_token_id == 1
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        change(stories / name, bos_token=None)
+    change(stories / "generation_config.json", bos_token_id=None)
+    change(stories / "config.json", bos_token_id=None)
+    assert Tokenizer.from_folder(stories).bos_token_id is None
+
+
+def test_sampling_defaults_are_the_present_ones(stories: Path) -> None:
+    assert Tokenizer.from_folder(stories).defaults == {}
+    file = stories / "generation_config.json"
+    change(file, temperature=1, top_k=20.0, do_sample=False, max_length=20, repetition_penalty=1.1)
+    defaults = Tokenizer.from_folder(stories).defaults
+    assert defaults == {"temperature": 1.0, "top_k": 20, "repetition_penalty": 1.1}
+    assert isinstance(defaults["temperature"], float)
+    assert isinstance(defaults["top_k"], int)
+    for wrong in ({"top_k": 1.5}, {"temperature": "hot"}, {"top_p": True}):
+        change(file, **{"top_k": 20, "temperature": 1, "top_p": 1, **wrong})
+        with pytest.raises(ConfigError, match=f"generation_config.json: {next(iter(wrong))}"):
+            Tokenizer.from_folder(stories)
+
+
+def test_special_tokens_known_only_from_the_config_are_special(stories: Path) -> None:
+    change(stories / "tokenizer.json", added_tokens=[])
+    tokenizer = Tokenizer.from_folder(stories)
+    assert tokenizer.encode("a</s>", add_special_tokens=False)[-1] == 2
+    assert tokenizer.decode([2, 403, 1]) == tokenizer.decode([403])
+
+
+def test_vocab_size_covers_added_tokens(assets: Path) -> None:
+    assert Tokenizer.from_folder(assets / "tokenizers/qwen2.5").vocab_size == 151665
+    assert Tokenizer.from_folder(assets / CHECKPOINTS[0]).vocab_size == 512
+
+
+def test_ids_outside_the_vocabulary_are_nothing(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([10**6]) == tokenizer.token_text(10**6) == ""
+    assert tokenizer.token_bytes(10**6) == b""
+
+
+def test_token_bytes_of_every_family(assets: Path) -> None:
+    def pieces(family: str, text: str) -> list[bytes]:
+        tokenizer = Tokenizer.from_folder(assets / family)
+        return [tokenizer.token_bytes(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+
+    wave = "👋".encode()
+    assert pieces("tokenizers/gpt2", "Hi 👋 é") == [b"Hi", b" \xf0\x9f\x91", b"\x8b", b" \xc3\xa9"]
+    assert pieces("tokenizers/qwen2.5", "a<|im_end|>") == [b"a", b"<|im_end|>"]
+    assert pieces(CHECKPOINTS[0], "👋") == [b" ", *(bytes([byte]) for byte in wave)]
+    assert pieces("tokenizers/llama2", "the end</s>") == [b" the", b" end", b"</s>"]
+    assert pieces("tokenizers/bert-uncased", "unaffable.") == [b" una", b"ffa", b"ble", b"."]
+    assert pieces("tokenizers/t5", "the end") == [b" the", b" end"]
+
+
+def test_every_byte_has_its_token(assets: Path) -> None:
+    every = [bytes([byte]) for byte in range(256)]
+    gpt2 = Tokenizer.from_folder(assets / "tokenizers/gpt2")
+    assert sorted(gpt2.token_bytes(i) for i in range(256)) == every
+    llama = Tokenizer.from_folder(assets / "tokenizers/llama2")
+    assert [llama.token_bytes(i) for i in range(3, 259)] == every
+
+
+def test_token_text_of_half_a_character(assets: Path) -> None:
+    tokenizer = Tokenizer.from_folder(assets / "tokenizers/gpt2")
+    texts = [tokenizer.token_text(i) for i in tokenizer.encode(" 👋")]
+    assert texts == [" \ufffd", "\ufffd"]
+    llama = Tokenizer.from_folder(assets / CHECKPOINTS[0])
+    assert llama.token_text(3 + 0xE5) == "\ufffd"
+    assert llama.token_text(3 + 0x0A) == "\n"
+
+
+def test_added_token_outside_the_byte_alphabet(assets: Path, tmp_path: Path) -> None:
+    shutil.copyfile(assets / "tokenizers/gpt2/tokenizer.json", tmp_path / "tokenizer.json")
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    added = {**content["added_tokens"][0], "id": 50257, "content": "<｜tool▁call 1｜>"}
+    change(tmp_path / "tokenizer.json", added_tokens=[*content["added_tokens"], added])
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.token_bytes(50257) == added["content"].encode()
+    assert tokenizer.decode([50257], skip_special_tokens=False) == added["content"]
+
+
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="lone surrogate"):
+        tokenizer.encode("a\ud83d")
+
+
+def test_threads_may_share_a_tokenizer(tokenizer: Tokenizer, assets: Path) -> None:
+    texts = vector_texts(assets) * 4
+    expected = [tokenizer.encode(text) for text in texts]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(tokenizer.encode, texts)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", "{", r"Cannot read .*tokenizer\.json"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json must hold a JSON object"),
+        ("generation_config.json", "nonsense", r"Cannot read .*generation_config\.json"),
+    ],
+)
+def test_broken_files_are_named(
+    stories: Path, name: str, content: str | None, problem: str
+) -> None:
+    (stories / name).unlink()
+    if content is not None:
+        (stories / name).write_text(content)
+    with pytest.raises(ConfigError, match=problem):
+        Tokenizer.from_folder(stories)
+
+
+def test_decoders_that_cannot_be_streamed_are_refused(stories: Path) -> None:
+    change(stories / "tokenizer.json", decoder={"type": "BPEDecoder", "suffix": "</w>"})
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: decoder \['BPEDecoder'\]"):
+        Tokenizer.from_folder(stories)
+
+
+def test_a_bos_the_vocabulary_lacks_is_refused(stories: Path) -> None:
+    change(stories / "tokenizer_config.json", bos_token="<nowhere>", add_bos_token=True)
+    with pytest.raises(ConfigError, match="<nowhere>"):
+        Tokenizer.from_folder(stories)

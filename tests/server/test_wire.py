@@ -1,0 +1,97 @@
+"""What we send against OpenAI's own description of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from tests.server.test_stream import events
+
+
+def component(text: str, name: str) -> dict[str, Any]:
+    """One schema of openapi.yaml; the whole file takes half a minute to parse."""
+    start = re.search(rf"^    {name}:\n", text, re.MULTILINE)
+    assert start, name
+    end = re.compile(r"^ {0,4}\S", re.MULTILINE).search(text, start.end())
+    return yaml.safe_load(text[start.start() : end.start() if end else None])[name]
+
+
+def closure(text: str, name: str) -> dict[str, Any]:
+    """The schema with all it refers to under $defs."""
+    found: dict[str, Any] = {}
+    wanted = [name]
+    while wanted:
+        if (current := wanted.pop()) not in found:
+            found[current] = component(text, current)
+            wanted += re.findall(r"#/components/schemas/(\w+)", str(found[current]))
+    return {"$ref": f"#/$defs/{name}", "$defs": {n: plain(schema) for n, schema in found.items()}}
+
+
+def plain(schema: Any) -> Any:
+    """OpenAPI's `nullable` and references in the words of JSON Schema."""
+    if isinstance(schema, list):
+        return [plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: plain(value) for key, value in schema.items()}
+    if "$ref" in schema and isinstance(schema["$ref"], str):
+        schema["$ref"] = schema["$ref"].replace("#/components/schemas/", "#/$defs/")
+    if schema.pop("nullable", False) is True:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+@pytest.fixture(scope="module")
+def specification(assets: Path) -> str:
+    return (assets / "openai-spec" / "openapi.yaml").read_text()
+
+
+@pytest.fixture(scope="module")
+def validator(specification):
+    def make(name: str) -> Draft202012Validator:
+        return Draft202012Validator(closure(specification, name))
+
+    return make
+
+
+async def test_chat(served, validator):
+    check = validator("CreateChatCompletionResponse")
+    for fields in ({}, {"n": 2, "logprobs": True, "top_logprobs": 2}, {"max_tokens": 3}):
+        check.validate((await served.chat(**fields)).json())
+
+
+async def test_chat_chunks(served, validator):
+    check = validator("CreateChatCompletionStreamResponse")
+    fields = {
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream_options": {"include_usage": True},
+    }
+    for chunk in events((await served.chat(stream=True, **fields)).text)[:-1]:
+        check.validate(chunk)
+
+
+async def test_completions(served, validator):
+    check = validator("CreateCompletionResponse")
+    for fields in ({}, {"n": 2, "logprobs": 2}, {"echo": True}):
+        check.validate((await served.complete(**fields)).json())
+
+
+async def test_models(served, validator):
+    validator("ListModelsResponse").validate((await served.http.get("/v1/models")).json())
+
+
+async def test_errors(served, validator):
+    validator("ErrorResponse").validate((await served.chat(n=0)).json())
+
+
+async def test_the_validator_can_fail(served, validator):
+    body = (await served.chat()).json()
+    del body["choices"][0]["finish_reason"]
+    assert not validator("CreateChatCompletionResponse").is_valid(body)

@@ -1,0 +1,110 @@
+"""Bugs planted into the scheduler, to show that its tests would notice them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.scheduling.blocks import BlockHasher, BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def stale_results_are_taken(patch: pytest.MonkeyPatch) -> None:
+    def release(self: Scheduler, sequence: Sequence) -> None:
+        original(self, sequence)
+        sequence.epoch -= 1
+
+    original = Scheduler._release
+    patch.setattr(Scheduler, "_release", release)
+
+
+def blocks_are_kept_after_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "release", lambda self, blocks: None)
+
+
+def blocks_are_released_twice(patch: pytest.MonkeyPatch) -> None:
+    original = BlockPool.release
+
+    def release(self: BlockPool, blocks: list[int]) -> None:
+        original(self, blocks)
+        original(self, blocks)
+
+    patch.setattr(BlockPool, "release", release)
+
+
+def tenants_share(patch: pytest.MonkeyPatch) -> None:
+    original = BlockHasher.extend
+    patch.setattr(
+        BlockHasher,
+        "extend",
+        lambda self, hashes, tokens, salt: original(self, hashes, tokens, ""),
+    )
+
+
+def blocks_are_found_before_their_tokens_are_known(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._register
+
+    def register(self: Scheduler, sequence: Sequence) -> None:
+        sequence.num_computed += 1
+        original(self, sequence)
+        sequence.num_computed -= 1
+
+    patch.setattr(Scheduler, "_register", register)
+
+
+def tables_are_one_block_short(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._grow
+    patch.setattr(
+        Scheduler, "_grow", lambda self, sequence, count: original(self, sequence, count - 1)
+    )
+
+
+def evicted_blocks_keep_their_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "forget", lambda self, block: None)
+
+
+def tokens_in_flight_survive_a_preemption(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._preempt
+
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        in_flight = sequence.num_tokens
+        original(self, sequence)
+        sequence.num_tokens = in_flight
+
+    patch.setattr(Scheduler, "_preempt", preempt)
+
+
+def the_oldest_is_preempted(patch: pytest.MonkeyPatch) -> None:
+    def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
+        needed = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
+        while self.pool.num_available < needed:
+            victim = self.running[0]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += self.pool.allocate(max(needed, 0))
+        return True
+
+    patch.setattr(Scheduler, "_grow", grow)
+
+
+def answers_run_past_their_last_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "num_uncomputed", property(lambda s: s.num_tokens - s.num_computed))
+
+
+PLANTED: tuple[Plant, ...] = (
+    stale_results_are_taken,
+    blocks_are_kept_after_the_end,
+    blocks_are_released_twice,
+    tenants_share,
+    blocks_are_found_before_their_tokens_are_known,
+    tables_are_one_block_short,
+    evicted_blocks_keep_their_names,
+    tokens_in_flight_survive_a_preemption,
+    the_oldest_is_preempted,
+    answers_run_past_their_last_token,
+)

@@ -1,0 +1,313 @@
+"""Scheduler under random traffic: the simulation of reliability T-44, and its rules one by one.
+
+Every run replays: `PENSTOCK_TEST_SEED=<seed> pytest tests/unit/test_scheduler.py -k random`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.errors import RequestRejectedError
+from engine.protocol import GenerateRequest, SamplingParams
+from tests.unit.planted_bugs import PLANTED, Plant
+from tests.unit.simulation import VOCAB, Simulation, random_traffic
+
+SEEDS = range(3000)
+
+
+def run_seeds(seeds: Iterable[int]) -> list[Simulation]:
+    """All of them, or AssertionError with the command that replays the one that failed."""
+    simulations = []
+    for seed in seeds:
+        try:
+            simulations.append(random_traffic(seed))
+        except Exception as error:
+            raise AssertionError(
+                f"Random traffic failed with {error!r}. Replay it with\n"
+                f"PENSTOCK_TEST_SEED={seed} pytest tests/unit/test_scheduler.py -k random"
+            ) from error
+    return simulations
+
+
+def test_random_traffic() -> None:
+    if (seed := os.environ.get("PENSTOCK_TEST_SEED")) is not None:
+        run_seeds([int(seed)])
+        return
+    simulations = run_seeds(SEEDS)
+    stats = [s.scheduler.stats() for s in simulations]
+    # The traffic is worth something only if it gets into every corner.
+    assert sum(s.preemptions > 0 for s in stats) > 300
+    assert sum(s.prefix_hits > 0 for s in stats) > 1000
+    assert sum(bool(s.aborted) for s in simulations) > 1000
+    assert max(s.most_preemptions for s in simulations) <= 10
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The same simulation, steered by hypothesis, which shrinks what it finds."""
+
+    @initialize(
+        depth=st.integers(0, 2),
+        block_size=st.integers(1, 3),
+        num_blocks=st.integers(2, 8),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.sampled_from((1, 3, 16)),
+        prefix_caching=st.booleans(),
+    )
+    def start(
+        self,
+        depth: int,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        prefix_caching: bool,
+    ) -> None:
+        self.simulation = Simulation(
+            depth=depth,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=num_blocks * block_size + 1,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_num_queued_reqs=5,
+            max_num_queued_tokens=40,
+            prefix_caching=prefix_caching,
+        )
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=9),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(("", "tenant")),
+        stops=st.sampled_from(((), (3,), tuple(range(VOCAB)))),
+        min_tokens=st.integers(0, 3),
+        fails_at=st.none() | st.integers(0, 3),
+    )
+    def add(self, prompt: list[int], max_tokens: int, **options: Any) -> None:
+        self.simulation.add(prompt, max_tokens, **options)
+
+    @rule(turns=st.integers(1, 4))
+    def turn(self, turns: int) -> None:
+        for _ in range(turns):
+            self.simulation.turn()
+
+    @precondition(lambda self: self.simulation.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.simulation.abort(*data.draw(st.sets(st.sampled_from(self.simulation.live))))
+
+    def teardown(self) -> None:
+        if hasattr(self, "simulation"):
+            self.simulation.drain()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+# The same sequences on every machine; a failure prints its steps, ready to paste.
+TestSchedulerMachine.settings = settings(
+    derandomize=True, max_examples=300, stateful_step_count=30, deadline=None
+)
+
+
+def test_pressure_ends_with_the_answers_of_the_unpressured_run() -> None:
+    """Reliability T-16: 64 blocks, 200 requests that need up to 40 of them."""
+    simulation = Simulation(
+        depth=1,
+        num_blocks=64,
+        block_size=4,
+        max_model_len=160,
+        max_num_seqs=32,
+        max_num_batched_tokens=64,
+    )
+    for number in range(200):
+        length = 1 + (number * 37) % 80
+        simulation.add([(number + i) % VOCAB for i in range(length)], max_tokens=length)
+    simulation.drain()
+    assert simulation.scheduler.stats().preemptions > 0
+    assert simulation.most_preemptions <= 10
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_planted_bug_is_found_and_replays(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError) as found:
+        run_seeds(SEEDS)
+    seed = str(found.value).split("PENSTOCK_TEST_SEED=")[1].split(" pytest ")[0]
+    monkeypatch.setenv("PENSTOCK_TEST_SEED", seed)
+    with pytest.raises(AssertionError) as replayed:
+        test_random_traffic()
+    assert str(replayed.value) == str(found.value)
+
+
+# ---- the rules, one by one ------------------------------------------------------------------
+
+
+def small(**limits: int | bool) -> Simulation:
+    defaults: dict[str, int | bool] = {
+        "num_blocks": 16,
+        "block_size": 4,
+        "max_model_len": 65,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+    }
+    return Simulation(**defaults | limits)
+
+
+def test_decodes_come_first_and_a_prompt_gets_what_the_budget_leaves() -> None:
+    simulation = small(max_num_batched_tokens=6)
+    simulation.add([1, 2], max_tokens=20)
+    simulation.turn()
+    simulation.add(list(range(14)), max_tokens=2)
+    shapes = []
+    for _ in range(3):
+        step = simulation.scheduler.schedule()
+        assert step
+        shapes.append([(s.id, s.start, s.count, s.samples) for s in step.slices])
+        simulation._retire(step)
+    decodes = [[(1, position, 1, True)] for position in (2, 3, 4)]
+    chunks = [[(2, 0, 5, False)], [(2, 5, 5, False)], [(2, 10, 4, True)]]
+    assert shapes == [d + c for d, c in zip(decodes, chunks, strict=True)]
+
+
+def test_waiting_ones_are_served_by_priority_then_by_arrival() -> None:
+    simulation = small(max_num_seqs=1)
+    ids = [simulation.add([1], 1, priority=p) for p in (0, 5, 0, -3)]
+    simulation.drain()
+    assert list(simulation.admitted) == [ids[3], ids[0], ids[2], ids[1]]
+
+
+def test_the_head_of_the_queue_is_not_overtaken_by_a_smaller_one() -> None:
+    simulation = small(num_blocks=4, max_model_len=17)
+    simulation.add([1] * 8, 4)
+    simulation.turn()
+    big, tiny = simulation.add([2] * 10, 2), simulation.add([3], 1)
+    simulation.turn()
+    assert list(simulation.admitted) == [1]
+    simulation.drain()
+    assert list(simulation.admitted) == [1, big, tiny]
+
+
+def test_admission_leaves_a_spare_block_for_those_that_run() -> None:
+    """Without the watermark the newcomer would be preempted by the very next step."""
+    simulation = small(num_blocks=3, max_model_len=13)
+    simulation.add([1] * 4, 6)
+    simulation.turn()
+    assert simulation.scheduler.pool.num_available == 2
+    simulation.add([2] * 8, 1)
+    simulation.turn()
+    assert list(simulation.admitted) == [1]
+    simulation.drain()
+    assert simulation.scheduler.stats().preemptions == 0
+
+
+def test_the_last_in_rank_is_preempted_and_comes_back_with_its_tokens() -> None:
+    simulation = small(num_blocks=4, max_model_len=17, prefix_caching=False)
+    important = simulation.add([1] * 4, 9, priority=-1)
+    ordinary = simulation.add([2] * 4, 9)
+    while not simulation.scheduler.stats().preemptions:
+        simulation.turn()
+    assert [s.id for s in simulation.scheduler.running] == [important]
+    assert [s.id for s in simulation.scheduler.waiting] == [ordinary]
+    kept = len(simulation.outputs[ordinary])
+    assert simulation.scheduler.sequences[ordinary].num_outputs == kept > 0
+    simulation.drain()
+    assert list(simulation.admitted) == [important, ordinary]  # once each
+
+
+def test_what_never_fits_is_refused_with_the_numbers() -> None:
+    scheduler = small(num_blocks=4, max_model_len=100).scheduler
+    for prompt, max_tokens, code, number in (
+        (90, 11, "context_length_exceeded", "100"),
+        (10, 8, "context_length_exceeded", "16"),
+        (0, 5, "invalid_value", "0"),
+        (5, 0, "invalid_value", "0"),
+    ):
+        request = GenerateRequest(1, [1] * prompt, SamplingParams(max_tokens), 0.0)
+        with pytest.raises(RequestRejectedError, match=number) as refused:
+            scheduler.add(request)
+        assert refused.value.code == code
+    assert not scheduler.has_work
+    simulation = small(num_blocks=4, max_model_len=100)
+    assert simulation.add([1] * 10, 7)  # 17 tokens, but the last one's KV is never needed
+    simulation.drain()
+
+
+def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
+    simulation = small(max_num_queued_reqs=3, max_num_queued_tokens=20)
+    assert simulation.add([1] * 60, 2), "an empty queue takes any request that fits"
+    assert simulation.add([1], 2) is None
+    simulation.turn()  # admitted: the queue is empty again
+    assert [simulation.add([1] * 5, 2) is not None for _ in range(4)] == [True, True, True, False]
+    assert simulation.add([1] * 19, 2) is None
+    simulation.drain()
+    assert simulation.add([1] * 5, 2)
+    simulation.drain()
+
+
+def test_preempted_sequences_do_not_count_against_the_queue() -> None:
+    simulation = small(num_blocks=4, max_model_len=17, max_num_queued_reqs=1)
+    simulation.add([1] * 4, 9)
+    simulation.turn()
+    simulation.add([2] * 4, 9)
+    while not simulation.scheduler.stats().preemptions:
+        simulation.turn()
+    assert simulation.scheduler.stats().waiting == 1
+    assert simulation.add([3], 1)
+    simulation.drain()
+
+
+def test_a_prefix_is_found_while_it_is_held_and_after_the_end() -> None:
+    simulation = small()
+    prompt = list(range(11))
+    first, second = simulation.add(prompt, 3), simulation.add(prompt, 3)
+    simulation.drain()
+    third = simulation.add(prompt, 3)
+    salted = simulation.add(prompt, 3, salt="tenant")
+    whole = simulation.add(prompt[:8], 3)  # the last block is computed for its logits
+    simulation.drain()
+    assert simulation.admitted == {first: 0, second: 8, third: 8, salted: 0, whole: 4}
+    stats = simulation.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (4 * 11 + 8, 8 + 8 + 4)
+
+
+def test_without_prefix_caching_nothing_is_kept() -> None:
+    simulation = small(prefix_caching=False)
+    simulation.add(list(range(11)), 3)
+    simulation.add(list(range(11)), 3)
+    simulation.drain()
+    assert set(simulation.admitted.values()) == {0}
+    assert simulation.scheduler.stats().blocks_cached == 0
+
+
+def test_the_content_of_a_failed_sequence_is_forgotten_and_scrubbed() -> None:
+    simulation = small()
+    simulation.add(list(range(9)), 8, fails_at=2)
+    step = simulation.scheduler.schedule()
+    assert step
+    simulation._retire(step)
+    blocks = set(simulation.scheduler.running[0].blocks)
+    while simulation.live:
+        simulation.turn()
+    assert simulation.scheduler.stats().blocks_cached == 0
+    again = simulation.add(list(range(9)), 1)
+    step = simulation.scheduler.schedule()
+    assert step
+    assert set(step.scrub) == blocks
+    simulation._note_admissions()
+    assert simulation.admitted[again] == 0
+
+
+def test_shared_blocks_of_a_failed_sequence_stay_with_the_others() -> None:
+    simulation = small(depth=1)
+    prompt = list(range(9))
+    healthy = simulation.add(prompt, 12)
+    simulation.turn()
+    simulation.add(prompt, 8, fails_at=1)
+    simulation.drain()  # the device checks every read of the healthy one
+    assert simulation.outputs[healthy] == simulation.expected[healthy]
