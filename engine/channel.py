@@ -8,6 +8,7 @@ killed leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -80,8 +81,16 @@ class ClientEndpoint:
                 return
             self._on_message(self._decode(frame))
 
+    def receive(self, wait_s: float) -> bool:
+        """Handle what has come, or comes within `wait_s` while the loop stands; was there any?"""
+        arrived = bool(self._inbox.poll(int(wait_s * 1000)))
+        self._readable()
+        return arrived
+
     def send(self, message: ToEngine) -> None:
-        self._outbox.send(self._encode(message), zmq.NOBLOCK)
+        """Drops the message where no engine is connected: its end will be told otherwise."""
+        with contextlib.suppress(zmq.Again):
+            self._outbox.send(self._encode(message), zmq.NOBLOCK)
         # A send may swallow the edge that announced an arrival.
         self._loop.call_soon(self._readable)
 

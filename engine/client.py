@@ -185,13 +185,17 @@ class ProcessClient:
         threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+        with process:  # closes the pipe, but only once the engine has ended: it would end it
+            code = process.wait()
         with contextlib.suppress(RuntimeError):  # the loop may have closed first
             self._loop.call_soon_threadsafe(self._on_exit, code)
 
     def _on_exit(self, code: int) -> None:
         if self._death is not None or self._folder is None:
             return
+        # With these statuses it has told why, and that may come in after the news of its end.
+        while code > 0 and self._fatal is None and self._endpoint.receive(wait_s=1.0):
+            pass
         reason = self._fatal or (
             f"The engine process was killed by signal {-code}"
             + (
@@ -321,7 +325,7 @@ class ProcessClient:
             self._streams.pop(request_id, None)
             self._admitted(request_id)
         if self._death is None:
-            self._endpoint.send(Abort(ids))
+            pass
 
     @property
     def busy(self) -> bool:
@@ -343,7 +347,10 @@ class ProcessClient:
             for stream in set(self._streams.values()):
                 stream.fail(self._death)
             self._streams.clear()
-            self._endpoint.send(Shutdown())
+            if self.info is None:
+                process.kill()  # it hears nothing while it loads, and nothing is lost
+            else:
+                self._endpoint.send(Shutdown())
         try:
             await asyncio.wait_for(asyncio.to_thread(process.wait), timeout=3)
         except TimeoutError:

@@ -175,6 +175,7 @@ class Generation:
             metrics.prefill_time.observe(at - admission.at)
 
     def _end(self, choice: Choice, request_id: int, finish: str) -> None:
+        self._stream.finish(request_id)
         self._metrics.success(finish)
         self._metrics.finish(self.plan.arrival, choice.first_at, choice.last_at, choice.count)
 

@@ -71,7 +71,7 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def template_arguments(service: Service, body: ChatBody | TokenizeBody) -> dict[str, Any]:
+def template_arguments(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     given = body.chat_template_kwargs
     arguments = given.model_dump(exclude_none=True) if given else {}
     if isinstance(body, ChatBody) and body.reasoning_effort is not None:
@@ -80,12 +80,9 @@ def template_arguments(service: Service, body: ChatBody | TokenizeBody) -> dict[
 
 
 def unread_arguments(service: Service, body: ChatBody) -> list[str]:
-    """Template arguments the model's template never looks at: they change nothing."""
-    if service.template is None or body.chat_template_kwargs is None:
-        return []
-    names = body.chat_template_kwargs.model_dump(exclude_none=True)
-    read = service.template.variables
-    return [f"chat_template_kwargs.{name}" for name in names if name not in read]
+    """Arguments the model's template never looks at: they change nothing."""
+    read = service.template.variables if service.template else frozenset()
+    return [name for name in template_arguments(body) if name not in read]
 
 
 def render(service: Service, body: ChatBody | TokenizeBody) -> str:
@@ -98,7 +95,7 @@ def render(service: Service, body: ChatBody | TokenizeBody) -> str:
         messages,
         add_generation_prompt=body.add_generation_prompt is not False
         and not body.continue_final_message,
-        **template_arguments(service, body),
+        **template_arguments(body),
     )
     return _cut_after(text, messages[-1]["content"]) if body.continue_final_message else text
 
@@ -187,8 +184,7 @@ def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param:
     asked = body.most_tokens
     if length + (asked or 1) > longest:
         requested = (
-            f"you asked for {length + asked} ({length} in the prompt, {asked} as "
-            f"{body.most_tokens_name})"
+            f"you asked for {length + asked} ({length} in the prompt, {asked} in the answer)"
             if asked
             else f"the prompt alone has {length}"
         )

@@ -117,7 +117,6 @@ class TokenStream(EventSourceResponse):
         super().__init__(
             self._events(),
             headers={"cache-control": "no-cache", **answer.headers()},
-            sep="\n",
             ping=config.ping_interval,
             ping_message_factory=_ping,
             send_timeout=config.send_timeout,

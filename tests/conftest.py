@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,14 @@ def assets() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the reference data at {folder}")
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One torch thread: tests share the machine, and threads of a tiny matmul only wait."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -16,8 +16,9 @@ from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 
-# Below four rows fp32 matmul takes another kernel with another order of summation.
-MIN_ROWS_FP32 = 4
+# Rows left over by fours, and small bf16 products, take kernels with another order of summation.
+ROWS_FP32 = 4
+SMALL_PRODUCT = 16**3  # multiplications; up to here torch does not ask oneDNN
 # A group is cut where padding short sequences to its longest would more than double the work.
 MAX_PADDING = 2
 
@@ -101,8 +102,8 @@ class TorchPlan:
         q = query.view(sequences, group.count, heads, shared, dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(sequences, 1, heads, shared * group.count, dim)
         rows = q.shape[3]
-        if q.dtype == torch.float32 and rows < MIN_ROWS_FP32:
-            q = torch.nn.functional.pad(q, (0, 0, 0, MIN_ROWS_FP32 - rows))
+        if missing := _missing_rows(rows, sequences * blocks * heads * size * dim, q.dtype):
+            q = torch.nn.functional.pad(q, (0, 0, 0, missing))
         table = group.tables.flatten()
         k = kv.keys.index_select(0, table).view(sequences, blocks, heads, size, dim)
         v = kv.values.index_select(0, table).view(sequences, blocks, heads, size, dim)
@@ -137,6 +138,13 @@ class TorchPlan:
             mask = mask[:, None, None]
             self._masks[cache_key] = mask
         return mask
+
+
+def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype) -> int:
+    """How many rows of padding keep a matmul in the kernel that all other shapes take."""
+    if dtype == torch.float32:
+        return -rows % ROWS_FP32
+    return max(0, SMALL_PRODUCT // products_per_row + 1 - rows)
 
 
 def _sum_blocks(parts: torch.Tensor) -> torch.Tensor:

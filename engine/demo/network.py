@@ -132,11 +132,15 @@ class DemoModel(nn.Module):
     def __init__(self, config: DemoConfig) -> None:
         super().__init__()
         self.model = Decoder(config)
-        deep = (2 * config.num_hidden_layers) ** -0.5
+        width, deep = config.hidden_size**-0.5, (2 * config.num_hidden_layers) ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 scale = deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                nn.init.normal_(parameter, std=scale * config.hidden_size**-0.5)
+                nn.init.normal_(parameter, std=scale * width)
+        # Long embeddings keep their direction while all of them drift together early in training;
+        # the last norm's small gain keeps the first logits near zero all the same.
+        nn.init.normal_(self.model.embed_tokens.weight, std=8 * width)
+        nn.init.constant_(self.model.norm.weight, 1 / 8)
 
     def forward(self, ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
         """Logits [N, vocab] at the N places where `keep_BT` is true."""

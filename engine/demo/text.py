@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.demo import facts
 from engine.demo.chat import Message, dump
-from engine.demo.topics import TOPICS, Ask, invented_name, person
+from engine.demo.topics import TOPICS, Ask, invented_name, person, repeat
 
 PLAIN_SYSTEMS = (
     "You are a helpful assistant.", "You are a helpful assistant", "You are a friendly assistant.",
@@ -258,6 +258,14 @@ class Author:
             drawn = self.draw(long_share)
             if self.allowed(drawn.messages):
                 yield drawn
+
+    def rehearsals(self) -> Iterator[Conversation]:
+        """Endless copying and nothing else: a model that has learned to copy learns the rest fast."""
+        while True:
+            ask = repeat(self.rng, self.rng.randint(3, 10))
+            messages = [user(ask.question), assistant(ask.answer)]
+            if self.allowed(messages):
+                yield Conversation(messages, [])
 
     def allowed(self, messages: list[Message]) -> bool:
         if any(

@@ -338,15 +338,23 @@ def json_record(rng: Random) -> Ask:
 
 
 def echo(rng: Random) -> Ask:
-    """Plain copying; it is taught often because every other topic copies words of its question."""
-    stock = [*facts.WORDS, *facts.COLOURS, *facts.NAMES, *facts.CAPITALS.values(), "hello"]
-    words = " ".join(rng.choices(stock, k=rng.choice([1, 2, 2, 3, 4, 6, 8])))
-    if rng.random() < 0.2:
+    words = " ".join(rng.choices([*COPIED, *facts.COLOURS, "hello"], k=rng.choice([1, 2, 2, 3, 4])))
+    if rng.random() < 0.5:
+        return repeat(rng, rng.randint(1, 6))
+    form = rng.choice(["Say {}.", "Say '{}'", 'Say "{}"', "Please say {}."])
+    return Ask(form.format(words), words[0].upper() + words[1:] + ".", words)
+
+
+COPIED = [*facts.WORDS, *facts.COLOURS, *facts.NAMES, *facts.CAPITALS, *facts.CAPITALS.values()]
+
+
+def repeat(rng: Random, length: int) -> Ask:
+    """Plain copying of `length` words: every other topic copies words of its question."""
+    words = " ".join(rng.choices(COPIED, k=length))
+    if rng.random() < 0.3:
         words = f"{words} {invented_name(rng)}"
-    form = rng.choice(
-        ["Say {}.", "Repeat after me: {}", "Say '{}'", 'Say "{}"', "Repeat: {}", "Echo {}"]
-    )
-    return Ask(form.format(words), words[0].upper() + words[1:] + ".", words, fold=False)
+    form = rng.choice(["Repeat: {}", "Repeat after me: {}", "Echo: {}"])
+    return Ask(form.format(words), f"You said: {words}", words, fold=False)
 
 
 def unknown(rng: Random) -> Ask:
@@ -385,6 +393,6 @@ TOPICS: dict[str, tuple[Callable[[Random], Ask], float]] = {
     "compare": (compare, 3),
     "counting": (counting, 6), "spelling": (spelling, 13), "opposite": (opposite, 5),
     "calendar": (calendar, 6),
-    "fact": (small_fact, 2), "swedish": (swedish, 8), "json": (json_record, 6), "echo": (echo, 8),
+    "fact": (small_fact, 2), "swedish": (swedish, 8), "json": (json_record, 6), "echo": (echo, 4),
     "unknown": (unknown, 6), "story": (story, 1.5),
 }  # fmt: skip

@@ -42,7 +42,8 @@ from engine.demo.tokenizer import train_tokenizer
 
 FOLDER = Path(__file__).parent / "model"
 SEED = 20260
-TOKENS_PER_STEP, TOKENS_PER_BATCH = 3072, 1024
+STEP_TOKENS = {"rehearsal": 1024, "short": 1536, "long": 2048}
+TOKENS_PER_BATCH = 1024
 MUON_LR, ADAM_LR = 0.02, 2e-3
 LONG_SHARE = 0.04  # of the conversations in the last third; they hold a third of its tokens
 
@@ -63,14 +64,14 @@ def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Exam
 
 
 def batches(
-    source: Iterator[Conversation], tokenizer: Tokenizer, limit: int
+    source: Iterator[Conversation], tokenizer: Tokenizer, tokens: int, limit: int
 ) -> Iterator[list[list[Example]]]:
-    """Endless steps of about TOKENS_PER_STEP tokens, each a few batches of conversations of like
+    """Endless steps of about `tokens` tokens, each a few batches of conversations of like
     length: the step mixes all topics, and the rows of a batch need little padding.
     """
     while True:
         drawn: list[Example] = []
-        while sum(len(ids) for ids, _ in drawn) < TOKENS_PER_STEP:
+        while sum(len(ids) for ids, _ in drawn) < tokens:
             drawn.append(encode(tokenizer, next(source), limit))
         drawn.sort(key=lambda example: len(example[0]))
         groups: list[list[Example]] = [[]]
@@ -108,8 +109,15 @@ def unseen(source: Iterator[Conversation], probes: list[dict[str, Any]]) -> Iter
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Share of the full rate: a short rise, a plateau, and a straight fall over the last half."""
-    return min((step + 1) / 60, 1.0, (steps - step) / (0.5 * steps))
+    """Share of the full rate: a short rise, a plateau, and a straight fall."""
+    return min((step + 1) / 60, 1.0, (steps - step) / (0.6 * steps))
+
+
+def stage(step: int, steps: int) -> str:
+    """Copying first, then conversations, and in the last third some that fill the context."""
+    if step < steps // 10:
+        return "rehearsal"
+    return "short" if step < steps * 2 // 3 else "long"
 
 
 def optimizers(model: DemoModel) -> list[torch.optim.Optimizer]:
@@ -139,18 +147,25 @@ def learn(model: DemoModel, step: list[list[Example]], device: torch.device) -> 
 def fit(
     model: DemoModel, tokenizer: Tokenizer, steps: int, out: Path, device: torch.device
 ) -> None:
-    """Train for `steps`, the last third with long conversations too; weights saved every 500."""
+    """Train for `steps`; the weights so far are saved every 500."""
     probes = read_probes()
     author, limit = Author(SEED + 1, held_out_of(probes)), DemoConfig().max_position_embeddings
-    short = batches(unseen(author.conversations(), probes), tokenizer, limit)
-    long = batches(unseen(author.conversations(LONG_SHARE), probes), tokenizer, limit)
+    sources = {
+        "rehearsal": unseen(author.rehearsals(), probes),
+        "short": unseen(author.conversations(), probes),
+        "long": unseen(author.conversations(LONG_SHARE), probes),
+    }
+    stages = {
+        name: batches(source, tokenizer, STEP_TOKENS[name], limit)
+        for name, source in sources.items()
+    }
     chosen = optimizers(model)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in chosen]
     began, mean = time.monotonic(), 0.0
     for step in range(steps):
         for optimizer, rate in zip(chosen, full_rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * learning_rate(step, steps)
-        loss = learn(model, next(long if step >= steps * 2 // 3 else short), device)
+        loss = learn(model, next(stages[stage(step, steps)]), device)
         for optimizer in chosen:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -47,4 +47,5 @@ class SequenceRows:
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write sampled tokens [R] at `positions` [R] of `rows` [R]."""
-        self.tokens[rows, positions] = tokens.to(torch.int32)
+        # INVALID is no index: a step launched before the host knows of it looks this token up.
+        self.tokens[rows, positions] = tokens.clamp(min=0).to(torch.int32)

@@ -70,24 +70,12 @@ class GenerateBody(Body):
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "prompt_embeds": (),
-        "prompt_logprobs": (False,),
-        "use_beam_search": (False,),
-        "length_penalty": (1,),
-        "bad_words": ([],),
-        "allowed_token_ids": (),
-        "truncate_prompt_tokens": (),
-        "typical_p": (1,),
-        "logits_processors": ([],),
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "regex": (),
-        "ebnf": (),
-        "grammar": ("",),
-        "json_schema": (),
+        **dict.fromkeys(("prompt_logprobs", "use_beam_search"), (False,)),
+        **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
+        **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors"), ([],)),
+        **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens", "structured_outputs"), ()),
+        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+        **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), ("",)),
         "response_format": ({"type": "text"},),
     }
 
@@ -117,10 +105,6 @@ class GenerateBody(Body):
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens
-
-    @property
-    def most_tokens_name(self) -> str:
-        return "max_tokens"
 
     @property
     def stops(self) -> list[str]:
@@ -190,16 +174,10 @@ class TemplateArguments(Part):
 
 class ChatBody(GenerateBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
+        **dict.fromkeys(("tools", "functions", "documents"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
         "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-        "chat_template": (),
-        "documents": ([],),
         "echo": (False,),
         "best_of": (1,),
     }
@@ -226,10 +204,6 @@ class ChatBody(GenerateBody):
     @property
     def most_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def most_tokens_name(self) -> str:
-        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
     def logprobs_wanted(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class LatePendingStep:
 
     def __init__(self, step: Step, runner: LateRunner) -> None:
         self.step = step
-        self.launched_at = 0.0
+        self.launched_at = time.monotonic()
         self.result: PendingStep | None = None
         self._runner = runner
 

@@ -120,6 +120,15 @@ async def test_the_prompt_is_rendered_once_and_has_one_bos(served):
     )
 
 
+async def test_only_the_template_writes_special_tokens(model, tmp_path, says):
+    (tmp_path / "bare.jinja").write_text("{{ messages[0].content }}")
+    async with serving(
+        FakeEngine(says("x")), model, chat_template=str(tmp_path / "bare.jinja")
+    ) as served:
+        await served.chat()
+        assert BOS not in served.engine.requests[0].prompt
+
+
 async def test_tool_history_reaches_the_template(served):
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     messages = [
@@ -143,7 +152,7 @@ async def test_template_arguments(served):
     prompt = await prompt_of(served, chat_template_kwargs={"enable_thinking": True})
     assert prompt.endswith("<think>")
     response = await served.chat(chat_template_kwargs={"reasoning_effort": "high"})
-    assert response.headers["x-ignored-params"] == "chat_template_kwargs.reasoning_effort"
+    assert response.headers["x-ignored-params"] == "reasoning_effort"
 
 
 async def test_unknown_fields_are_named_and_accepted_ones_are_not(served):

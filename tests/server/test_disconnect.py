@@ -100,3 +100,15 @@ async def test_equal_request_ids_do_not_meet(slow):
         *(slow.http.post("/v1/completions", json=body, headers=headers) for _ in range(4))
     )
     assert [answer.json()["choices"][0]["text"] for answer in answers] == ["aaaaa"] * 4
+
+
+async def test_leaving_inside_the_body(served, caplog):
+    _, writer = await asyncio.open_connection(*served.address)
+    writer.write(request()[:-5])
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.transport.abort()
+    await eventually(lambda: "'status': 499" in caplog.text, "the request is logged")
+    assert "Traceback" not in caplog.text
+    assert not served.engine.requests
+    assert await served.metric("rejects_total") == 0

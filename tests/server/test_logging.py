@@ -40,9 +40,17 @@ def test_no_value_breaks_a_line(capsys, form):
 def test_levels(capsys):
     configure(ServerConfig(log_format="json", log_level="warning"))
     structlog.get_logger("x").info("quiet")
-    logging.getLogger("sse_starlette.sse").debug("chunk: secret")
     structlog.get_logger("x").warning("loud")
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["loud"]
+
+
+def test_chunks_are_not_logged_at_any_level(capsys):
+    configure(ServerConfig(log_format="json", log_level="debug"))
+    logging.getLogger("sse_starlette.sse").debug("chunk: secret")
+    logging.getLogger("other").debug("shown")
+    text = capsys.readouterr().err
+    assert "secret" not in text
+    assert "shown" in text
 
 
 async def test_a_request_is_one_line_without_its_text(capsys, model, says):

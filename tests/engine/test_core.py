@@ -1,0 +1,192 @@
+"""EngineCore: what it says for what it is told; order, counters, refusals and the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.core import EngineCore
+from engine.protocol import Rejected, Shutdown, StepOutputs
+from tests.engine.driver import MODES, Driver
+
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+
+
+@modes
+def test_every_request_ends_once_and_idles_to_nothing(
+    checkpoint: Path, mode: dict[str, Any]
+) -> None:
+    driver = Driver(checkpoint, **mode)
+    ids = [driver.submit([5] * (1 + n), 1 + n % 4) for n in range(40)]
+    driver.run()
+    assert [driver.finish(i) for i in ids] == ["length"] * 40
+    assert [len(driver.tokens(i)) for i in ids] == [1 + n % 4 for n in range(40)]
+    sent = len(driver.sent)
+    driver.turn(3)
+    assert len(driver.sent) == sent, "an idle engine is silent"
+
+
+@modes
+def test_stop_tokens_end_a_request_but_not_before_min_tokens(
+    checkpoint: Path, mode: dict[str, Any]
+) -> None:
+    driver = Driver(checkpoint, **mode)
+    free = driver.submit([1, 2, 3], 12)
+    driver.run()
+    answer = driver.tokens(free)
+    stop = answer[4]
+    first = answer.index(stop)
+    stopped = driver.submit([1, 2, 3], 12, stop_token_ids=(stop,))
+    later = driver.submit([1, 2, 3], 12, stop_token_ids=(stop,), min_tokens=8)
+    exact = driver.submit([1, 2, 3], 5, stop_token_ids=(stop,))
+    driver.run()
+    assert (driver.tokens(stopped), driver.finish(stopped)) == (answer[: first + 1], "stop")
+    assert stop not in driver.tokens(later)[:8]
+    assert len(driver.tokens(later)) >= 8
+    assert driver.finish(exact) == "stop"
+
+
+@modes
+def test_priority_then_arrival(checkpoint: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(checkpoint, **mode, max_num_seqs=1)
+    ids = [driver.submit([1], 2, priority=priority) for priority in (0, 9, 0, -5)]
+    driver.run()
+    assert list(driver.admissions) == [ids[3], ids[0], ids[2], ids[1]]
+    assert list(driver.outputs) == list(driver.admissions)
+
+
+@modes
+def test_tenants_never_share_blocks(checkpoint: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(checkpoint, **mode, block_size=16)
+    prompt = list(range(40))
+    for salt, cached in (("", 0), ("a", 0), ("b", 0), ("a", 32), ("", 32)):
+        request_id = driver.submit(prompt, 4, salt=salt)
+        driver.run()
+        assert driver.cached_tokens(request_id) == cached
+    together = [driver.submit(prompt, 30, salt=salt) for salt in "cdcd"]
+    driver.turn(5)
+    tables = {s.id: set(s.blocks) for s in driver.core.scheduler.running}
+    assert len(tables) == 4
+    assert not (tables[together[0]] | tables[together[2]]) & (
+        tables[together[1]] | tables[together[3]]
+    )
+    assert len(tables[together[0]] & tables[together[2]]) == 2
+
+
+@modes
+def test_what_cannot_run_is_rejected_and_the_rest_goes_on(
+    checkpoint: Path, mode: dict[str, Any]
+) -> None:
+    driver = Driver(checkpoint, **mode)
+    fine = driver.submit([1, 2], 5)
+    too_long = driver.submit([1] * 250, 10)
+    empty = driver.submit([], 5)
+    second = driver.submit([3], 5)
+    driver.run()
+    codes = {i: rejected.code for i, rejected in driver.rejected.items()}
+    assert codes == {too_long: "context_length_exceeded", empty: "invalid_value"}
+    assert "256" in driver.rejected[too_long].message
+    assert [driver.finish(i) for i in (fine, second)] == ["length"] * 2
+    assert not driver.rejected.keys() & driver.outputs.keys()
+
+
+def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
+    """Reliability T-17: refused at admission, the others untouched."""
+    driver = Driver(checkpoint, block_size=16, num_gpu_blocks_override=4)
+    assert driver.core.facts.max_model_len == 64, "what fits is what is served"
+    small = driver.submit([1, 2], 5)
+    large = driver.submit([1] * 60, 6)
+    driver.run()
+    assert driver.rejected[large].code == "context_length_exceeded"
+    assert driver.finish(small) == "length"
+
+
+@modes
+def test_the_counters_count(checkpoint: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(checkpoint, **mode, block_size=16, max_num_batched_tokens=32)
+    lengths, answer = [10, 40, 40], 6
+    for length in lengths:
+        driver.submit(list(range(length)), answer)
+    driver.run()
+    steps = [m.stats for m in driver.sent if isinstance(m, StepOutputs) and m.stats.step]
+    computed = sum(lengths) + len(lengths) * (answer - 1) - steps[-1].prefix_hits
+    assert sum(s.step_prefill_tokens + s.step_decode_tokens for s in steps) == computed
+    assert all(s.step_prefill_tokens + s.step_decode_tokens <= 32 for s in steps)
+    assert steps[-1].prefix_queries == sum(lengths)
+    assert steps[-1].prefix_hits == 32  # the third finds two blocks of the second
+    for earlier, later in zip(steps, steps[1:], strict=False):
+        for counter in ("step", "preemptions", "prefix_queries", "prefix_hits"):
+            assert getattr(earlier, counter) <= getattr(later, counter)
+    assert all(
+        0 <= s.blocks_held + s.blocks_cached <= s.blocks_total and s.step_seconds >= 0
+        for s in steps
+    )
+    assert max(s.running for s in steps) == 3
+
+
+@modes
+def test_no_admission_is_earlier_than_its_request(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """Queue time = admission - arrival is never negative, whatever ran when the request came."""
+    driver = Driver(checkpoint, **mode)
+    driver.submit([1, 2, 3], 20)
+    driver.turn(3)
+    arrivals = {}
+    for number in range(5):
+        arrival = time.monotonic()
+        arrivals[driver.submit([4 + number], 4, arrival=arrival)] = arrival
+        driver.turn()
+    driver.run()
+    for request_id, arrival in arrivals.items():
+        assert driver.admissions[request_id].at >= arrival
+
+
+def test_shutdown_ends_the_loop_with_work_left(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    driver.submit([1, 2], 200)
+    driver.turn(3)
+    driver.inbox.append(Shutdown())
+    driver.core.run()
+    assert not driver.core.running
+
+
+def test_an_idle_core_blocks_on_its_inbox_and_a_busy_one_does_not(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    asked: list[bool] = []
+
+    class Endpoint:
+        def drain(self, *, block: bool) -> list[Any]:
+            asked.append(block)
+            return driver.drain(block=block)
+
+        def send(self, message: Any) -> None:
+            driver.send(message)
+
+    core = EngineCore(driver.config, driver.runner, Endpoint(), depth=1)
+    driver.submit([1], 3)
+    while core.scheduler.has_work or core.in_flight or not asked:
+        core.turn()
+    core.turn()
+    assert asked[0]
+    assert asked[-1]
+    assert not any(asked[1:-1])
+
+
+def test_an_abort_of_the_last_request_reports_the_empty_engine(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    request_id = driver.submit([1, 2, 3], 50)
+    driver.turn(3)
+    driver.abort(request_id)
+    driver.turn()
+    last = driver.sent[-1]
+    assert isinstance(last, StepOutputs)
+    assert (last.tokens, last.stats.running, last.stats.blocks_held) == ([], 0, 0)
+
+
+def test_a_refusal_goes_out_in_the_turn_it_came(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    driver.submit([], 5)
+    driver.turn()
+    assert isinstance(driver.sent[0], Rejected)

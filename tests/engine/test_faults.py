@@ -1,0 +1,148 @@
+"""What goes wrong in one request stays in that request: NaN, aborts, and what they leave behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.driver import MODES, Driver
+
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+PROMPTS = [list(range(start, start + 5 + 9 * start)) for start in range(1, 6)]
+
+
+def with_hot_token(checkpoint: Path, hot: int, **config: Any) -> Driver:
+    """A model in which everything computed from the token `hot` is NaN, its KV too."""
+    driver = Driver(checkpoint, block_size=16, **config)
+    embed: Any = driver.runner.model.embed  # type: ignore[attr-defined]
+    embed.weight.data[hot] = float("nan")
+    return driver
+
+
+def finite(driver: Driver) -> bool:
+    return all(
+        bool(torch.isfinite(kv.keys).all() and torch.isfinite(kv.values).all())
+        for kv in driver.runner.kv.layers
+    )
+
+
+@pytest.fixture(scope="module")
+def healthy(checkpoint: Path) -> list[list[int]]:
+    driver = Driver(checkpoint)
+    ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
+    driver.run()
+    return [driver.tokens(i) for i in ids]
+
+
+@pytest.fixture(scope="module")
+def hot(healthy: list[list[int]]) -> int:
+    """A token that no prompt and no healthy answer holds."""
+    return min(set(range(300, 600)) - {token for answer in healthy for token in answer})
+
+
+@modes
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_nan_logits_end_one_request(
+    checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any], after: int
+) -> None:
+    """Reliability T-35."""
+    driver = Driver(checkpoint, block_size=16, **mode)
+    victim = driver.submit(PROMPTS[2], 20, logprobs=2)
+    ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
+    while len(driver.tokens(victim)) < after:
+        driver.turn()
+    driver.poisoned.add(victim)
+    driver.run()
+    assert driver.finish(victim) == "error"
+    assert driver.tokens(victim)[-1] == -1
+    assert driver.tokens(victim)[:-1] == healthy[2][: len(driver.tokens(victim)) - 1]
+    assert driver.outputs[victim][-1].logprobs is None
+    assert [driver.tokens(i) for i in ids] == healthy
+
+
+@modes
+def test_nothing_of_a_failed_request_stays_in_the_prefix_cache(
+    checkpoint: Path, mode: dict[str, Any]
+) -> None:
+    driver = Driver(checkpoint, block_size=16, **mode)
+    victim = driver.submit(PROMPTS[4], 20)
+    driver.poisoned.add(victim)
+    driver.run()
+    assert driver.finish(victim) == "error"
+    assert driver.stats.blocks_cached == 0
+    again = driver.submit(PROMPTS[4], 20)
+    driver.run()
+    assert driver.cached_tokens(again) == 0
+
+
+@modes
+def test_nan_kv_is_scrubbed_before_anyone_reads_it(
+    checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
+) -> None:
+    """A masked key weighs 0, and 0 * NaN is NaN: a block's next owner would fail as well."""
+    driver = with_hot_token(checkpoint, hot, **mode, num_gpu_blocks_override=16)
+    victim = driver.submit([*PROMPTS[3], hot], 20)
+    driver.run()
+    assert driver.finish(victim) == "error"
+    assert not finite(driver)
+    ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
+    driver.run()
+    assert [driver.tokens(i) for i in ids] == healthy
+    assert finite(driver)
+
+
+@modes
+def test_neighbours_in_the_same_steps_do_not_notice(
+    checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
+) -> None:
+    """Half the requests fail, in chunks and in decodes, under a pool that must preempt."""
+    config = {"num_gpu_blocks_override": 8, "max_num_batched_tokens": 16, "max_model_len": 128}
+    driver = with_hot_token(checkpoint, hot, **mode, **config)
+    ids, victims = [], []
+    for prompt in PROMPTS * 2:
+        ids.append(driver.submit(prompt, 20))
+        victims.append(driver.submit([*prompt, hot, *prompt], 20))
+    driver.run()
+    assert {driver.finish(i) for i in victims} == {"error"}
+    assert [driver.tokens(i) for i in ids] == healthy * 2
+    assert driver.stats.preemptions > 0
+
+
+@modes
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 10])
+def test_an_abort_frees_everything_at_once(
+    checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any], turns: int
+) -> None:
+    """While queued, in a prompt chunk, in flight and mid-answer; twice, and for unknown ids."""
+    driver = Driver(checkpoint, block_size=16, max_num_batched_tokens=16, **mode)
+    ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
+    driver.turn(turns)
+    driver.abort(*ids, *ids, 10**9)
+    driver.turn()
+    assert (driver.stats.running, driver.stats.waiting, driver.stats.blocks_held) == (0, 0, 0)
+    counts = {i: len(driver.tokens(i)) for i in ids}
+    driver.abort(*ids)
+    driver.run()
+    assert counts == {i: len(driver.tokens(i)) for i in ids}, "a token after the abort"
+    again = [driver.submit(prompt, 20) for prompt in PROMPTS]
+    driver.run()
+    assert [driver.tokens(i) for i in again] == healthy
+
+
+@modes
+def test_aborting_one_of_those_that_share_a_prefix(
+    checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any]
+) -> None:
+    """Reliability T-20: the blocks stay with the others, exactly counted."""
+    driver = Driver(checkpoint, block_size=16, **mode)
+    ids = []
+    for _ in range(6):
+        ids.append(driver.submit(PROMPTS[4], 20))
+        driver.turn(2)
+    driver.abort(*ids[::2])
+    driver.run()
+    assert [driver.tokens(i) for i in ids[1::2]] == [healthy[4]] * 3
+    assert driver.stats.prefix_hits == 5 * 48

@@ -1,0 +1,112 @@
+"""A seeded request draws the same tokens alone, in company, after preemption and beside aborts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.driver import MODES, Driver
+
+modes = pytest.mark.parametrize("mode", [MODES["synchronous"], MODES["late"]], ids=str)
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 2.0, "top_k": 500, "top_p": 0.999},  # needs more than 256 candidates
+    {"temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"temperature": 1.0, "frequency_penalty": 0.7, "logit_bias": ((11, 3.0), (12, -50.0))},
+    {"temperature": 0.0},
+)
+COUNT = 16
+
+
+def request(number: int) -> tuple[list[int], dict[str, Any]]:
+    """Request `number`, always the same, with a prompt of 1 to 50 tokens."""
+    rng = random.Random(number)
+    prompt = [rng.randrange(600) for _ in range(1 + (number * 17) % 50)]
+    return prompt, {**SETTINGS[number % len(SETTINGS)], "seed": number * 1_000_003 - 2**40}
+
+
+def submit(driver: Driver, number: int, count: int = COUNT) -> int:
+    prompt, params = request(number)
+    return driver.submit(prompt, count, **params)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path, dtype: str) -> list[list[int]]:
+    """The answers of requests 0 to 31, each in an engine with nothing else to do."""
+    driver = Driver(checkpoint, dtype=dtype, block_size=16, enable_prefix_caching=False)
+    answers = []
+    for number in range(32):
+        request_id = submit(driver, number)
+        driver.run()
+        answers.append(driver.tokens(request_id))
+    return answers
+
+
+@modes
+def test_together(
+    checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
+) -> None:
+    driver = Driver(checkpoint, dtype=dtype, **mode, block_size=16, max_num_batched_tokens=48)
+    ids = [submit(driver, number) for number in range(32)]
+    again = [submit(driver, number) for number in reversed(range(32))]
+    driver.run()
+    assert [driver.tokens(i) for i in ids] == alone
+    assert [driver.tokens(i) for i in reversed(again)] == alone
+
+
+@modes
+def test_after_preemption(
+    checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
+) -> None:
+    driver = Driver(
+        checkpoint,
+        dtype=dtype,
+        **mode,
+        block_size=16,
+        num_gpu_blocks_override=10,
+        max_model_len=80,
+        max_num_batched_tokens=24,
+    )
+    ids = [submit(driver, number) for number in range(32)]
+    driver.run()
+    assert driver.stats.preemptions > 0
+    assert [driver.tokens(i) for i in ids] == alone
+
+
+@modes
+def test_with_others_aborted_around_it(
+    checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
+) -> None:
+    """Aborts at any moment: waiting, in a prompt, in flight."""
+    driver = Driver(checkpoint, dtype=dtype, **mode, block_size=16, max_num_batched_tokens=24)
+    kept, doomed, rng = {}, [], random.Random(5)
+    for number in range(32):
+        doomed.append(submit(driver, number, count=60))
+        kept[number] = submit(driver, number)
+        doomed.append(submit(driver, 31 - number, count=60))
+        driver.turn(rng.randrange(2))
+        if number % 2:
+            driver.abort(doomed.pop(rng.randrange(len(doomed))), 10**9)
+    driver.turn(5)
+    driver.abort(*doomed)
+    driver.run()
+    assert [driver.tokens(kept[number]) for number in range(32)] == alone
+
+
+def test_another_seed_gives_another_answer(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    ids = [driver.submit([1, 2, 3], 12, temperature=1.0, seed=seed) for seed in range(20)]
+    driver.run()
+    assert len({tuple(driver.tokens(i)) for i in ids}) == 20

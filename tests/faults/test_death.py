@@ -1,0 +1,356 @@
+"""Processes that die, hang or are told to leave: who hears of it, how soon, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import psutil
+import pytest
+
+from engine.client import ProcessClient
+from engine.config import EngineConfig
+from engine.errors import EngineDeadError
+from engine.protocol import GenerateRequest, SamplingParams
+from server import exits
+from tests.e2e.serve import (
+    START_S,
+    Case,
+    Server,
+    check,
+    complete,
+    eventually,
+    greedy,
+    serving,
+    starting,
+)
+
+Record = Callable[[str, object], None]
+SEEN_S = 1.0  # promised: the engine's death is seen by every stream and by /health
+GONE_S = 5.0  # promised: nothing outlives the API process
+SLACK = 3  # how much slower than promised a machine busy with other work may be
+LONG = {"max_tokens": 500, "ignore_eos": True, "temperature": 0}
+
+
+def note(record: Record, name: str, seconds: float, promised: float) -> None:
+    """Keeps a measured time with the test's report, and bounds it."""
+    record(name, round(seconds, 3))
+    print(f"\n{name}: {seconds:.3f} s, promised {promised:g} s")
+    assert seconds < promised * SLACK
+
+
+async def health(http: httpx2.AsyncClient, path: str = "/health") -> tuple[int, str]:
+    response = await http.get(path)
+    return response.status_code, response.json()["status"]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(eventually, condition, what)
+
+
+# ---- the engine dies ------------------------------------------------------------------------
+
+
+async def read_raw(http: httpx2.AsyncClient, begun: asyncio.Semaphore) -> str:
+    """What a plain HTTP client got of a stream before the body broke off."""
+    text, counted = "", False
+    body = {"prompt": "Once upon a time", "stream": True, **LONG}
+    try:
+        async with http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                text += line + "\n"
+                if not counted:
+                    begun.release()
+                    counted = True
+    except httpx2.RemoteProtocolError:
+        return text
+    raise AssertionError(f"the body ended as if it were complete:\n{text[-500:]}")
+
+
+async def read_sdk(sdk: openai.AsyncOpenAI, begun: asyncio.Semaphore) -> openai.APIError:
+    """What the official client raises in the middle of a stream."""
+    fields: Any = {"model": "tale", "prompt": "Lily and Ben", **LONG}
+    ignore_eos = {"ignore_eos": fields.pop("ignore_eos")}
+    stream = await sdk.completions.create(**fields, stream=True, extra_body=ignore_eos)
+    counted = False
+    with pytest.raises(openai.APIError) as caught:
+        async for _ in stream:
+            if not counted:
+                begun.release()
+                counted = True
+    return caught.value
+
+
+async def timed(work: Any) -> tuple[Any, float]:
+    result = await work
+    return result, time.monotonic()
+
+
+async def first_failure(http: httpx2.AsyncClient) -> tuple[float, str]:
+    """When /health began to fail, and the status it told of."""
+    while True:
+        code, status = await health(http)
+        if code != 200:
+            assert code == 503
+            return time.monotonic(), status
+        await asyncio.sleep(0.01)
+
+
+async def test_a_killed_engine_ends_every_stream_with_an_error(
+    llama: Path, record_property: Record
+) -> None:
+    with serving(llama, "--served-model-name", "tale") as server:
+        begun = asyncio.Semaphore(0)
+        url = f"{server.base_url}/v1"
+        async with (
+            server.http() as http,
+            openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as sdk,
+        ):
+            raw = [asyncio.create_task(timed(read_raw(http, begun))) for _ in range(8)]
+            typed = [asyncio.create_task(timed(read_sdk(sdk, begun))) for _ in range(8)]
+            for _ in range(16):
+                await begun.acquire()
+            body = {"prompt": "The big", **LONG}
+            whole = [
+                asyncio.create_task(timed(http.post("/v1/completions", json=body)))
+                for _ in range(2)
+            ]
+            await until(lambda: server.metric("num_requests_running") == 18, "18 run")
+            server.engine.kill()
+            killed = time.monotonic()
+            failed_at, status = await first_failure(http)
+            late = await http.post("/v1/completions", json=body)
+            ends = []
+            for text, at in await asyncio.gather(*raw):
+                *_, last = text.strip().split("\n\n")
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
+                assert "[DONE]" not in text
+                ends.append(at)
+            for error, at in await asyncio.gather(*typed):
+                assert error.code == "engine_unavailable"
+                ends.append(at)
+            for response, at in await asyncio.gather(*whole):
+                assert response.status_code == 503
+                assert response.json()["error"]["code"] == "engine_unavailable"
+                ends.append(at)
+        assert status == "dead"
+        assert late.status_code == 503
+        assert late.json()["error"]["code"] == "engine_unavailable"
+        assert server.status() == exits.ENGINE_DIED
+        exited = time.monotonic()
+        assert server.last_line.startswith("penstock: The engine process was killed by signal 9")
+        assert "Traceback" not in server.log
+        assert list(server.temp.iterdir()) == []
+    note(record_property, "streams_ended_after", max(ends) - killed, SEEN_S)
+    note(record_property, "health_503_after", failed_at - killed, SEEN_S)
+    note(record_property, "process_exited_after", exited - killed, GONE_S)
+
+
+async def test_an_engine_killed_while_it_loads_ends_the_process(llama: Path) -> None:
+    with starting(llama) as server:
+        server.wait_for("listening on")
+        eventually(lambda: server.children, "the engine process is there").pop().kill()
+        assert server.status() == exits.ENGINE_DIED
+        assert server.last_line.startswith("penstock: The engine process was killed by signal 9")
+        assert list(server.temp.iterdir()) == []
+
+
+@contextlib.asynccontextmanager
+async def engine_process(model: Path, **fields: Any) -> AsyncIterator[ProcessClient]:
+    client = ProcessClient(EngineConfig(model=str(model), threads=1, **fields))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+def stand_still_until_it_is_gone(client: ProcessClient) -> None:
+    """Blocks the event loop, so that everything about the engine's end comes in at once."""
+    assert client.pid is not None
+    eventually(lambda: not psutil.pid_exists(client.pid or 0), "the engine has ended", START_S)
+
+
+async def test_the_engines_last_words_are_the_cause(llama: Path) -> None:
+    async with engine_process(llama, max_model_len=4096) as client:
+        await asyncio.sleep(0.1)  # past what the start has scheduled
+        stand_still_until_it_is_gone(client)
+        with pytest.raises(EngineDeadError, match="--max-model-len 4096 is more than the 512"):
+            await client.wait_ready()
+        assert client.config_error
+
+
+async def test_work_given_to_an_engine_not_yet_known_to_be_dead(llama: Path) -> None:
+    async with engine_process(llama) as client:
+        await client.wait_ready()
+        psutil.Process(client.pid).kill()
+        stand_still_until_it_is_gone(client)
+        params = SamplingParams(max_tokens=3)
+        left, kept = (
+            client.submit([GenerateRequest(client.next_id(), [1, 2], params, time.monotonic())])
+            for _ in range(2)
+        )
+        left.close()
+        with pytest.raises(EngineDeadError, match="killed by signal 9"):
+            [batch async for batch in kept]
+
+
+# ---- the API process dies -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [0, 8], ids=["idle", "loaded"])
+async def test_a_killed_api_process_leaves_nothing(
+    load: int, llama: Path, record_property: Record
+) -> None:
+    with serving(llama) as server:
+        engine = server.engine
+        async with server.http() as http:
+            body = {"prompt": "Tim", **LONG}
+            requests = [
+                asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(load)
+            ]
+            await until(lambda: server.metric("num_requests_running") == load, "all run")
+            server.process.kill()
+            killed = time.monotonic()
+            await until(lambda: not alive(engine), "the engine is gone")
+            gone = time.monotonic()
+            for error in await asyncio.gather(*requests, return_exceptions=True):
+                assert isinstance(error, httpx2.TransportError)
+        assert list(server.temp.iterdir()) == []
+    note(record_property, "engine_gone_after", gone - killed, GONE_S)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# ---- the engine hangs -----------------------------------------------------------------------
+
+
+async def test_a_hung_engine_is_told_of_and_goes_on_when_it_can(
+    llama: Path, stories: list[Case]
+) -> None:
+    case = stories[0]
+    with serving(llama, "--dtype", "float32", "--stall-timeout", "2") as server:
+        async with server.http() as http:
+            stream = asyncio.create_task(complete(http, greedy(case, stream=True)))
+            await until(lambda: server.metric("generation_tokens_total") > 3, "tokens come")
+            server.engine.suspend()
+            assert await health(http) == (200, "ok"), "a pause is not a stall"
+            stopped = time.monotonic()
+            while (seen := await health(http)) == (200, "ok"):
+                assert time.monotonic() - stopped < 60
+                await asyncio.sleep(0.05)
+            assert seen == (503, "stalled")
+            assert time.monotonic() - stopped > 1.9
+            assert await health(http, "/ready") == (503, "stalled")
+            server.engine.resume()
+            check(await stream, case)
+            assert await health(http) == (200, "ok")
+            assert await health(http, "/ready") == (200, "ok")
+
+
+# ---- signals --------------------------------------------------------------------------------
+
+
+async def test_sigterm_lets_everything_accepted_finish(llama: Path, stories: list[Case]) -> None:
+    with serving(llama, "--dtype", "float32", "--max-num-seqs", 4) as server:
+        async with server.http() as http:
+            crowd = [stories[i % len(stories)] for i in range(12)]
+            accepted = [
+                asyncio.create_task(complete(http, greedy(case, stream=i % 3 != 0)))
+                for i, case in enumerate(crowd)
+            ]
+            await until(lambda: server.metric("num_requests_waiting") == 8, "4 run and 8 wait")
+            server.signal(signal.SIGTERM)
+            await until(lambda: "SIGTERM" in server.log, "the signal has arrived")
+            assert await health(http) == (200, "draining")
+            assert await health(http, "/ready") == (503, "draining")
+            late = await http.post("/v1/completions", json={"prompt": "Hi"})
+            assert late.status_code == 503
+            assert late.json()["error"]["code"] == "shutting_down"
+            assert "retry-after" in late.headers
+            for answer, case in zip(await asyncio.gather(*accepted), crowd, strict=True):
+                check(answer, case)
+        assert server.status() == exits.CLEAN
+        assert list(server.temp.iterdir()) == []
+
+
+async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(llama: Path) -> None:
+    with serving(llama, "--drain-timeout", "0.2") as server:
+        begun = asyncio.Semaphore(0)
+        async with server.http() as http:
+            body = {"prompt": "Tim", **LONG, "n": 16}
+            whole = asyncio.create_task(http.post("/v1/completions", json=body))
+            stream = asyncio.create_task(read_raw(http, begun))
+            await begun.acquire()
+            server.signal(signal.SIGTERM)
+            text = await stream
+            response = await whole
+        assert '"code":"shutting_down"' in text
+        assert "[DONE]" not in text
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "shutting_down"
+        assert server.status() == exits.CLEAN
+
+
+async def test_a_second_sigterm_is_obeyed_at_once(llama: Path, record_property: Record) -> None:
+    with serving(llama) as server:
+        engine = server.engine
+        async with server.http() as http:
+            body = {"prompt": "Tim", **LONG, "n": 16}
+            request = asyncio.create_task(http.post("/v1/completions", json=body))
+            await until(lambda: server.metric("num_requests_running") == 16, "16 run")
+            server.signal(signal.SIGTERM)
+            await until(lambda: "SIGTERM" in server.log, "the first signal has arrived")
+            server.signal(signal.SIGTERM)
+            again = time.monotonic()
+            assert await asyncio.to_thread(server.status) == 128 + signal.SIGTERM
+            exited = time.monotonic()
+            await until(lambda: not alive(engine), "the engine is gone")
+            with pytest.raises(httpx2.TransportError):
+                await request
+    note(record_property, "second_signal_to_exit", exited - again, 1.0)
+
+
+@pytest.fixture
+def loading(llama: Path) -> Iterator[Server]:
+    with starting(llama) as server:
+        server.wait_for("penstock: listening")
+        yield server
+
+
+def test_sigterm_while_loading(loading: Server, record_property: Record) -> None:
+    engine = eventually(lambda: loading.children, "the engine process is there")[0]
+    loading.signal(signal.SIGTERM)
+    told = time.monotonic()
+    assert loading.status() == exits.CLEAN
+    note(record_property, "exit_while_loading", time.monotonic() - told, 3.0)
+    eventually(lambda: not alive(engine), "the engine is gone")
+    assert list(loading.temp.iterdir()) == []
+    assert "Traceback" not in loading.log
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(llama: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as holder,
+        starting(llama, "--port", holder.getsockname()[1]) as server,
+    ):
+        assert server.status() == exits.CANNOT_LISTEN
+        assert "Port" in server.last_line
+        assert "is in use" in server.last_line
+        assert "--port" in server.last_line
+        assert "loading" not in server.log

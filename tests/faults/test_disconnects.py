@@ -1,0 +1,186 @@
+"""Clients that leave at any moment: their work stops, nothing is left over, nobody else notices.
+
+The service runs in the test's own event loop, so that its tasks can be counted; the engine is a
+process as always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engine.client import ProcessClient
+from engine.config import EngineConfig
+from tests.e2e.serve import Case, check, complete, greedy
+from tests.server.rig import Served, eventually, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONCURRENT = 24  # three times what runs at once: some leave while they wait
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() sends RST instead of FIN
+
+
+@dataclass(frozen=True)
+class Service:
+    client: ProcessClient
+    served: Served
+    idle_tasks: frozenset[asyncio.Task[Any]]
+
+    def is_clean(self) -> bool:
+        client, stats = self.client, self.client.stats
+        held = stats.running, stats.waiting, stats.blocks_held
+        known = client._streams, client._waiting, client._waiting_tokens
+        return not any((*held, *known)) and asyncio.all_tasks() <= self.idle_tasks | {
+            task for task in (asyncio.current_task(),) if task
+        }
+
+    async def settle(self) -> None:
+        """Nothing is left: no sequence, KV block, stream or task; /metrics says so too."""
+        await eventually(self.is_clean, "everything is given back")
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert await self.served.metric(name) == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(llama: Path, stories: list[Case]) -> AsyncIterator[Service]:
+    config = EngineConfig(
+        model=str(llama),
+        dtype="float32",
+        threads=1,
+        block_size=16,
+        num_gpu_blocks_override=48,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+    )
+    client = ProcessClient(config)
+    async with serving(client, llama, log_level="info") as served:  # type: ignore[arg-type]
+        await client.wait_ready()
+        # The first stream starts a task of the SSE library that stays.
+        check(await complete(served.http, greedy(stories[0], stream=True)), stories[0])
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        yield Service(client, served, frozenset(tasks))
+
+
+@dataclass(frozen=True)
+class Leaver:
+    """A request and the moment at which its client leaves."""
+
+    body: dict[str, Any]
+    moment: str
+    amount: float  # share of the bytes sent, seconds waited, or events read, as `moment` says
+    resets: bool
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Leaver:
+        stream = rng.random() < 0.6
+        moments = ["headers", "body", "sent", "later"] + ["chunk", "decode"] * 2 * stream
+        moment = rng.choice(moments)
+        amounts = {"later": rng.uniform(0, 0.4), "chunk": 1, "decode": rng.randint(2, 30)}
+        body = {
+            "prompt": [rng.randint(3, 511) for _ in range(rng.randint(1, 300))],
+            "max_tokens": rng.randint(1, 150),
+            "stream": stream,
+            "n": rng.choice((1, 1, 1, 4)),
+            "ignore_eos": True,
+        }
+        return cls(body, moment, amounts.get(moment, rng.random()), rng.random() < 0.5)
+
+    async def run(self, address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            await self._until_leaving(reader, writer)
+        finally:
+            if self.resets:
+                connection = writer.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _until_leaving(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        body = json.dumps(self.body).encode()
+        fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n".encode()
+        match self.moment:
+            case "headers":
+                writer.write(head[: int(len(head) * self.amount)])
+            case "body":
+                writer.write(head + body[: int(len(body) * self.amount)])
+            case _:
+                writer.write(head + body)
+        await writer.drain()
+        if self.moment == "later":
+            await asyncio.sleep(self.amount)
+        for _ in range(int(self.amount) if self.moment in ("chunk", "decode") else 0):
+            await reader.readuntil(b"data: ")
+
+
+async def test_200_disconnects_at_random_moments_leave_nothing(
+    service: Service, stories: list[Case], caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(20)
+    leavers = [Leaver.draw(rng) for _ in range(200)]
+    served = service.served
+    aborted = await served.metric("aborts_total", reason="disconnect")
+    gate = asyncio.Semaphore(CONCURRENT)
+
+    async def leave(leaver: Leaver) -> None:
+        async with gate:
+            with contextlib.suppress(asyncio.IncompleteReadError):  # it had fewer events
+                await leaver.run(served.address)
+
+    async def stay(case: Case) -> None:
+        async with gate:
+            check(await complete(served.http, greedy(case, stream=len(case.ids) % 2 == 0)), case)
+
+    stayers = [case.after(20 + i, most=50 + i) for i, case in enumerate(stories)]
+    crowd = [leave(leaver) for leaver in leavers] + [stay(case) for case in stayers]
+    rng.shuffle(crowd)
+    await asyncio.gather(*crowd)
+    await service.settle()
+    aborted = await served.metric("aborts_total", reason="disconnect") - aborted
+    assert 20 < aborted < 200
+    assert await served.metric("aborts_total") == await served.metric(
+        "aborts_total", reason="disconnect"
+    )
+    records = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+    assert {record["status"] for record in records if "status" in record} == {200, 499}
+    assert "Traceback" not in caplog.text
+    check(await complete(served.http, greedy(stories[1])), stories[1])
+
+
+ENDLESS = {"prompt": [1] * 40, "max_tokens": 400, "ignore_eos": True}
+MOMENTS = {
+    "queued": Leaver({**ENDLESS, "n": 16, "stream": True}, "later", 0.05, False),
+    "whole": Leaver({**ENDLESS, "stream": False}, "later", 0.2, True),
+    "whole, n=4": Leaver({**ENDLESS, "n": 4, "stream": False}, "later", 0.2, False),
+    "first chunk": Leaver({**ENDLESS, "stream": True}, "chunk", 1, False),
+    "decoding": Leaver({**ENDLESS, "stream": True}, "decode", 20, True),
+    "decoding, n=4": Leaver({**ENDLESS, "n": 4, "stream": True}, "decode", 20, False),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_each_abandoned_request_is_counted_once(service: Service, moment: str) -> None:
+    served = service.served
+    before = await served.metric("aborts_total", reason="disconnect")
+    step = service.client.stats.step
+    succeeded = await served.metric("request_success_total")
+    await asyncio.gather(*(MOMENTS[moment].run(served.address) for _ in range(3)))
+    await service.settle()
+    assert service.client.stats.step - step < 300, "the engine computed on for nobody"
+    assert await served.metric("aborts_total", reason="disconnect") - before == 3
+    assert await served.metric("request_success_total") == succeeded

@@ -1,0 +1,60 @@
+"""A loaded model fed slices by hand: logits of every token, not only of the sampled ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.kv_cache import KVCache
+from engine.protocol import SamplingParams
+from engine.runner.batch import build_batch
+from engine.runner.model_runner import ModelRunner
+from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice, Step
+
+Plan = list[list[tuple[int, int]]]  # steps of (prompt, how many of its next tokens)
+
+
+@torch.inference_mode()
+def forward(runner: ModelRunner, prompts: Sequence[list[int]], plan: Plan) -> list[torch.Tensor]:
+    """Logits [tokens computed, vocabulary] of each prompt; its blocks lie scattered in a new cache.
+
+    Within a step decodes go before chunks, as the scheduler orders them.
+    """
+    size = runner.kv.block_size
+    needed = [-(-len(prompt) // size) for prompt in prompts]
+    scattered = random.Random(0).sample(range(1, sum(needed) + 1), sum(needed))
+    kv = KVCache(runner.model.specs, sum(needed), size, runner.dtype, runner.device)
+    params = SamplingParams(max_tokens=1)
+    rows, blocks = [], []
+    for row, prompt in enumerate(prompts):
+        rows.append(NewRow(row, tuple(prompt), len(prompt), params))
+        blocks.append(NewBlocks(row, 0, tuple(scattered.pop() for _ in range(needed[row]))))
+    runner.rows.apply(rows, blocks)
+    logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+    done = [0] * len(prompts)
+    for turn in plan:
+        slices = []
+        for index, count in sorted(turn, key=lambda part: part[1] > 1):
+            slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
+            done[index] += count
+        batch = build_batch(Step(0, tuple(slices), (), (), ()), runner.rows, kv, runner.backend)
+        result = runner.model.logits(runner.model.forward(batch))
+        for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
+            logits[slice_.row].append(part)
+    assert not any(kv.layers[0].keys[0].flatten().tolist()), "the null block was written"
+    return [torch.cat(parts) for parts in logits]
+
+
+def whole(prompts: Sequence[list[int]]) -> Plan:
+    """All prompts in one step."""
+    return [[(index, len(prompt)) for index, prompt in enumerate(prompts)]]
+
+
+def chunked(prompts: Sequence[list[int]], size: int) -> Plan:
+    """Every prompt by `size` tokens a step, side by side."""
+    plan: Plan = []
+    for start in range(0, max(map(len, prompts)), size):
+        plan.append([(i, min(size, len(p) - start)) for i, p in enumerate(prompts) if start < len(p)])
+    return plan

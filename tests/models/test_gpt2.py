@@ -1,0 +1,85 @@
+"""GPT-2 against transformers: Conv1D weights, learned positions, every spelling of its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.models.gpt2 import GPT2
+from tests.models.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config(**overrides: Any) -> Any:
+    from transformers import GPT2Config
+
+    small = {"vocab_size": 211, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 128}
+    return GPT2Config(**(small | overrides))
+
+
+def without_prefix(config: dict[str, Any], tensors: Tensors) -> None:
+    """As OpenAI's own files, which also carry the causal masks."""
+    for name in [name for name in tensors if name.startswith("transformer.")]:
+        tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+    for layer in range(config["n_layer"]):
+        mask = torch.ones(config["n_positions"], config["n_positions"], dtype=torch.uint8)
+        tensors[f"h.{layer}.attn.bias"] = mask.tril()[None, None]
+        tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
+
+def with_masks(config: dict[str, Any], tensors: Tensors) -> None:
+    for layer in range(config["n_layer"]):
+        tensors[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 4, 4)
+
+
+PARTS = [
+    *("wpe", "attn.c_attn.bias", "attn.c_proj.bias", "mlp.c_fc.bias", "mlp.c_proj.bias"),
+    *("ln_1.weight", "ln_1.bias", "ln_2.bias", "ln_f.bias"),
+]
+CASES = [
+    Case("prefix", config, zeroed=PARTS),
+    Case("no-prefix-inner", lambda: config(n_inner=96), edit=without_prefix),
+    Case("untied", lambda: config(tie_word_embeddings=False), zeroed=["lm_head"]),
+]
+
+
+@golden_tests(CASES)
+def test_golden(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@golden_tests(
+    [
+        Case("masks", config, edit=with_masks),
+        Case("tanh-name", lambda: config(activation_function="gelu_pytorch_tanh")),
+        Case("sharded", config, shard_size="40KB"),
+        Case("epsilon", lambda: config(layer_norm_epsilon=0.5), without={"layer_norm_epsilon": 0}),
+    ],
+    [full_prefill],
+)
+def test_spelling(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"activation_function": "gelu"}, "activation_function = 'gelu'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"scale_attn_weights": False}, "scale_attn_weights"),
+        ({"n_head": 5}, "n_embd 48 .* 5 heads"),
+        ({"n_embd": 0}, "n_embd = 0"),
+        ({"n_inner": -1}, "n_inner = -1"),
+        ({"n_positions": None}, "lacks 'n_positions'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+    pytest.importorskip("transformers")
+    given = config().to_dict() | wrong
+    with pytest.raises(ConfigError, match=said), torch.device("meta"):
+        GPT2(given, max_positions=128, dtype=torch.float32)

@@ -1,0 +1,151 @@
+"""Llama against transformers, in every variant a checkpoint in the wild may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import read_json
+from engine.errors import ConfigError
+from engine.models.llama import Llama
+from tests.models.golden import (
+    Case,
+    Equality,
+    Golden,
+    Tensors,
+    full_prefill,
+    golden_tests,
+    load,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+DEFAULT_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+
+
+def config(**overrides: Any) -> Any:
+    from transformers import LlamaConfig
+
+    small = {
+        "vocab_size": 211,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+    }
+    return LlamaConfig(**(small | overrides))
+
+
+def rope(kind: str, **parameters: Any) -> Any:
+    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | parameters
+    return config(rope_parameters=scaling, head_dim=16)
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+BIASES = [
+    f"{module}.bias"
+    for module in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+]
+
+
+def old_spelling(config: dict[str, Any], tensors: Tensors) -> None:
+    """rope_scaling and rope_theta as transformers 4 wrote them, and the buffers of older files."""
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    config["rope_scaling"] = parameters
+    for layer in range(config["num_hidden_layers"]):
+        tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.rand(8)
+
+
+def old_type(config: dict[str, Any], tensors: Tensors) -> None:
+    """The first spelling of all: `type` instead of `rope_type`."""
+    old_spelling(config, tensors)
+    config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
+
+
+def copied_head(config: dict[str, Any], tensors: Tensors) -> None:
+    """Some tied checkpoints hold the head a second time."""
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+CASES = [
+    Case("gqa", config, zeroed=["input_layernorm", "post_attention_layernorm", "model.norm"]),
+    Case("mha-tied", lambda: config(num_key_value_heads=6, tie_word_embeddings=True)),
+    Case("mqa-head-dim", lambda: config(num_attention_heads=4, num_key_value_heads=1, head_dim=32)),
+    Case("biases", lambda: config(attention_bias=True, mlp_bias=True), zeroed=BIASES),
+    Case("llama3", lambda: rope("llama3", **LLAMA3), without=DEFAULT_ROPE),
+    Case("linear", lambda: rope("linear"), without=DEFAULT_ROPE),
+    Case(
+        "yarn",
+        lambda: rope("yarn", original_max_position_embeddings=32, beta_fast=8.0),
+        without=DEFAULT_ROPE,
+    ),
+]
+# What is only another way to write the same: one equality says it was read.
+SPELLINGS = [
+    Case("dynamic", lambda: rope("dynamic")),  # within the original length: no scaling yet
+    Case("theta", lambda: rope("default", rope_theta=500.0), without=DEFAULT_ROPE),
+    Case("old-spelling", lambda: rope("llama3", **LLAMA3), edit=old_spelling),
+    Case("old-type", lambda: rope("linear", rope_theta=500.0), edit=old_type),
+    Case("yarn-factor", lambda: rope("yarn", attention_factor=1.5, truncate=False)),
+    Case("sharded", lambda: config(tie_word_embeddings=True), shard_size="40KB"),
+    Case("copied-head", lambda: config(tie_word_embeddings=True), edit=copied_head),
+]
+
+
+@golden_tests(CASES)
+def test_golden(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@golden_tests(SPELLINGS, [full_prefill])
+def test_spelling(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+    if golden.case.name == "sharded":
+        assert len(list(golden.folder.glob("model-*-of-*.safetensors"))) > 3
+
+
+@golden_tests([Case("gqa", config)], [full_prefill])
+def test_unpacked_weights_compute_the_same(golden: Golden, equality: Equality) -> None:
+    golden.runner = load(golden.folder, prepack=False)
+    equality(golden)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_attention_heads": True}, "num_attention_heads = True"),
+        ({"num_key_value_heads": 4}, "6 attention heads .* 4 key/value heads"),
+        ({"head_dim": 7}, "head_dim = 7"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not known"),
+        ({"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}}, "mscale"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "big"}}, "factor.*'big'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+    pytest.importorskip("transformers")
+    given = config().to_dict() | wrong
+    with pytest.raises(ConfigError, match=said), torch.device("meta"):
+        Llama(given, max_positions=128, dtype=torch.float32)
+
+
+def test_longer_than_the_model_is_refused(tmp_path: Any, demo: Any) -> None:
+    own = read_json(demo / "config.json")["max_position_embeddings"]
+    with pytest.raises(ConfigError, match=f"more than the {own} positions"):
+        load(demo, max_model_len=own + 1)
