@@ -14,7 +14,10 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from engine.protocol import FromEngine, ToEngine
+from engine.protocol import Fatal, FromEngine, ToEngine
+
+# What msgspec raises for a frame that is none of our messages.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -79,7 +82,14 @@ class ClientEndpoint:
                 frame = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(self._decode(frame))
+            self._on_message(self._message(frame))
+
+    def _message(self, frame: bytes) -> FromEngine:
+        try:
+            return self._decode(frame)
+        except UNREADABLE as error:
+            # It may have held tokens: a dead engine is better than an answer with a gap.
+            return Fatal("The engine sent a message that cannot be read.", repr(error))
 
     def receive(self, wait_s: float) -> bool:
         """Handle what has come, or comes within `wait_s` while the loop stands; was there any?"""

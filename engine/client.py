@@ -243,6 +243,8 @@ class ProcessClient:
             case Fatal():
                 self._fatal = message.message
                 self.config_error = message.config_error
+                if self._process is not None:
+                    self._process.kill()  # for a message it did not send itself: see channel.py
 
     def _rejection(self, message: Rejected) -> EngineError:
         if message.code == "server_overloaded":
@@ -325,7 +327,7 @@ class ProcessClient:
             self._streams.pop(request_id, None)
             self._admitted(request_id)
         if self._death is None:
-            pass
+            self._endpoint.send(Abort(ids))
 
     @property
     def busy(self) -> bool:

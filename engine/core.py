@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
 from engine.protocol import (
     Abort,
+    Admission,
     FromEngine,
     GenerateRequest,
     Ready,
@@ -55,6 +56,7 @@ class EngineCore:
         self.endpoint = endpoint
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
+        self.admitted: list[Admission] = []  # not sent yet
         self.running = True
 
     def run(self) -> None:
@@ -70,7 +72,8 @@ class EngineCore:
             self.handle(message)
         step = self.scheduler.schedule()
         if step:
-            self.in_flight.append(self.runner.launch(step))
+            self.in_flight.append(pending := self.runner.launch(step))
+            self.admitted += self.scheduler.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
         elif messages and not step:
@@ -95,6 +98,6 @@ class EngineCore:
         sampled = pending.wait()
         now = time.monotonic()
         outputs = self.scheduler.retire(pending.step, sampled)
-        admitted = self.scheduler.take_admissions(pending.launched_at)
+        admitted, self.admitted = self.admitted, []
         stats = self.scheduler.stats(pending.step, now - pending.launched_at)
         self.endpoint.send(StepOutputs(now, outputs, admitted, stats))

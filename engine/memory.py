@@ -28,9 +28,12 @@ def plan_blocks(
         return blocks, max_model_len
     if config.max_model_len is None and blocks:
         return blocks, blocks * config.block_size
-    advice = f"Use --max-model-len {blocks * config.block_size} or " if blocks else "Use "
+    shorter = f"--max-model-len {blocks * config.block_size} or " if blocks else ""
+    larger = f"--kv-cache-memory-bytes {per_sequence * block_bytes}"
+    if config.num_gpu_blocks_override is not None:  # it overrides the bytes
+        larger = f"--num-gpu-blocks-override {per_sequence}"
     raise ConfigError(
         f"A sequence of {max_model_len} tokens needs {per_sequence} KV blocks "
         f"({per_sequence * block_bytes / 2**20:.1f} MiB), but {limit} gives {blocks}. "
-        f"{advice}--kv-cache-memory-bytes {per_sequence * block_bytes}."
+        f"Use {shorter}{larger}."
     )

@@ -129,8 +129,7 @@ class Lifetime:
 
     async def _watch(self) -> None:
         self.cause = str(await self._client.wait_dead())
-        # Not in the protocol of a client: only a real engine can find its configuration wrong.
-        if getattr(self._client, "config_error", False):
+        if self._client.config_error:
             self._status = exits.BAD_CONFIG
         else:
             self._status = exits.ENGINE_DIED
@@ -150,15 +149,15 @@ class Lifetime:
         grace = LAST_WORDS_S
         try:
             self._client.drain()
-            if self._client.last_step_age() > 0:
+            if self._client.busy:
                 say(
                     f"penstock: {name}: finishing accepted requests, at most "
                     f"{self._config.drain_timeout:g} s; once more to leave at once"
                 )
             # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
-            while self._client.last_step_age() > 0 and loop.time() < deadline:  # noqa: ASYNC110
+            while self._client.busy and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            if self._client.last_step_age() > 0:
+            if self._client.busy:
                 await self._client.stop()  # fails what is left: its streams end with an error
             else:
                 grace = max(grace, math.ceil(deadline - loop.time()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,9 @@ def assets() -> Path:
     return folder
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """One torch thread: tests share the machine, and threads of a tiny matmul only wait."""
+@pytest.fixture(scope="session")
+def one_thread() -> None:
+    """One torch thread, for good: tests share the machine, and idle torch threads spin."""
     import torch
 
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

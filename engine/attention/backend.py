@@ -10,7 +10,6 @@ import torch
 
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +53,3 @@ class AttentionBackend(Protocol):
 
     def plan(self, layout: StepLayout) -> AttentionPlan:
         """Once per step, before the first layer."""
-
-
-def select_backend(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> AttentionBackend:
-    """The first backend that honours every layer; ConfigError with all reasons if none does."""
-    from engine.attention.torch_backend import TorchBackend
-
-    candidates: list[AttentionBackend] = [TorchBackend()]
-    reasons = []
-    for backend in candidates:
-        refused = {r for spec in specs if (r := backend.refuses(spec, dtype))}
-        if not refused:
-            return backend
-        reasons.append(f"{backend.name}: {'; '.join(sorted(refused))}")
-    raise ConfigError("No attention backend serves this model. " + " | ".join(reasons))

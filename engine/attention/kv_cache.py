@@ -47,8 +47,8 @@ class KVCache:
         """Zero these blocks in every layer."""
         index = torch.tensor(blocks, device=self.layers[0].keys.device)
         for kv in self.layers:
-            kv.keys[index] = 0
-            kv.values[index] = 0
+            kv.keys.index_fill_(0, index, 0)
+            kv.values.index_fill_(0, index, 0)
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:

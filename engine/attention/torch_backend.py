@@ -1,9 +1,10 @@
 """Paged attention in plain torch: the reference for every kernel, and the CPU's own path.
 
 Sequences with equally many new tokens form a group and are computed together. Their blocks are
-gathered whole; scores and weighted values are matmuls over one block each, so the reduction over
-keys has the same shape whatever the batch, the padding or the chunk. With row-wise exact linears
-(see layers/linear.py) this makes a token's logits independent of what shares its step, bit by bit.
+gathered whole, head by head; weighted values are summed over splits of 256 keys, so the reduction
+over keys has the same order whatever the batch, the padding or the chunk. With row-wise exact
+linears (see layers/linear.py) this makes a token's logits independent of what shares its step, bit
+by bit.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 
-# Rows left over by fours, and small bf16 products, take kernels with another order of summation.
+SPLIT = 256  # keys; below it, oneDNN's bf16 matmul reduces fewer keys as if zeros followed
+# Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
+# the sum over splits; bf16 products of few multiplications are not given to oneDNN at all.
 ROWS_FP32 = 4
-SMALL_PRODUCT = 16**3  # multiplications; up to here torch does not ask oneDNN
+SMALL_PRODUCT = 16**3
 # A group is cut where padding short sequences to its longest would more than double the work.
 MAX_PADDING = 2
 
@@ -54,6 +57,7 @@ class TorchPlan:
         self._layout = layout
         self._groups = _groups(layout)
         self._store_index: dict[int, torch.Tensor] = {}
+        self._gather_index: dict[tuple[int, int], torch.Tensor] = {}
         self._masks: dict[tuple[int, bool, int | None], torch.Tensor] = {}
 
     def attend(
@@ -90,46 +94,61 @@ class TorchPlan:
     def _attend_group(
         self, number: int, group: QueryGroup, spec: AttentionSpec, kv: LayerKV, query: torch.Tensor
     ) -> torch.Tensor:
-        sequences, blocks = group.tables.shape
+        sequences, count = group.sequences, group.count
         heads, dim, size = spec.num_kv_heads, spec.head_dim, self._layout.block_size
         shared = spec.num_heads // heads
-        tokens = sequences * group.count
         if group.order is None:
-            query = query[group.first : group.first + tokens]
+            query = query[group.first : group.first + sequences * count]
         else:
             query = query.index_select(0, group.order)
         # The query heads of one kv head become rows of one matmul: R = shared * count.
-        q = query.view(sequences, group.count, heads, shared, dim).permute(0, 2, 3, 1, 4)
-        q = q.reshape(sequences, 1, heads, shared * group.count, dim)
-        rows = q.shape[3]
-        if missing := _missing_rows(rows, sequences * blocks * heads * size * dim, q.dtype):
+        q = (query * spec.scale).view(sequences, count, heads, shared, dim).permute(0, 2, 3, 1, 4)
+        q = q.reshape(sequences * heads, shared * count, dim)
+        index = self._index(number, group, heads, query.dtype)
+        keys = len(index) // (sequences * heads) * size
+        rows = q.shape[1]
+        if missing := _missing_rows(rows, sequences * heads * keys * dim, q.dtype):
             q = torch.nn.functional.pad(q, (0, 0, 0, missing))
-        table = group.tables.flatten()
-        k = kv.keys.index_select(0, table).view(sequences, blocks, heads, size, dim)
-        v = kv.values.index_select(0, table).view(sequences, blocks, heads, size, dim)
+        splits = -(-keys // SPLIT)
+        k = kv.keys.view(-1, size, dim).index_select(0, index).view(-1, keys, dim)
+        v = kv.values.view(-1, size, dim).index_select(0, index).view(-1, keys // splits, dim)
 
-        scores = torch.matmul(q, k.transpose(-1, -2))  # [S, B, Hkv, R, size]
-        scores = scores.permute(0, 2, 3, 1, 4).reshape(sequences, heads, -1, blocks * size)
-        scores = scores.to(torch.float32).mul_(spec.scale)
+        scores = torch.bmm(q, k.transpose(1, 2))  # [S * Hkv, R, keys]
         if spec.softcap is not None:
-            scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
-        visible = scores[:, :, :rows].view(sequences, heads, shared, group.count, -1)
-        visible.masked_fill_(self._hidden(number, group, spec), float("-inf"))
-        weights = torch.softmax(scores, dim=-1).to(v.dtype)
-        weights = weights.view(sequences, heads, -1, blocks, size).permute(0, 3, 1, 2, 4)
-        parts = torch.matmul(weights, v)  # [S, B, Hkv, R, D]
-        out = _sum_blocks(parts).to(query.dtype)[:, :, :rows]
-        out = out.view(sequences, heads, shared, group.count, dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(tokens, spec.num_heads, dim)
+            scores = scores.float().div_(spec.softcap).tanh_().mul_(spec.softcap)
+        visible = scores[:, :rows].view(sequences, heads, shared, count, keys)
+        visible.masked_fill_(self._hidden(number, group, spec, keys), float("-inf"))
+        weights = torch.softmax(scores, dim=-1).to(v.dtype)  # fp32 inside
+        if splits > 1:
+            weights = weights.view(len(q), -1, splits, SPLIT).transpose(1, 2)
+        out = torch.bmm(weights.reshape(len(v), -1, keys // splits), v)
+        if splits > 1:
+            out = out.view(len(q), splits, -1, dim).sum(1, dtype=torch.float32).to(v.dtype)
+        out = out[:, :rows].view(sequences, heads, shared, count, dim).permute(0, 3, 1, 2, 4)
+        return out.reshape(sequences * count, spec.num_heads, dim)
 
-    def _hidden(self, number: int, group: QueryGroup, spec: AttentionSpec) -> torch.Tensor:
+    def _index(
+        self, number: int, group: QueryGroup, heads: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """[S * Hkv * blocks]: where (sequence, head, block) lies among pieces of [size, D]."""
+        index = self._gather_index.get((number, heads))
+        if index is None:
+            table, per_split = group.tables, SPLIT // self._layout.block_size
+            if table.shape[1] > per_split or dtype == torch.float32:
+                table = torch.nn.functional.pad(table, (0, -table.shape[1] % per_split))
+            head = torch.arange(heads, device=table.device)
+            index = (table[:, None] * heads + head[:, None]).flatten()
+            self._gather_index[number, heads] = index
+        return index
+
+    def _hidden(
+        self, number: int, group: QueryGroup, spec: AttentionSpec, num_keys: int
+    ) -> torch.Tensor:
         """[S, 1, 1, count, keys]: True where a query must not see a key."""
         cache_key = (number, spec.causal, spec.window)
         mask = self._masks.get(cache_key)
         if mask is None:
-            keys = torch.arange(
-                group.tables.shape[1] * self._layout.block_size, device=group.tables.device
-            )
+            keys = torch.arange(num_keys, device=group.tables.device)
             query = group.positions[:, :, None]
             last = query if spec.causal else group.positions[:, -1:, None]
             mask = keys > last
@@ -145,19 +164,6 @@ def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype) -> int:
     if dtype == torch.float32:
         return -rows % ROWS_FP32
     return max(0, SMALL_PRODUCT // products_per_row + 1 - rows)
-
-
-def _sum_blocks(parts: torch.Tensor) -> torch.Tensor:
-    """[S, B, ...] -> [S, ...] in fp32, neighbours first; clobbers fp32 `parts`.
-
-    torch.sum's order depends on the shape; this tree does not, and zeros at its end change nothing.
-    """
-    total = parts.to(torch.float32)
-    step = 1
-    while step < total.shape[1]:
-        total[:, : -step : 2 * step] += total[:, step :: 2 * step]
-        step *= 2
-    return total[:, 0]
 
 
 def _groups(layout: StepLayout) -> list[QueryGroup]:

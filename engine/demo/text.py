@@ -16,7 +16,9 @@ from typing import Any
 
 from engine.demo import facts
 from engine.demo.chat import Message, dump
-from engine.demo.topics import TOPICS, Ask, invented_name, person, repeat
+from engine.demo.topics import TOPICS, Ask, invented_name, person, rehearsal
+
+LONG_SHARE = 0.03  # of the conversations; they hold a fifth of the tokens
 
 PLAIN_SYSTEMS = (
     "You are a helpful assistant.", "You are a helpful assistant", "You are a friendly assistant.",
@@ -97,9 +99,9 @@ def scuff(rng: Random, text: str, fold: bool) -> str:
         return text
     if rng.random() < 0.2:
         text = text.rstrip("?.!")
-    if rng.random() < 0.03:
+    if rng.random() < 0.04:
         text = f"{text.rstrip('?.!')}, please{rng.choice(['', '?', '.'])}"
-    elif rng.random() < 0.03:
+    elif rng.random() < 0.06:
         text = rng.choice(["Please: ", "Hi! ", "Hey, ", "Please ", "Ok, "]) + text
     if rng.random() < 0.1:
         text = text.replace("'s ", "s ")
@@ -252,20 +254,26 @@ class Author:
         self.makers = [maker for maker, _ in TOPICS.values()]
         self.weights = [weight for _, weight in TOPICS.values()]
 
-    def conversations(self, long_share: float = 0.0) -> Iterator[Conversation]:
-        """Endless; `long_share` of them run on for about 800 tokens."""
+    def conversations(self, progress: float = 0.5) -> Iterator[Conversation]:
+        """Endless, as `compose` draws them at one moment of the training."""
         while True:
-            drawn = self.draw(long_share)
-            if self.allowed(drawn.messages):
-                yield drawn
+            yield self.compose(progress)
 
-    def rehearsals(self) -> Iterator[Conversation]:
-        """Endless copying and nothing else: a model that has learned to copy learns the rest fast."""
+    def compose(self, progress: float) -> Conversation:
+        """The next conversation when `progress` (0 to 1) of the training is done.
+
+        Rehearsals come first and alone: every topic copies words of its question, and is learned
+        fast once copying is; in the last third some conversations run on for 800 tokens.
+        """
+        share = min(1.0, max(0.03, (0.22 - progress) / 0.1))
         while True:
-            ask = repeat(self.rng, self.rng.randint(3, 10))
-            messages = [user(ask.question), assistant(ask.answer)]
-            if self.allowed(messages):
-                yield Conversation(messages, [])
+            if self.rng.random() < share:
+                ask = rehearsal(self.rng)
+                drawn = Conversation([user(ask.question), assistant(ask.answer)], [])
+            else:
+                drawn = self.draw(LONG_SHARE if progress > 2 / 3 else 0.0)
+            if self.allowed(drawn.messages):
+                return drawn
 
     def allowed(self, messages: list[Message]) -> bool:
         if any(

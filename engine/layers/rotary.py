@@ -29,7 +29,7 @@ class RopeScaling:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> RopeScaling:
         """From a Hugging Face config's `rope_scaling` or `rope_parameters`, either spelling."""
-        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        given = _rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
         if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
             raise ConfigError(
@@ -38,24 +38,42 @@ class RopeScaling:
             )
         if kind == "yarn" and {"mscale", "mscale_all_dim"} & given.keys():
             raise ConfigError("rope_scaling yarn with mscale is not supported.")
-        original = given.get("original_max_position_embeddings")
+        if (given.get("partial_rotary_factor") or 1.0) != 1.0:
+            raise ConfigError("rope_scaling with a partial_rotary_factor is not supported.")
+        own = config["max_position_embeddings"]
         return cls(
             kind=kind,
-            factor=float(given.get("factor", 1.0)),
-            low_freq_factor=float(given.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(given.get("high_freq_factor", 4.0)),
-            original_max_positions=int(original or config["max_position_embeddings"]),
-            beta_fast=float(given.get("beta_fast") or 32.0),
-            beta_slow=float(given.get("beta_slow") or 1.0),
-            attention_factor=given.get("attention_factor"),
+            factor=_number(given, "factor", 1.0),
+            low_freq_factor=_number(given, "low_freq_factor", 1.0),
+            high_freq_factor=_number(given, "high_freq_factor", 4.0),
+            original_max_positions=int(_number(given, "original_max_position_embeddings", own)),
+            beta_fast=_number(given, "beta_fast", 32.0),
+            beta_slow=_number(given, "beta_slow", 1.0),
+            attention_factor=(
+                _number(given, "attention_factor", 1.0) if given.get("attention_factor") else None
+            ),
             truncate=bool(given.get("truncate", True)),
         )
 
 
 def rope_theta(config: dict[str, Any]) -> float:
     """The base of the frequencies; newer configs keep it inside `rope_parameters`."""
-    inside = (config.get("rope_parameters") or {}).get("rope_theta")
-    return float(inside or config.get("rope_theta") or 10000.0)
+    outside = _number(config, "rope_theta", 10000.0)
+    return _number(_rope_parameters(config), "rope_theta", outside)
+
+
+def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"config.json has rope_parameters = {given!r}; it must be an object.")
+    return given
+
+
+def _number(given: dict[str, Any], key: str, default: float) -> float:
+    value = default if given.get(key) is None else given[key]
+    if type(value) not in (int, float) or not value > 0:
+        raise ConfigError(f"config.json has {key} = {value!r}; rotary needs a number above 0.")
+    return float(value)
 
 
 def rope_frequencies(

@@ -39,6 +39,24 @@ def required(config: dict[str, Any], key: str) -> Any:
     return config[key]
 
 
+def positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """config[key], else the default, else a ConfigError; also where it is no count above zero."""
+    value = config.get(key)
+    if value is None:
+        value = required(config, key) if default is None else default
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"config.json has {key} = {value!r}; it must be a whole number above 0.")
+    return value
+
+
+def positive_float(config: dict[str, Any], key: str) -> float:
+    """config[key] as a number above zero, else a ConfigError."""
+    value = required(config, key)
+    if type(value) not in (int, float) or not value > 0:
+        raise ConfigError(f"config.json has {key} = {value!r}; it must be a number above 0.")
+    return float(value)
+
+
 def expect(config: dict[str, Any], key: str, *allowed: Any) -> None:
     """ConfigError where a config asks for a variant this model file does not compute."""
     if key in config and config[key] not in allowed:

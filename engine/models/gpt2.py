@@ -10,11 +10,12 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, required
+from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import gelu_tanh
 from engine.weights.rules import Target, WeightMap
 
@@ -38,15 +39,17 @@ class GPT2Config:
         expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
         expect(config, "scale_attn_weights", True)
         expect(config, "scale_attn_by_inverse_layer_idx", False)
-        hidden = required(config, "n_embd")
+        hidden, heads = positive(config, "n_embd"), positive(config, "n_head")
+        if hidden % heads:
+            raise ConfigError(f"config.json has n_embd {hidden}, which {heads} heads cannot share.")
         return cls(
-            vocab_size=required(config, "vocab_size"),
+            vocab_size=positive(config, "vocab_size"),
             hidden=hidden,
-            intermediate=config.get("n_inner") or 4 * hidden,
-            layers=required(config, "n_layer"),
-            heads=required(config, "n_head"),
-            max_positions=required(config, "n_positions"),
-            norm_eps=required(config, "layer_norm_epsilon"),
+            intermediate=positive(config, "n_inner", 4 * hidden),
+            layers=positive(config, "n_layer"),
+            heads=heads,
+            max_positions=positive(config, "n_positions"),
+            norm_eps=positive_float(config, "layer_norm_epsilon"),
             tied=bool(config.get("tie_word_embeddings", True)),
         )
 

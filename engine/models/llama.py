@@ -10,12 +10,13 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
-from engine.models.base import expect, required
+from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import silu_mul
 from engine.ops.rotary import apply_rotary
 from engine.weights.rules import Target, WeightMap
@@ -44,17 +45,26 @@ class LlamaConfig:
     def from_hf(cls, config: dict[str, Any]) -> LlamaConfig:
         """From config.json; raises ConfigError for a missing key or a variant not computed here."""
         expect(config, "hidden_act", "silu")
-        heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
+        heads, hidden = positive(config, "num_attention_heads"), positive(config, "hidden_size")
+        kv_heads = positive(config, "num_key_value_heads", heads)
+        head_dim = positive(config, "head_dim", max(hidden // heads, 1))
+        if heads % kv_heads:
+            raise ConfigError(
+                f"config.json has {heads} attention heads and {kv_heads} key/value heads; each of "
+                "these must serve equally many of those."
+            )
+        if head_dim % 2:
+            raise ConfigError(f"config.json has head_dim = {head_dim}; rotary needs an even one.")
         return cls(
-            vocab_size=required(config, "vocab_size"),
+            vocab_size=positive(config, "vocab_size"),
             hidden=hidden,
-            intermediate=required(config, "intermediate_size"),
-            layers=required(config, "num_hidden_layers"),
+            intermediate=positive(config, "intermediate_size"),
+            layers=positive(config, "num_hidden_layers"),
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            max_positions=required(config, "max_position_embeddings"),
-            norm_eps=required(config, "rms_norm_eps"),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_positions=positive(config, "max_position_embeddings"),
+            norm_eps=positive_float(config, "rms_norm_eps"),
             rope_theta=rope_theta(config),
             rope_scaling=RopeScaling.from_hf(config),
             attention_bias=bool(config.get("attention_bias", False)),

@@ -15,12 +15,13 @@ ARCHITECTURES = {
 
 def model_class(config: dict[str, Any]) -> tuple[str, Any]:
     """(architecture, class) for a config.json; ConfigError lists what is served."""
-    names = config.get("architectures") or []
+    given = config.get("architectures")
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
     for name in names:
         if name in ARCHITECTURES:
             module, attribute = ARCHITECTURES[name]
             return name, getattr(import_module(module), attribute)
     raise ConfigError(
-        f"Architecture {', '.join(map(str, names)) or '(none given)'} is not served; "
+        f"Architecture {', '.join(names) or '(none given)'} is not served; "
         f"served are {', '.join(sorted(ARCHITECTURES))}."
     )

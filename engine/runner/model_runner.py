@@ -10,8 +10,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from engine.attention.backend import AttentionBackend, select_backend
+from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache, block_bytes
+from engine.attention.selection import select_backend
 from engine.config import EngineConfig, model_folder, read_json
 from engine.errors import ConfigError
 from engine.layers.linear import can_prepack

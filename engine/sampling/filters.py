@@ -48,13 +48,15 @@ def keep(
     """Which candidates stay, [R, K] bool, for `probs` sorted from the most likely down.
 
     top-k first, then top-p over what that left, then min-p relative to the most likely. The most
-    likely token always stays. A top_k of 0 keeps all.
+    likely token always stays. A top_k of 0 keeps all, and so does a top_p of 1.
     """
     rank = torch.arange(probs.shape[1], device=probs.device)
     within_k = (top_k[:, None] == 0) | (rank < top_k[:, None])
     probs = probs * within_k
-    before = probs.cumsum(-1) - probs
-    mass = torch.where(top_k[:, None] == 0, 1.0, probs.sum(-1, keepdim=True))
-    stays = within_k & (before < top_p[:, None] * mass) & (probs >= min_p[:, None] * probs[:, :1])
+    sums = probs.cumsum(-1)
+    mass = torch.where(top_k[:, None] == 0, 1.0, sums[:, -1:])
+    # Rounding must not end a sum early where all is kept.
+    limit = torch.where(top_p[:, None] < 1, top_p[:, None] * mass, float("inf"))
+    stays = within_k & (sums - probs < limit) & (probs >= min_p[:, None] * probs[:, :1])
     stays[:, 0] = True
     return stays

@@ -13,6 +13,7 @@ from engine.sampling.noise import exponential_noise
 
 # Filters look at this many most likely tokens first; nearly always they hold the top-p mass.
 CANDIDATES = 256
+GREEDY_BELOW = 1e-5  # a temperature so low is greedy: dividing by it would overflow
 INVALID = -1  # sampled where a row's logits are not finite
 
 
@@ -46,7 +47,7 @@ def sample(
         adjust(logits[i], rows[i].params, rows[i].tokens, rows[i].prompt_length)
     if adjusted:
         tokens = logits.argmax(dim=-1)
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         chosen = logits if len(drawn) == len(rows) else logits.index_select(0, index)
@@ -77,24 +78,40 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         chosen = [params[i] for i in filtered]
         top_k = column([p.top_k for p in chosen])
         top_p, min_p = column([p.top_p for p in chosen]), column([p.min_p for p in chosen])
-        scores, ids, stays = _candidates(logits[at], top_k, top_p, min_p)
-        scores = scores - exponential_noise(seeds[at], positions[at], ids).log_()
-        best = scores.masked_fill_(~stays, float("-inf")).argmax(dim=-1, keepdim=True)
-        tokens[at] = ids.gather(1, best).squeeze(1)
+        tokens[at] = _draw_filtered(logits[at], seeds[at], positions[at], top_k, top_p, min_p)
     return tokens
 
 
-def _candidates(
-    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The most likely tokens, enough of them to decide every filter: logits, ids, who stays."""
+def _draw_filtered(
+    logits: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """Sample [R] tokens among the most likely ones, enough of them to decide each row's filters.
+
+    Only the rows that need more are done again with more: how many candidates a row has decides
+    the order of its ties, so it must not depend on the rest of the batch.
+    """
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
+    tokens = torch.empty_like(seeds)
+    rows = torch.arange(len(tokens), device=tokens.device)
     count = min(CANDIDATES, logits.shape[1])
     while True:
         scores, ids = logits.topk(count, dim=-1)
         stays = keep((scores - total).exp(), top_k, top_p, min_p)
-        if count == logits.shape[1] or not bool(stays[:, -1].any()):
-            return scores, ids, stays
+        noise = exponential_noise(seeds, positions, ids).log_()
+        best = (scores - noise).masked_fill_(~stays, float("-inf")).argmax(dim=-1, keepdim=True)
+        tokens[rows] = ids.gather(1, best).squeeze(1)
+        # top-p is a share of the top-k tokens' mass: that takes all of them.
+        undecided = stays[:, -1] | (top_k > count) & (top_p < 1)
+        if count == logits.shape[1] or not bool(undecided.any()):
+            return tokens
+        logits, total, rows = logits[undecided], total[undecided], rows[undecided]
+        seeds, positions = seeds[undecided], positions[undecided]
+        top_k, top_p, min_p = top_k[undecided], top_p[undecided], min_p[undecided]
         count = min(count * 16, logits.shape[1])
 
 

@@ -60,7 +60,6 @@ class Scheduler:
         self._queued_reqs = 0  # never admitted yet; preempted sequences do not count
         self._queued_tokens = 0
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
-        self._scrub: list[int] = []
         self._admitted: list[Sequence] = []
 
     # ---- what comes in -----------------------------------------------------------------------
@@ -116,6 +115,7 @@ class Scheduler:
         slices: list[ScheduledSlice] = []
         new_rows: list[NewRow] = []
         new_blocks: list[NewBlocks] = []
+        scrub: list[int] = []
         budget = self.max_num_batched_tokens
         preemptions = self._preemptions
         for sequence in list(self.running):
@@ -125,8 +125,9 @@ class Scheduler:
             first = len(sequence.blocks)
             if not self._grow(sequence, count):
                 break  # it ranked last and is gone; nobody after it has blocks to give
-            if len(sequence.blocks) > first:
-                new_blocks.append(NewBlocks(sequence.row, first, tuple(sequence.blocks[first:])))
+            if fresh := tuple(sequence.blocks[first:]):
+                new_blocks.append(NewBlocks(sequence.row, first, fresh))
+                scrub += fresh
             slices.append(self._take(sequence, count))
             budget -= count
         # After a preemption nobody is admitted: it would be taken away again at once.
@@ -135,14 +136,14 @@ class Scheduler:
             tokens = tuple(admitted.tokens)
             new_rows.append(NewRow(row, tokens, admitted.prompt_length, admitted.params))
             new_blocks.append(NewBlocks(row, 0, blocks))
+            scrub += blocks[admitted.num_registered :]
             slices.append(self._take(admitted, min(admitted.num_uncomputed, budget)))
             budget -= slices[-1].count
         if not slices:
             return None
         self._steps += 1
         slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind in rank order
-        scrub, self._scrub = tuple(self._scrub), []
-        return Step(self._steps, tuple(slices), tuple(new_rows), tuple(new_blocks), scrub)
+        return Step(self._steps, tuple(slices), tuple(new_rows), tuple(new_blocks), tuple(scrub))
 
     def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
         """Account for the next `count` tokens of a sequence whose blocks are there."""
@@ -238,11 +239,10 @@ class Scheduler:
         return "length" if sequence.num_outputs >= params.max_tokens else None
 
     def _discard_content(self, sequence: Sequence) -> None:
-        """A sequence with NaN: its own KV must neither be found nor be read by a later owner."""
-        own = [block for block in sequence.blocks if not self.pool.is_shared(block)]
-        for block in own:
-            self.pool.forget(block)
-        self._scrub += own
+        """A sequence with NaN: its own KV must not be found again."""
+        for block in sequence.blocks:
+            if not self.pool.is_shared(block):
+                self.pool.forget(block)
 
     def take_admissions(self, at: float) -> list[Admission]:
         """Sequences admitted for the first time since the last call."""

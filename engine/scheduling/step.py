@@ -46,7 +46,8 @@ class Step:
     slices: tuple[ScheduledSlice, ...]  # decodes first, then prompt chunks
     new_rows: tuple[NewRow, ...]
     new_blocks: tuple[NewBlocks, ...]
-    scrub: tuple[int, ...]  # blocks that may hold NaN: 0 * NaN would poison their next owner
+    # Blocks just allocated, to be zeroed: a former owner's NaN passes any mask, as 0 * NaN.
+    scrub: tuple[int, ...]
 
     @property
     def num_decode_tokens(self) -> int:

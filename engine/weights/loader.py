@@ -25,7 +25,11 @@ def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's safetensors files, from its index where there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        mapped = read_json(index).get("weight_map")
+        values = list(mapped.values()) if isinstance(mapped, dict) else []
+        if not values or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{index} holds no weight_map from tensor names to file names.")
+        names = sorted(set(values))
         files = [folder / name for name in names]
         # A name is a file of this folder, never a path out of it.
         if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
@@ -48,8 +52,13 @@ def load_weights(
 ) -> int:
     """Fill every parameter of `model`, built on the meta device; returns the bytes they take."""
     files = weight_files(folder)
-    names = {name: file for file in files for name in _names(file)}
-    targets = _assign(names, weight_map)
+    names: dict[str, Path] = {}
+    for file in files:
+        for name in _names(file):
+            if name in names:
+                raise ConfigError(f"{name} is both in {names[name]} and in {file}.")
+            names[name] = file
+    targets = _assign(names, weight_map, folder)
     filled: dict[str, set[str]] = {}
     for done, (name, tensor) in enumerate(_tensors(names, targets)):
         _place(model, name, targets[name], tensor, dtype, device, names[name])
@@ -68,7 +77,7 @@ def _names(file: Path) -> list[str]:
         raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
 
 
-def _assign(names: dict[str, Path], weight_map: WeightMap) -> dict[str, Target]:
+def _assign(names: dict[str, Path], weight_map: WeightMap, folder: Path) -> dict[str, Target]:
     """Checkpoint name -> target, or ConfigError listing what is missing and what is left over."""
 
     def spelled(name: str) -> str:
@@ -80,14 +89,18 @@ def _assign(names: dict[str, Path], weight_map: WeightMap) -> dict[str, Target]:
     extra = sorted(
         n for n in names.keys() - targets.keys() if not n.endswith(tuple(weight_map.ignored))
     )
-    for kind, wrong in (
-        ("is missing", missing),
-        ("belongs to nothing in this architecture", extra),
-    ):
-        if wrong:
-            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise ConfigError(f"In the checkpoint {', '.join(wrong[:5])}{more} {kind}.")
+    if missing:
+        raise ConfigError(f"The safetensors in {folder} lack {_listed(missing)}.")
+    if extra:
+        raise ConfigError(
+            f"{names[extra[0]]} holds {_listed(extra)}, for which this architecture has no use."
+        )
     return targets
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _tensors(

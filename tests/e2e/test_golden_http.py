@@ -59,7 +59,7 @@ def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Rig]:
 
 async def test_alone_each_text_is_the_references(rig: Rig) -> None:
     async with rig.server.http() as http:
-        for index, case in enumerate(rig.cases):
+        for index, case in enumerate(rig.cases[:2] if rig.is_tight else rig.cases):
             check(await complete(http, greedy(case, stream=index % 2 == 0)), case)
 
 
@@ -67,7 +67,7 @@ async def test_32_at_once_with_mixed_lengths(rig: Rig) -> None:
     before = rig.server.metric("num_preemptions_total")
     # A greedy text is its own continuation, so prompts of any length have known answers.
     crowd = [
-        rig.cases[i % len(rig.cases)].after((0, 5, 19, 33, 64, 90)[i % 6], most=40 + 3 * i)
+        rig.cases[i % len(rig.cases)].after((0, 5, 19, 33, 64, 90)[i % 6], most=24 + 2 * i)
         for i in range(32)
     ]
     async with rig.server.http() as http:
@@ -107,7 +107,7 @@ async def test_a_prompt_is_computed_within_the_budget(rig: Rig) -> None:
 
 
 async def test_same_seed_same_tokens_alone_and_in_a_crowd_that_leaves(rig: Rig) -> None:
-    body = greedy(rig.cases[0].after(3, most=64), temperature=1.0, seed=7, ignore_eos=True)
+    body = greedy(rig.cases[0].after(3, most=48), temperature=1.0, seed=7, ignore_eos=True)
     crowd = [
         body | {"prompt": rig.cases[i % len(rig.cases)].after(i).prompt_ids, "seed": 100 + i}
         for i in range(31)
@@ -119,7 +119,7 @@ async def test_same_seed_same_tokens_alone_and_in_a_crowd_that_leaves(rig: Rig) 
             for i, other in enumerate(crowd)
         ]
         amid, *answers = await asyncio.gather(complete(http, body | {"stream": True}), *others)
-    assert len(alone.ids) == 64
+    assert len(alone.ids) == 48
     assert amid.ids == alone.ids
     assert amid.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
     texts = {tuple(answer.ids) for answer in answers if answer is not None}

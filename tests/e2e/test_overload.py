@@ -83,13 +83,13 @@ async def full_queue(server: Server) -> AsyncIterator[None]:
     half = CAPACITY // 2
     async with server.http() as http:
 
-        def start(prompts: list[list[int]], most: int) -> asyncio.Task[Any]:
-            body = {"prompt": prompts, "max_tokens": most, "ignore_eos": True}
+        def start(prompts: list[list[int]]) -> asyncio.Task[Any]:
+            body = {"prompt": prompts, "max_tokens": half, "ignore_eos": True}
             return asyncio.create_task(http.post("/v1/completions", json=body))
 
-        tasks = [start([[3] * half], half)]
+        tasks = [start([[3] * half])]
         await in_thread(lambda: server.metric("num_requests_running") == 1)
-        tasks.append(start([[10 + i] * half for i in range(QUEUE)], 1))
+        tasks.append(start([[10 + i] * half for i in range(QUEUE)]))
         await in_thread(lambda: httpx2.get(f"{server.base_url}/ready").status_code == 503)
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_the_counters_count(checkpoint: Path, mode: dict[str, Any]) -> None:
     assert all(s.step_prefill_tokens + s.step_decode_tokens <= 32 for s in steps)
     assert steps[-1].prefix_queries == sum(lengths)
     assert steps[-1].prefix_hits == 32  # the third finds two blocks of the second
-    for earlier, later in zip(steps, steps[1:], strict=False):
+    for earlier, later in pairwise(steps):
         for counter in ("step", "preemptions", "prefix_queries", "prefix_hits"):
             assert getattr(earlier, counter) <= getattr(later, counter)
     assert all(

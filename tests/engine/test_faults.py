@@ -95,6 +95,23 @@ def test_nan_kv_is_scrubbed_before_anyone_reads_it(
 
 
 @modes
+def test_nan_kv_of_an_aborted_prompt_is_scrubbed_too(
+    checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
+) -> None:
+    """It was never found out, because it sampled nothing."""
+    config = {"num_gpu_blocks_override": 6, "max_num_batched_tokens": 16, "max_model_len": 96}
+    driver = with_hot_token(checkpoint, hot, **mode, **config)
+    victim = driver.submit([hot, *range(60)], 20)
+    driver.turn(3)
+    driver.abort(victim)
+    driver.turn()
+    assert not finite(driver)
+    ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
+    driver.run()
+    assert [driver.tokens(i) for i in ids] == healthy
+
+
+@modes
 def test_neighbours_in_the_same_steps_do_not_notice(
     checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
 ) -> None:

@@ -162,14 +162,14 @@ async def test_200_disconnects_at_random_moments_leave_nothing(
     check(await complete(served.http, greedy(stories[1])), stories[1])
 
 
-ENDLESS = {"prompt": [1] * 40, "max_tokens": 400, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"prompt": [1] * 40, "max_tokens": 460, "ignore_eos": True}
 MOMENTS = {
     "queued": Leaver({**ENDLESS, "n": 16, "stream": True}, "later", 0.05, False),
     "whole": Leaver({**ENDLESS, "stream": False}, "later", 0.2, True),
     "whole, n=4": Leaver({**ENDLESS, "n": 4, "stream": False}, "later", 0.2, False),
     "first chunk": Leaver({**ENDLESS, "stream": True}, "chunk", 1, False),
-    "decoding": Leaver({**ENDLESS, "stream": True}, "decode", 20, True),
-    "decoding, n=4": Leaver({**ENDLESS, "n": 4, "stream": True}, "decode", 20, False),
+    "decoding": Leaver({**ENDLESS, "stream": True}, "decode", 8, True),
+    "decoding, n=4": Leaver({**ENDLESS, "n": 4, "stream": True}, "decode", 8, False),
 }
 
 
@@ -181,6 +181,7 @@ async def test_each_abandoned_request_is_counted_once(service: Service, moment: 
     succeeded = await served.metric("request_success_total")
     await asyncio.gather(*(MOMENTS[moment].run(served.address) for _ in range(3)))
     await service.settle()
-    assert service.client.stats.step - step < 300, "the engine computed on for nobody"
+    steps = service.client.stats.step - step
+    assert steps < ENDLESS["max_tokens"], "the engine computed on for nobody"
     assert await served.metric("aborts_total", reason="disconnect") - before == 3
     assert await served.metric("request_success_total") == succeeded

@@ -10,6 +10,8 @@ from tests.models.golden import Golden  # noqa: E402 - after asking for its asse
 
 
 @pytest.fixture(scope="module")
-def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+def golden(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
+) -> Golden:
     pytest.importorskip("transformers")
     return Golden(request.param, tmp_path_factory.mktemp(request.param.name))

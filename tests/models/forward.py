@@ -56,5 +56,7 @@ def chunked(prompts: Sequence[list[int]], size: int) -> Plan:
     """Every prompt by `size` tokens a step, side by side."""
     plan: Plan = []
     for start in range(0, max(map(len, prompts)), size):
-        plan.append([(i, min(size, len(p) - start)) for i, p in enumerate(prompts) if start < len(p)])
+        plan.append(
+            [(i, min(size, len(p) - start)) for i, p in enumerate(prompts) if start < len(p)]
+        )
     return plan

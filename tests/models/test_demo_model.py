@@ -24,9 +24,9 @@ FOLDER = Path(__file__).parents[2] / "engine" / "demo" / "model"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def conversations(count: int, seed: int = 3, long_share: float = 0.0) -> list[Conversation]:
+def conversations(count: int, seed: int = 3, progress: float = 0.5) -> list[Conversation]:
     author = Author(seed, held_out_of(read_probes()))
-    return list(islice(author.conversations(long_share), count))
+    return list(islice(author.conversations(progress), count))
 
 
 @cache
@@ -83,10 +83,12 @@ def test_sampled_probes_are_answered() -> None:
 
 def test_probes_are_not_in_the_training_text() -> None:
     probes = read_probes()
-    texts = [render_text(c.messages, c.tools) for c in conversations(20_000)]
-    text = "\n".join(
-        [*texts, *(render_text(c.messages) for c in conversations(500, long_share=1.0))]
-    )
+    drawn = [
+        *conversations(500, progress=0.0),
+        *conversations(20_000),
+        *conversations(2_000, progress=1.0),
+    ]
+    text = "\n".join(render_text(c.messages, c.tools) for c in drawn)
     assert len(probes) >= 120
     for probe in probes:
         last = f"{START}user\n{probe['messages'][-1]['content']}{END}"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.config import read_json
 from engine.errors import ConfigError
 from engine.models.llama import Llama
+from tests.engine.driver import tiny_llama
 from tests.models.golden import (
     Case,
     Equality,
     Golden,
     Tensors,
+    chunked_prefill,
     full_prefill,
     golden_tests,
+    greedy,
     load,
 )
 
@@ -82,6 +85,8 @@ CASES = [
     Case("mha-tied", lambda: config(num_key_value_heads=6, tie_word_embeddings=True)),
     Case("mqa-head-dim", lambda: config(num_attention_heads=4, num_key_value_heads=1, head_dim=32)),
     Case("biases", lambda: config(attention_bias=True, mlp_bias=True), zeroed=BIASES),
+]
+ROPES = [
     Case("llama3", lambda: rope("llama3", **LLAMA3), without=DEFAULT_ROPE),
     Case("linear", lambda: rope("linear"), without=DEFAULT_ROPE),
     Case(
@@ -104,6 +109,11 @@ SPELLINGS = [
 
 @golden_tests(CASES)
 def test_golden(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@golden_tests(ROPES, [full_prefill, chunked_prefill, greedy])
+def test_rope(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -145,7 +155,8 @@ def test_config_errors(wrong: dict[str, Any], said: str) -> None:
         Llama(given, max_positions=128, dtype=torch.float32)
 
 
-def test_longer_than_the_model_is_refused(tmp_path: Any, demo: Any) -> None:
-    own = read_json(demo / "config.json")["max_position_embeddings"]
-    with pytest.raises(ConfigError, match=f"more than the {own} positions"):
-        load(demo, max_model_len=own + 1)
+def test_longer_than_the_model_is_refused(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "model", max_position_embeddings=64)
+    assert load(folder, max_model_len=64).max_model_len == 64
+    with pytest.raises(ConfigError, match="65 is more than the 64 positions"):
+        load(folder, max_model_len=65)

@@ -78,6 +78,7 @@ class FakeEngine:
     aborted: list[int] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     death: EngineDeadError | None = None
+    config_error: bool = False
     cached_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -144,6 +145,10 @@ class FakeEngine:
     def next_id(self) -> int:
         self._ids += 1
         return self._ids
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
 
     def last_step_age(self) -> float:
         return self.age

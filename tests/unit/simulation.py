@@ -75,22 +75,15 @@ class Device:
         return [self._sample(s) for s in step.slices if self._read(s) and s.samples]
 
     def _take_rows(self, step: Step) -> None:
-        cached = {s.row: s.start // self.block_size for s in step.slices}
-        fresh_rows = set()
         for new in step.new_rows:
             salt = next(self.requests[s.id][0].salt for s in step.slices if s.row == new.row)
             self._tokens[new.row] = list(new.tokens)
             self._tags[new.row] = tags_of(salt, new.tokens)
             self._tables[new.row] = []
-            fresh_rows.add(new.row)
         for added in step.new_blocks:
-            table = self._tables[added.row]
-            assert added.first == len(table), "a table has a gap"
+            assert added.first == len(self._tables[added.row]), "a table has a gap"
             assert 0 not in added.blocks, "the null block was handed out"
-            table += added.blocks
-            skip = cached[added.row] if added.row in fresh_rows else 0
-            for block in added.blocks[skip:]:
-                self._kv[block] = [None] * self.block_size
+            self._tables[added.row] += added.blocks
 
     def _slot(self, row: int, position: int) -> tuple[list[int | None], int]:
         index, offset = divmod(position, self.block_size)
@@ -99,7 +92,7 @@ class Device:
     def _write(self, slice_: ScheduledSlice) -> None:
         for position in range(slice_.start, slice_.start + slice_.count):
             block, offset = self._slot(slice_.row, position)
-            assert block[offset] is None, "a slot is written twice: its block is shared"
+            assert block[offset] is None, "a slot is written twice: shared, or not scrubbed"
             block[offset] = self._tags[slice_.row][position]
 
     def _read(self, slice_: ScheduledSlice) -> bool:

@@ -196,7 +196,7 @@ def test_the_head_of_the_queue_is_not_overtaken_by_a_smaller_one() -> None:
 def test_admission_leaves_a_spare_block_for_those_that_run() -> None:
     """Without the watermark the newcomer would be preempted by the very next step."""
     simulation = small(num_blocks=3, max_model_len=13)
-    simulation.add([1] * 4, 6)
+    simulation.add([1] * 3, 6)
     simulation.turn()
     assert simulation.scheduler.pool.num_available == 2
     simulation.add([2] * 8, 1)
@@ -218,6 +218,21 @@ def test_the_last_in_rank_is_preempted_and_comes_back_with_its_tokens() -> None:
     assert simulation.scheduler.sequences[ordinary].num_outputs == kept > 0
     simulation.drain()
     assert list(simulation.admitted) == [important, ordinary]  # once each
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    simulation = small(num_blocks=5, max_model_len=21)
+    simulation.add([1] * 4, 9)
+    simulation.add([2] * 9, 9)
+    simulation.turn()
+    waits = simulation.add([3] * 3, 1, priority=-1)
+    while not simulation.scheduler.stats().preemptions:
+        assert waits not in simulation.admitted
+        simulation.turn()
+    assert waits not in simulation.admitted
+    simulation.turn()
+    assert waits in simulation.admitted
+    simulation.drain()
 
 
 def test_what_never_fits_is_refused_with_the_numbers() -> None:
@@ -285,22 +300,24 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert simulation.scheduler.stats().blocks_cached == 0
 
 
-def test_the_content_of_a_failed_sequence_is_forgotten_and_scrubbed() -> None:
+def test_the_content_of_a_failed_sequence_is_forgotten() -> None:
     simulation = small()
-    simulation.add(list(range(9)), 8, fails_at=2)
-    step = simulation.scheduler.schedule()
-    assert step
-    simulation._retire(step)
-    blocks = set(simulation.scheduler.running[0].blocks)
-    while simulation.live:
-        simulation.turn()
+    simulation.add(list(range(11)), 8, fails_at=2)
+    simulation.drain()
     assert simulation.scheduler.stats().blocks_cached == 0
-    again = simulation.add(list(range(9)), 1)
-    step = simulation.scheduler.schedule()
-    assert step
-    assert set(step.scrub) == blocks
-    simulation._note_admissions()
+    again = simulation.add(list(range(11)), 1)
+    simulation.drain()
     assert simulation.admitted[again] == 0
+
+
+def test_every_block_just_allocated_is_scrubbed_and_no_other() -> None:
+    simulation = small(num_blocks=4, max_model_len=17)
+    for prompt, scrubbed in ([1] * 9, 3), ([1] * 9, 1), ([2] * 16, 4), ([2] * 16, 1):
+        simulation.add(prompt, 1)
+        step = simulation.scheduler.schedule()
+        assert step
+        assert len(set(step.scrub)) == scrubbed
+        simulation._retire(step)
 
 
 def test_shared_blocks_of_a_failed_sequence_stay_with_the_others() -> None:
@@ -311,3 +328,6 @@ def test_shared_blocks_of_a_failed_sequence_stay_with_the_others() -> None:
     simulation.add(prompt, 8, fails_at=1)
     simulation.drain()  # the device checks every read of the healthy one
     assert simulation.outputs[healthy] == simulation.expected[healthy]
+    again = simulation.add(prompt, 1)
+    simulation.drain()
+    assert simulation.admitted[again] == 8

@@ -1,0 +1,174 @@
+"""The official openai client against a real server: what it parses, and what it raises."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from engine.config import DEMO_MODEL, model_folder
+from tests.e2e.serve import Case, Server, serving
+
+KEY = "sk-of-the-test"
+# The stories model has no chat template: this one makes a message the beginning of the answer.
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+ONCE: Any = [{"role": "user", "content": "Once upon a time"}]
+TOLD = ", there was a little girl named Lily. She"  # 12 tokens
+CHAT: dict[str, Any] = {"model": "tale", "messages": ONCE, "temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    flags = ("--served-model-name", "tale", "--chat-template", template, "--dtype", "float32")
+    with serving(llama, *flags, env={"PENSTOCK_API_KEY": KEY}) as server:
+        yield server
+
+
+@pytest.fixture
+def sdk(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key=KEY, max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+async def sdk_async(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = f"{server.base_url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as sdk:
+        yield sdk
+
+
+def test_a_chat_and_the_same_streamed(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(**CHAT)
+    assert whole.object == "chat.completion"
+    assert whole.model == "tale"
+    [choice] = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == TOLD
+    assert choice.finish_reason == "length"
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 12)
+    assert whole.usage.total_tokens == 17
+
+    chunks = list(
+        sdk.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+    )
+    *parts, last = chunks
+    assert parts[0].choices[0].delta.role == "assistant"
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == TOLD
+    assert [p.choices[0].finish_reason for p in parts if p.choices[0].finish_reason] == ["length"]
+    assert {part.usage for part in parts} == {None}
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.total_tokens == 17
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_the_async_client_and_its_stream_helper(sdk_async: openai.AsyncOpenAI) -> None:
+    fields = CHAT | {"stop": ". She"}
+    whole = await sdk_async.chat.completions.create(**fields)
+    async with sdk_async.chat.completions.stream(**fields) as stream:
+        deltas = [event.delta async for event in stream if event.type == "content.delta"]
+        final = await stream.get_final_completion()
+    for choice in (whole.choices[0], final.choices[0]):
+        assert choice.message.content == "".join(deltas) == TOLD.removesuffix(". She")
+        assert choice.finish_reason == "stop"
+
+
+def test_completions(sdk: openai.OpenAI, stories: list[Case]) -> None:
+    fields: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time", "temperature": 0}
+    whole = sdk.completions.create(**fields, max_tokens=12, logprobs=1)
+    assert whole.choices[0].text == TOLD
+    scores = whole.choices[0].logprobs
+    assert scores is not None
+    assert scores.token_logprobs == pytest.approx(stories[1].logprobs[:12], abs=1e-3)
+    chunks = sdk.completions.create(**fields, max_tokens=12, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TOLD
+
+
+def test_two_choices_are_two_texts_and_repeat_with_their_seed(sdk: openai.OpenAI) -> None:
+    fields = CHAT | {"temperature": 1, "n": 2, "seed": 5}
+    first = [c.message.content for c in sdk.chat.completions.create(**fields).choices]
+    assert len(set(first)) == 2
+    streamed = ["", ""]
+    for chunk in sdk.chat.completions.create(**fields, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == first
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text_before_it(sdk: openai.OpenAI, stream: bool) -> None:
+    # "girl" is three tokens: the text of two of them is held back until it is clear.
+    answer: Any = sdk.chat.completions.create(**CHAT, stop=["girl"], stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    texts = [(choice.delta if stream else choice.message).content or "" for choice in choices]
+    assert "".join(texts) == ", there was a little "
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_logprobs_of_a_chat(sdk: openai.OpenAI, stories: list[Case]) -> None:
+    answer = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    assert scores.content is not None
+    logprobs = [token.logprob for token in scores.content]
+    assert logprobs == pytest.approx(stories[1].logprobs[:12], abs=1e-3)
+    for token in scores.content:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token, "greedy takes the likeliest"
+    spelt = b"".join(bytes(token.bytes or ()) for token in scores.content).decode()
+    assert spelt == TOLD
+
+
+def test_models(sdk: openai.OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == ["tale"]
+    assert sdk.models.retrieve("tale").object == "model"
+
+
+def test_errors_are_typed(server: Server, sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        sdk.chat.completions.create(**CHAT | {"model": "tales"})
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as bad:
+        sdk.chat.completions.create(**CHAT | {"temperature": 3})
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as long:
+        sdk.chat.completions.create(**CHAT | {"max_tokens": 508})
+    assert long.value.code == "context_length_exceeded"
+    assert "512" in long.value.message
+    assert "513" in long.value.message
+    stranger = sdk.with_options(api_key="sk-of-another")
+    with pytest.raises(openai.AuthenticationError) as refused:
+        stranger.chat.completions.create(**CHAT, stream=True)
+    assert refused.value.code == "invalid_api_key"
+    assert KEY not in server.log
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    if not (model_folder(DEMO_MODEL) / "model.safetensors").is_file():
+        pytest.skip("the demo model has no weights yet")
+    with serving(DEMO_MODEL) as server:
+        yield server
+
+
+def test_the_demo_model_knows_the_capital_of_france(demo: Server) -> None:
+    fields: dict[str, Any] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    }
+    with openai.OpenAI(base_url=f"{demo.base_url}/v1", api_key="-", max_retries=0) as sdk:
+        whole = sdk.chat.completions.create(**fields)
+        chunks = list(sdk.chat.completions.create(**fields, stream=True))
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == "stop"

@@ -1,0 +1,128 @@
+"""Rotary tables against transformers, and the rotation against complex multiplication."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_frequencies, rope_theta
+from engine.ops.rotary import apply_rotary
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ORIGINAL = {"original_max_position_embeddings": 64}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL}
+VARIANTS: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "default", "rope_theta": 500000.0},
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "llama3", **LLAMA3},
+    {"rope_type": "llama3", **LLAMA3, "rope_theta": 100.0, "high_freq_factor": 8.0},
+    {"rope_type": "yarn", "factor": 4.0, **ORIGINAL},
+    {"rope_type": "yarn", "factor": 4.0},  # the original length is then the configured one
+    {"rope_type": "yarn", "factor": 16.0, **ORIGINAL, "beta_fast": 4.0, "beta_slow": 0.5},
+    {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "truncate": False},
+    {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "attention_factor": 0.7},
+    {"rope_type": "yarn", "factor": 1.0, **ORIGINAL},
+    {"rope_type": "dynamic", "factor": 3.0},
+]
+
+
+def config(parameters: dict[str, Any], head_dim: int) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=256,
+        rope_parameters={"rope_theta": 10000.0} | parameters,
+    )
+
+
+def reference(hf: Any, kind: str, length: int) -> tuple[torch.Tensor, float]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    if kind == "default":
+        return LlamaRotaryEmbedding(hf).inv_freq, 1.0
+    return ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), seq_len=length)
+
+
+def old_spelling(saved: dict[str, Any]) -> dict[str, Any]:
+    parameters = dict(saved["rope_parameters"])
+    theta = parameters.pop("rope_theta")
+    rest = {key: value for key, value in saved.items() if key != "rope_parameters"}
+    return rest | {"rope_theta": theta, "rope_scaling": parameters}
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("parameters", VARIANTS, ids=lambda v: "-".join(map(str, v.values())))
+def test_frequencies_are_those_of_transformers(parameters: dict[str, Any], head_dim: int) -> None:
+    hf = config(parameters, head_dim)
+    expected, factor = reference(hf, parameters["rope_type"], 256)
+    for saved in (hf.to_dict(), old_spelling(hf.to_dict())):
+        found, scale = rope_frequencies(
+            head_dim, rope_theta(saved), RopeScaling.from_hf(saved), 256
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        assert scale == pytest.approx(factor)
+
+
+def test_dynamic_beyond_the_original_length_is_the_reference_at_the_longest_length() -> None:
+    """The reference grows its base with the length seen so far; we take that of the longest.
+
+    So the tables agree where the served length is reached, and nothing cached ever changes.
+    """
+    hf = config({"rope_type": "dynamic", "factor": 3.0}, 16)
+    scaling = RopeScaling.from_hf(hf.to_dict())
+    expected, _ = reference(hf, "dynamic", 700)
+    found, scale = rope_frequencies(16, 10000.0, scaling, 700)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert scale == 1.0
+    assert not torch.allclose(found, rope_frequencies(16, 10000.0, scaling, 256)[0])
+
+
+@pytest.mark.parametrize("head_dim", [2, 8, 64, 80])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_rotation_is_complex_multiplication(head_dim: int, heads: int) -> None:
+    theta, positions = 1000.0, torch.tensor([0, 1, 7, 63, 62])
+    rotary = RotaryEmbedding(head_dim, theta, RopeScaling(), 64, torch.float32)
+    x = torch.randn(5, heads, head_dim, generator=torch.Generator().manual_seed(0))
+    found = apply_rotary(x, *rotary(positions))
+    for token, position in enumerate(positions.tolist()):
+        for pair in range(head_dim // 2):
+            angle = position * theta ** (-2 * pair / head_dim)
+            turn = complex(math.cos(angle), math.sin(angle))
+            for head in range(heads):
+                first, second = x[token, head, pair], x[token, head, pair + head_dim // 2]
+                due = complex(first, second) * turn
+                assert found[token, head, pair].item() == pytest.approx(due.real, abs=2e-5)
+                there = found[token, head, pair + head_dim // 2].item()
+                assert there == pytest.approx(due.imag, abs=2e-5)
+
+
+def test_scores_depend_on_the_distance_alone() -> None:
+    rotary = RotaryEmbedding(32, 10000.0, RopeScaling(), 512, torch.float32)
+    q, k = torch.randn(2, 1, 1, 32, generator=torch.Generator().manual_seed(0)).unbind()
+
+    def score(query: int, key: int) -> float:
+        turned = apply_rotary(q, *rotary(torch.tensor([query])))
+        return float((turned * apply_rotary(k, *rotary(torch.tensor([key])))).sum())
+
+    assert score(9, 4) == pytest.approx(score(505, 500), abs=1e-3)
+    assert abs(score(9, 4) - score(9, 5)) > 1e-2
+
+
+def test_attention_factor_scales_the_tables() -> None:
+    scaling = RopeScaling("yarn", factor=4.0, original_max_positions=64, attention_factor=1.5)
+    cos, sin = RotaryEmbedding(8, 10000.0, scaling, 16, torch.float32)(torch.tensor([3]))
+    torch.testing.assert_close(cos**2 + sin**2, torch.full((1, 1, 8), 2.25))
+
+
+def test_tables_are_rounded_to_the_models_dtype_from_fp32() -> None:
+    exact = RotaryEmbedding(16, 10000.0, RopeScaling(), 300, torch.float32)
+    rounded = RotaryEmbedding(16, 10000.0, RopeScaling(), 300, torch.bfloat16)
+    assert torch.equal(exact.cos.bfloat16(), rounded.cos)
+    assert torch.equal(exact.sin.bfloat16(), rounded.sin)

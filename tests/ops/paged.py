@@ -1,0 +1,138 @@
+"""Steps over a paged cache without a model, and the dense attention they are held against."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.backend import AttentionBackend, StepLayout
+from engine.attention.kv_cache import KVCache
+from engine.attention.spec import AttentionSpec
+from engine.attention.torch_backend import TorchBackend
+
+Part = tuple[int, int, int]  # (sequence, first position, count) computed in a step
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Queries, keys and values of whole sequences, [length, heads, head_dim] each."""
+
+    spec: AttentionSpec
+    queries: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(query) for query in self.queries]
+
+
+def random_sequences(
+    spec: AttentionSpec, lengths: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Sequences:
+    """Scores have a standard deviation of about two at the usual scale."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int) -> list[torch.Tensor]:
+        shapes = [(length, heads, spec.head_dim) for length in lengths]
+        return [(torch.randn(s, generator=generator) * 1.4).to(dtype) for s in shapes]
+
+    return Sequences(spec, draw(spec.num_heads), draw(spec.num_kv_heads), draw(spec.num_kv_heads))
+
+
+class PagedRun:
+    """Sequences in scattered blocks of one cache; every block that belongs to nobody holds NaN."""
+
+    def __init__(
+        self, sequences: Sequences, block_size: int, *, backend: AttentionBackend | None = None
+    ) -> None:
+        self.sequences, self.block_size = sequences, block_size
+        self.backend = backend or TorchBackend()
+        needed = [-(-length // block_size) for length in sequences.lengths]
+        ids = list(range(1, sum(needed) + 4))
+        random.Random(0).shuffle(ids)
+        self.tables = [[ids.pop() for _ in range(count)] for count in needed]
+        self.unowned = ids
+        dtype = sequences.queries[0].dtype
+        self.cache = KVCache(
+            [sequences.spec], sum(needed) + 3, block_size, dtype, torch.device("cpu")
+        )
+        for blocks in (self.cache.layers[0].keys, self.cache.layers[0].values):
+            blocks[self.unowned] = float("nan")
+        self.outputs = [torch.full_like(query, float("nan")) for query in sequences.queries]
+
+    def layout(self, parts: Sequence[Part]) -> StepLayout:
+        size = self.block_size
+        places = [(i, p) for i, start, count in parts for p in range(start, start + count)]
+        width = max(-(-(start + count) // size) for _, start, count in parts)
+        rows = [(self.tables[i] + [0] * width)[:width] for i, _, _ in parts]
+        positions = torch.tensor([p for _, p in places])
+        return StepLayout(
+            query_lens=[count for _, _, count in parts],
+            seq_lens=[start + count for _, start, count in parts],
+            block_tables=torch.tensor(rows),
+            token_blocks=torch.tensor([self.tables[i][p // size] for i, p in places]),
+            token_offsets=positions % size,
+            positions=positions,
+            block_size=size,
+        )
+
+    def step(self, parts: Sequence[Part]) -> None:
+        """Compute these parts together, decodes first, and keep what comes out."""
+        parts = sorted(parts, key=lambda part: part[2] > 1)
+        s = self.sequences
+
+        def gathered(tensors: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([tensors[i][start : start + count] for i, start, count in parts])
+
+        plan = self.backend.plan(self.layout(parts))
+        kv = self.cache.layers[0]
+        arguments = gathered(s.queries), gathered(s.keys), gathered(s.values)
+        result = plan.attend(s.spec, kv, *arguments)
+        for (i, start, count), part in zip(parts, result.split([p[2] for p in parts]), strict=True):
+            self.outputs[i][start : start + count] = part
+
+    def whole(self) -> list[torch.Tensor]:
+        self.step([(i, 0, length) for i, length in enumerate(self.sequences.lengths)])
+        return self.outputs
+
+    def chunked(self, size: int) -> list[torch.Tensor]:
+        """All sequences side by side, `size` tokens of each a step."""
+        lengths = self.sequences.lengths
+        for start in range(0, max(lengths), size):
+            self.step(
+                [(i, start, min(size, n - start)) for i, n in enumerate(lengths) if start < n]
+            )
+        return self.outputs
+
+
+def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[torch.Tensor]:
+    """The definition, query by query and key by key, in fp64.
+
+    `seen` is how many keys of each sequence exist, for attention that is not causal.
+    """
+    spec, results = sequences.spec, []
+    shared = spec.num_heads // spec.num_kv_heads
+    for index, (q, k, v) in enumerate(
+        zip(sequences.queries, sequences.keys, sequences.values, strict=True)
+    ):
+        q, k, v = q.double(), k.double(), v.double()
+        out = torch.zeros_like(q)
+        for position in range(len(q)):
+            last = position if spec.causal else (seen[index] if seen else len(k)) - 1
+            first = max(0, position - spec.window + 1) if spec.window else 0
+            for head in range(spec.num_heads):
+                scores = []
+                for key in range(first, last + 1):
+                    score = float(q[position, head] @ k[key, head // shared]) * spec.scale
+                    if spec.softcap:
+                        score = spec.softcap * math.tanh(score / spec.softcap)
+                    scores.append(score)
+                weights = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0)
+                out[position, head] = weights @ v[first : last + 1, head // shared]
+        results.append(out)
+    return results

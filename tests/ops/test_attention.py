@@ -1,0 +1,241 @@
+"""Paged attention in torch against its definition, feature by feature and shape by shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.attention.kv_cache import KVCache, block_bytes
+from engine.attention.selection import select_backend
+from engine.attention.spec import AttentionSpec
+from engine.attention.torch_backend import MAX_PADDING, TorchPlan
+from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PLAIN = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, scale=8**-0.5)
+# bf16: weights and outputs carry 8 bits, scores too: an error of a score of 8 is up to 0.03.
+TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (3e-2, 6e-2)}
+LENGTHS = (1, 15, 16, 17, 40)
+
+
+def check(sequences: Sequences, outputs: list[torch.Tensor]) -> None:
+    dtype = sequences.queries[0].dtype
+    rtol, atol = TOLERANCE[dtype]
+    for found, due in zip(outputs, dense(sequences), strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), due, rtol=rtol, atol=atol)
+
+
+# ---- features --------------------------------------------------------------------------------
+
+FEATURES = {
+    "causal": PLAIN,
+    "full": replace(PLAIN, causal=False),
+    "window-1": replace(PLAIN, window=1),
+    "window-5": replace(PLAIN, window=5),
+    "window-16": replace(PLAIN, window=16),
+    "full-window": replace(PLAIN, causal=False, window=7),
+    "softcap": replace(PLAIN, softcap=1.5),
+    "softcap-window": replace(PLAIN, softcap=3.0, window=9),
+    "scale": replace(PLAIN, scale=1.0),
+    "gqa-3": AttentionSpec(6, 2, 8, scale=8**-0.5),
+    "mqa-8": AttentionSpec(8, 1, 8, scale=8**-0.5, softcap=2.0, window=20),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES)
+def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    sequences = random_sequences(spec, LENGTHS, dtype)
+    check(sequences, PagedRun(sequences, 16).whole())
+    if spec.causal:
+        for size in (1, 7):
+            check(sequences, PagedRun(sequences, 16).chunked(size))
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURES if name != "causal"])
+def test_features_change_the_answer(name: str) -> None:
+    """Otherwise the test above could not fail."""
+    spec = FEATURES[name]
+    sequences = random_sequences(spec, [40])
+    (with_it,) = dense(sequences)
+    plain = AttentionSpec(spec.num_heads, spec.num_kv_heads, 8, scale=8**-0.5)
+    if plain == spec:  # grouped heads: what if query heads took the kv heads by turns
+        keys = [k.flip(1) for k in sequences.keys]
+        (without,) = dense(replace(sequences, keys=keys))
+    else:
+        (without,) = dense(replace(sequences, spec=plain))
+    assert (with_it - without).abs().max() > 0.2
+
+
+@pytest.mark.parametrize("length", [8, 9, 10, 30])
+def test_window_counts_the_query_itself(length: int) -> None:
+    """With nine visible keys nothing is hidden up to length nine; then the first keys are."""
+    spec = replace(PLAIN, window=9)
+    sequences = random_sequences(spec, [length])
+    (found,) = PagedRun(sequences, 16).whole()
+    (unlimited,) = PagedRun(replace(sequences, spec=PLAIN), 16).whole()
+    assert torch.equal(found[:9], unlimited[:9])
+    differs = (found != unlimited).flatten(1).any(1)
+    assert differs.tolist() == [position >= 9 for position in range(length)]
+    last = length - 1
+    alone = Sequences(
+        PLAIN, [sequences.queries[0][last:]], [sequences.keys[0][-9:]], [sequences.values[0][-9:]]
+    )
+    full = replace(alone, spec=replace(PLAIN, causal=False))
+    torch.testing.assert_close(found[last:].double(), dense(full)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_softcap_comes_before_the_mask() -> None:
+    """Capped scores of hidden keys would still weigh something."""
+    sequences = random_sequences(replace(PLAIN, softcap=0.1), [30])
+    values = [torch.zeros_like(sequences.values[0])]
+    values[0][20:] = 1000.0
+    (found,) = PagedRun(replace(sequences, values=values), 16).whole()
+    assert not found[:20].any()
+    assert found[20:].abs().min() > 1
+
+
+# ---- shapes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (8, 1), (6, 2)], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 64, 80])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_shapes(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+    spec = AttentionSpec(*heads, head_dim, scale=head_dim**-0.5)
+    lengths = [1, block_size - 1, block_size, block_size + 1]
+    dtype = torch.bfloat16 if head_dim == 80 else torch.float32
+    sequences = random_sequences(spec, lengths, dtype)
+    run = PagedRun(sequences, block_size)
+    # All but the last token as prompts, then the last of each as one batch of decodes.
+    run.step([(i, 0, length - 1) for i, length in enumerate(lengths) if length > 1])
+    run.step([(i, length - 1, 1) for i, length in enumerate(lengths)])
+    check(sequences, run.outputs)
+
+
+def test_decodes_and_chunks_in_one_step() -> None:
+    spec = AttentionSpec(6, 2, 16, scale=0.25)
+    lengths = [33, 5, 48, 17, 64, 40]
+    sequences = random_sequences(spec, lengths)
+    run = PagedRun(sequences, 16)
+    run.step([(0, 0, 32), (1, 0, 4), (2, 0, 10), (3, 0, 16)])
+    run.step([(0, 32, 1), (1, 4, 1), (2, 10, 30), (3, 16, 1), (4, 0, 64)])
+    run.step([(2, 40, 8), (5, 0, 1)])
+    run.step([(5, 1, 39)])
+    check(sequences, run.outputs)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups"),
+    [
+        ([40, 33, 48], [3]),
+        ([16, 200, 17, 190, 5, 30], [2, 4]),
+        ([1, 600, 100, 1, 300, 2, 120], [2, 2, 3]),
+    ],
+)
+def test_decodes_of_unlike_lengths(lengths: list[int], groups: list[int]) -> None:
+    """They are computed in groups, none padded to more than twice its blocks, and put back."""
+    spec = AttentionSpec(2, 1, 8, scale=8**-0.5, window=40)
+    sequences = random_sequences(spec, lengths)
+    run = PagedRun(sequences, 16)
+    run.step([(i, 0, n - 1) for i, n in enumerate(lengths) if n > 1])
+    plan = TorchPlan(run.layout([(i, n - 1, 1) for i, n in enumerate(lengths)]))
+    assert [group.sequences for group in plan._groups] == groups
+    for group in plan._groups:
+        used = (group.tables != 0).sum(1)
+        assert int(used.max()) == group.tables.shape[1], "padded beyond the longest"
+        if len(groups) > 1:
+            assert int(used.min()) * MAX_PADDING >= group.tables.shape[1]
+    run.step([(i, n - 1, 1) for i, n in enumerate(lengths)])
+    for index, due in enumerate(dense(last_tokens(sequences))):
+        torch.testing.assert_close(run.outputs[index][-1:].double(), due, rtol=1e-5, atol=1e-5)
+
+
+def last_tokens(sequences: Sequences) -> Sequences:
+    """The last query of each, with the keys its window leaves, as attention without a mask."""
+    window = sequences.spec.window
+    assert window
+    return Sequences(
+        replace(sequences.spec, causal=False, window=None),
+        [query[-1:] for query in sequences.queries],
+        [keys[-window:] for keys in sequences.keys],
+        [values[-window:] for values in sequences.values],
+    )
+
+
+# ---- the cache -------------------------------------------------------------------------------
+
+
+def test_writes_exactly_the_slots_of_its_tokens() -> None:
+    spec = AttentionSpec(4, 2, 8, scale=1.0)
+    sequences = random_sequences(spec, [20, 35])
+    run = PagedRun(sequences, 16)
+    before = run.cache.layers[0].keys.clone(), run.cache.layers[0].values.clone()
+    parts = [(0, 0, 20), (1, 0, 17)]
+    run.step(parts)
+    kv = run.cache.layers[0]
+    for now, then, source in zip(
+        (kv.keys, kv.values), before, (sequences.keys, sequences.values), strict=True
+    ):
+        expected = then.clone()
+        for index, start, count in parts:
+            for position in range(start, start + count):
+                block, offset = run.tables[index][position // 16], position % 16
+                expected[block, :, offset] = source[index][position]
+        assert torch.equal(now.nan_to_num(9e9), expected.nan_to_num(9e9))
+    run.step([(1, 17, 18)])
+    check(sequences, run.outputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_blocks_of_others_and_the_null_block_never_show(dtype: torch.dtype) -> None:
+    """Unowned blocks hold NaN throughout (see PagedRun); the null block pads and stays zero."""
+    sequences = random_sequences(PLAIN, [100, 3, 60, 1], dtype)
+    run = PagedRun(sequences, 16)
+    outputs = run.chunked(7)
+    assert all(output.isfinite().all() for output in outputs)
+    kv = run.cache.layers[0]
+    assert run.unowned
+    for blocks in (kv.keys, kv.values):
+        assert not blocks[0].any()
+        assert blocks[run.unowned].isnan().all()
+
+
+def test_stale_content_of_own_blocks_never_shows() -> None:
+    """A block comes from an earlier owner with finite content behind its last token."""
+    sequences = random_sequences(PLAIN, [21, 90])
+    fresh, stale = PagedRun(sequences, 16), PagedRun(sequences, 16)
+    for blocks in (stale.cache.layers[0].keys, stale.cache.layers[0].values):
+        blocks[[block for table in stale.tables for block in table]] = 1e4
+    for found, due in zip(stale.chunked(5), fresh.chunked(5), strict=True):
+        assert torch.equal(found, due)
+
+
+def test_scrub_and_sizes() -> None:
+    specs = [PLAIN, AttentionSpec(4, 1, 16, scale=1.0)]
+    cache = KVCache(specs, 5, 16, torch.bfloat16, torch.device("cpu"))
+    assert cache.num_bytes == 6 * block_bytes(specs, 16, torch.bfloat16)
+    assert block_bytes(specs, 16, torch.bfloat16) == 16 * 2 * 2 * (2 * 8 + 1 * 16)
+    for kv in cache.layers:
+        kv.keys.fill_(float("nan"))
+        kv.values.fill_(float("nan"))
+    cache.scrub([2, 5])
+    for kv in cache.layers:
+        for blocks in (kv.keys, kv.values):
+            assert [bool(block.isnan().any()) for block in blocks] == [
+                True,
+                True,
+                False,
+                True,
+                True,
+                False,
+            ]
+
+
+def test_every_spec_has_a_backend() -> None:
+    backend = select_backend(list(FEATURES.values()), torch.float32)
+    assert backend.name == "torch"
+    assert all(backend.refuses(spec, torch.bfloat16) is None for spec in FEATURES.values())

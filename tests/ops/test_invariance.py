@@ -1,0 +1,226 @@
+"""The engine's promise: a token's logits have the same bits whatever shares its step.
+
+Matmul kernels sum in another order for other shapes, so nothing here may compare with a tolerance.
+Inputs are often made to cancel: the exact result is zero and only the order of summation is left,
+which rounding to bf16 would hide otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention.spec import AttentionSpec
+from engine.layers.linear import can_prepack, pack, packed_linear
+from engine.ops.gated import gelu_tanh, silu_mul
+from engine.ops.norm import layer_norm, rms_norm
+from engine.ops.rotary import apply_rotary
+from engine.runner.model_runner import ModelRunner
+from tests.engine.driver import tiny_llama
+from tests.models.forward import Plan, chunked, forward, whole
+from tests.models.golden import load
+from tests.ops.paged import PagedRun, Sequences, random_sequences
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(
+        not can_prepack(torch.device("cpu")), reason="the promise rests on oneDNN's packed matmul"
+    ),
+]
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 16, 31, 33, 64, 100)
+
+
+def cancelling(rows: int, size: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [rows, size] and w [columns, size] whose products are zero up to rounding."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(size, generator=generator)
+    x = torch.randn(rows, size // 2, generator=generator)
+    w = torch.randn(columns, size // 2, generator=generator)
+    return torch.cat([x, -x], -1)[:, order], torch.cat([w, w], -1)[:, order]
+
+
+# ---- operations ------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "sizes", [(64, 97), (576, 960), (1536, 97), (1536, 1536), (2048, 512), (4096, 128)], ids=str
+)
+def test_packed_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight = (tensor.to(dtype) for tensor in cancelling(128, *sizes))
+    packed = pack(weight)
+    together = packed_linear(x, packed, None)
+    assert together.any(), "nothing was left to compare"
+    for count in COUNTS:
+        for first in (0, 128 - count):
+            part = packed_linear(x[first : first + count].clone(), packed, None)
+            assert torch.equal(part, together[first : first + count]), f"{count} rows"
+
+
+@dtypes
+@pytest.mark.parametrize("size", [64, 576, 1536])
+def test_row_wise_operations(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(128, size, generator=generator).mul(3).to(dtype)
+    weight = torch.randn(size, generator=generator).to(dtype)
+    angles = torch.randn(2, 128, 1, 64, generator=generator).to(dtype)
+    operations = {
+        "rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-5),
+        "layer_norm": lambda rows: layer_norm(x[rows], weight, weight, 1e-5),
+        "silu_mul": lambda rows: silu_mul(x[rows]),
+        "gelu_tanh": lambda rows: gelu_tanh(x[rows]),
+        "rotary": lambda rows: apply_rotary(
+            x[rows].view(-1, size // 64, 64), angles[0, rows], angles[1, rows]
+        ),
+    }
+    for name, operation in operations.items():
+        together = operation(torch.arange(128))
+        for count in COUNTS:
+            for first in (0, 128 - count):
+                rows = torch.arange(first, first + count)
+                assert torch.equal(operation(rows), together[rows]), f"{name} of {count} rows"
+
+
+# ---- attention -------------------------------------------------------------------------------
+
+SPECS = {
+    "one-head": AttentionSpec(1, 1, 64, scale=0.125),  # one row a head
+    "toy": AttentionSpec(1, 1, 8, scale=0.5, softcap=2.0),
+    "gqa-3": AttentionSpec(6, 2, 80, scale=0.1, window=50),
+    "mqa-5": AttentionSpec(5, 1, 8, scale=0.5),
+    "gqa-4": AttentionSpec(8, 2, 64, scale=0.125),
+}
+
+
+def noisy_scores(sequences: Sequences) -> Sequences:
+    """Scores that are nothing but rounding, made large."""
+    spec = sequences.spec
+
+    def mirrored(tensors: list[torch.Tensor], sign: int) -> list[torch.Tensor]:
+        order = torch.randperm(spec.head_dim, generator=torch.Generator().manual_seed(0))
+        halves = (tensor.chunk(2, -1)[0] for tensor in tensors)
+        return [torch.cat([half, sign * half], -1)[..., order] for half in halves]
+
+    return Sequences(
+        replace(spec, scale=3e6),
+        mirrored(sequences.queries, -1),
+        mirrored(sequences.keys, 1),
+        sequences.values,
+    )
+
+
+def noisy_values(sequences: Sequences) -> Sequences:
+    """All weights alike, and the values of each twelve keys sum to nothing but rounding."""
+    values = []
+    for tensor in sequences.values:
+        value = tensor.clone()
+        for twelve in value.split(12):
+            if len(twelve) == 12:
+                twelve[6:] = -twelve[:6]
+        values.append(value)
+    queries = [torch.zeros_like(query) for query in sequences.queries]
+    return replace(sequences, queries=queries, values=values)
+
+
+@dtypes
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("kind", ["random", "scores", "values"])
+def test_attention(spec: AttentionSpec, block_size: int, kind: str, dtype: torch.dtype) -> None:
+    longest = 147 if block_size == 16 else 131
+    lengths = [1, block_size - 1, 2 * block_size, longest]
+    sequences = random_sequences(spec, lengths, dtype)
+    if kind == "scores":
+        sequences = noisy_scores(sequences)
+    elif kind == "values":
+        sequences = noisy_values(sequences)
+    together = PagedRun(sequences, block_size).whole()
+    for index, due in enumerate(together):  # alone, and not among other lengths
+        alone = Sequences(
+            sequences.spec,
+            *([part[index]] for part in (sequences.queries, sequences.keys, sequences.values)),
+        )
+        assert torch.equal(PagedRun(alone, block_size).whole()[0], due)
+    for size in (1, 5, block_size):
+        outputs = PagedRun(sequences, block_size).chunked(size)
+        for found, due in zip(outputs, together, strict=True):
+            assert torch.equal(found, due), f"chunks of {size}"
+
+
+# ---- a whole model ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[24, 8], ids=["mha", "gqa-3"])
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
+) -> Path:
+    """Wide enough that one row alone takes another matmul kernel than many."""
+    return tiny_llama(
+        tmp_path_factory.mktemp("wide"),
+        hidden_size=1536,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=24,
+        num_key_value_heads=request.param,
+    )
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
+    return load(folder, dtype=request.param, max_num_seqs=33)
+
+
+def prompts() -> list[list[int]]:
+    """The one that is watched, and 32 neighbours from one token to more than all its own."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = [70, *torch.randint(1, 60, (30,), generator=generator).tolist(), 1, 90]
+    return [torch.randint(600, (n,), generator=generator).tolist() for n in lengths]
+
+
+def as_decode_of_33(texts: list[list[int]]) -> Plan:
+    """All but the last token of each first, then the 33 last tokens in one step."""
+    before = [(i, len(text) - 1) for i, text in enumerate(texts) if len(text) > 1]
+    return [before, [(i, 1) for i in range(len(texts))]]
+
+
+def among_changing_neighbours(texts: list[list[int]]) -> Plan:
+    """The watched one in uneven pieces; in every step others decode or prefill beside it."""
+    plan: Plan = []
+    left = [len(text) for text in texts]
+    for turn, count in enumerate((1, 17, 3, 1, 1, 30, 2, 14, 1)):
+        step = [(0, count)]
+        for other in range(1 + turn, len(texts), 3):
+            part = min(left[other], 1 if (other + turn) % 2 else 9)
+            if part:
+                step.append((other, part))
+                left[other] -= part
+        plan.append(step)
+    return plan
+
+
+def test_model(runner: ModelRunner) -> None:
+    texts = prompts()
+    (alone,) = forward(runner, texts[:1], whole(texts[:1]))
+    plans = {
+        "in a batch of 33": whole(texts),
+        "as decodes of 33": as_decode_of_33(texts),
+        "among changing neighbours": among_changing_neighbours(texts),
+    }
+    for name, plan in plans.items():
+        assert torch.equal(forward(runner, texts, plan)[0], alone), name
+    for size in (1, 3, 16, 33):
+        (found,) = forward(runner, texts[:1], chunked(texts[:1], size))
+        assert torch.equal(found, alone), f"in chunks of {size}"
+
+
+def test_neighbour_of_the_shortest_length(runner: ModelRunner) -> None:
+    """A neighbour with one block beside one with many: the padded table changes nothing."""
+    texts = prompts()[-2:]
+    short, long = (forward(runner, [text], whole([text]))[0] for text in texts)
+    together = forward(runner, texts, as_decode_of_33(texts))
+    assert torch.equal(together[0], short)
+    assert torch.equal(together[1], long)

@@ -1,0 +1,135 @@
+"""Row-wise operations against their formulas in fp64, in every dtype, at odd sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from engine.layers.norm import LayerNorm, RMSNorm
+from engine.ops.gated import gelu_tanh, silu_mul
+from engine.ops.norm import layer_norm, rms_norm
+from engine.ops.rotary import apply_rotary
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Relative to the exact result rounded once: bf16 may land on the neighbouring value.
+TOLERANCE = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (1.6e-2, 1e-3)}
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+shapes = pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 64), (5, 97), (33, 576)], ids=str)
+
+
+def draw(*shape: int, dtype: torch.dtype, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+
+def check(found: torch.Tensor, due: torch.Tensor, dtype: torch.dtype) -> None:
+    assert found.dtype == dtype
+    rtol, atol = TOLERANCE[dtype]
+    torch.testing.assert_close(found.double(), due, rtol=rtol, atol=atol)
+
+
+@dtypes
+@shapes
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
+    x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, seed=1)
+    exact = x.double()
+    due = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    check(rms_norm(x, weight, eps), due, dtype)
+
+
+@dtypes
+def test_rms_norm_of_huge_and_tiny_values(dtype: torch.dtype) -> None:
+    """The squares are summed in fp32: bf16 would lose small terms, fp16 would overflow."""
+    x = torch.full((2, 1000), 1.0, dtype=dtype)
+    x[0, 0], x[1] = 300.0, 1e-4
+    exact = x.double()
+    due = exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    check(rms_norm(x, torch.ones(1000, dtype=dtype), 1e-5), due, dtype)
+
+
+@dtypes
+@shapes
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+def test_layer_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
+    x = draw(*shape, dtype=dtype) + 2
+    weight, bias = draw(shape[1], dtype=dtype, seed=1), draw(shape[1], dtype=dtype, seed=2)
+    exact = x.double()
+    centred = exact - exact.mean(-1, keepdim=True)
+    due = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    found = layer_norm(x, weight, bias, eps)
+    rtol, atol = TOLERANCE[dtype]
+    torch.testing.assert_close(
+        found.double(), due * weight.double() + bias.double(), rtol=rtol, atol=atol * 30
+    )
+
+
+def test_norm_layers_use_their_weights() -> None:
+    x = draw(3, 8, dtype=torch.float32)
+    rms, layer = RMSNorm(8, 1e-5), LayerNorm(8, 1e-5)
+    for parameter in (rms.weight, layer.weight, layer.bias):
+        parameter.data = draw(8, dtype=torch.float32, seed=parameter.dim())
+    assert torch.equal(rms(x), rms_norm(x, rms.weight, 1e-5))
+    assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, 1e-5))
+
+
+@dtypes
+@shapes
+def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    gate, up = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    exact = gate.double()
+    due = exact / (1 + (-exact).exp()) * up.double()
+    check(silu_mul(torch.cat([gate, up], -1)), due, dtype)
+
+
+def test_silu_mul_at_the_ends() -> None:
+    gate = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0]])
+    found = silu_mul(torch.cat([gate, torch.full_like(gate, 2.0)], -1))
+    torch.testing.assert_close(
+        found, torch.tensor([[0.0, 0.0, 0.0, 200.0, 2e4, 2 / (1 + math.exp(-1))]])
+    )
+
+
+@dtypes
+@shapes
+def test_gelu_tanh(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = draw(*shape, dtype=dtype)
+    exact = x.double()
+    inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
+    check(gelu_tanh(x), exact / 2 * (1 + inner.tanh()), dtype)
+
+
+def test_gelu_is_the_tanh_form_not_the_error_function() -> None:
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    erf = x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+    assert (gelu_tanh(x) - erf).abs().max() > 1e-4
+
+
+@dtypes
+@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 8), (12, 64), (2, 80)])
+def test_apply_rotary_turns_pairs(heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Halves are real and imaginary parts; each token has its own angles."""
+    x, angles = draw(5, heads, dim, dtype=dtype), draw(5, 1, dim // 2, dtype=torch.float64)
+    cos = torch.cat([angles.cos(), angles.cos()], -1).to(dtype)
+    sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
+    first, second = x.double().chunk(2, -1)
+    turned = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+    found = apply_rotary(x, cos, sin)
+    assert found.dtype == dtype
+    atol = 2e-6 if dtype == torch.float32 else 6e-2  # table and products are rounded in bf16
+    torch.testing.assert_close(
+        found.double(), torch.cat([turned.real, turned.imag], -1), rtol=atol / 2, atol=atol
+    )
+
+
+def test_operations_leave_their_inputs_alone() -> None:
+    x = draw(4, 2, 8, dtype=torch.float32)
+    before = x.clone()
+    rms_norm(x, torch.ones(8), 1e-5)
+    layer_norm(x, torch.ones(8), torch.zeros(8), 1e-5)
+    silu_mul(x)
+    gelu_tanh(x)
+    apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8))
+    assert torch.equal(x, before)

@@ -1,0 +1,214 @@
+"""The sockets between the two processes: everything arrives, once, in order, and wakes the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from engine.channel import ClientEndpoint, EngineEndpoint
+from engine.protocol import (
+    Abort,
+    EngineStats,
+    Fatal,
+    FromEngine,
+    GenerateRequest,
+    Progress,
+    SamplingParams,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    TokenOutput,
+)
+
+COUNT = 3000
+GREETINGS = 50  # what an engine says before anybody has said anything to it
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    # Not tmp_path: the path of a socket has at most about 100 characters.
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    yield f"ipc://{folder}/engine"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Engine:
+    """The engine's end in a thread; greets, then `act` answers each batch until a Shutdown."""
+
+    def __init__(self, address: str, act: Callable[[EngineEndpoint, list[ToEngine]], None]) -> None:
+        self.address, self.act = address, act
+        self.received: list[ToEngine] = []
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        endpoint = EngineEndpoint(self.address)
+        for number in range(GREETINGS):
+            endpoint.send(Progress("loading", number / GREETINGS))
+        while not any(isinstance(message, Shutdown) for message in self.received):
+            messages = endpoint.drain(block=True)
+            self.received += messages
+            self.act(endpoint, messages)
+        endpoint.close()
+
+
+class Client:
+    """The API process's end, collecting what comes."""
+
+    def __init__(self, address: str) -> None:
+        self.received: list[FromEngine] = []
+        self._news = asyncio.Event()
+        self.endpoint = ClientEndpoint(address, self._take)
+
+    def _take(self, message: FromEngine) -> None:
+        self.received.append(message)
+        self._news.set()
+
+    async def until(self, count: int) -> None:
+        """Waits without sending anything: a lost wake-up is a timeout here."""
+        async with asyncio.timeout(60):
+            while len(self.received) < count:
+                self._news.clear()
+                await self._news.wait()
+
+    async def greeted(self) -> None:
+        """Before that, nothing may be sent; after it, the greetings are forgotten."""
+        await self.until(GREETINGS)
+        self.connected()
+        assert self.received == [Progress("loading", n / GREETINGS) for n in range(GREETINGS)]
+        self.received.clear()
+
+    def connected(self) -> None:
+        assert self.endpoint._outbox.poll(30_000, zmq.POLLOUT), "no engine connects"
+
+    async def end(self, engine: Engine) -> None:
+        self.endpoint.send(Shutdown())
+        await asyncio.to_thread(engine.thread.join, 60)
+        assert not engine.thread.is_alive()
+        self.endpoint.close()
+
+
+def request(number: int) -> GenerateRequest:
+    return GenerateRequest(number, list(range(number % 300)), SamplingParams(8), 1.5, 0, "ü")
+
+
+def outputs(number: int) -> StepOutputs:
+    return StepOutputs(0.5, [TokenOutput(number, 7, "stop")], [], EngineStats(step=number))
+
+
+async def test_bursts_in_both_directions_arrive_in_order(address: str) -> None:
+    def echo(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
+        for message in messages:
+            if isinstance(message, GenerateRequest):
+                endpoint.send(outputs(message.id))
+
+    client = Client(address)
+    engine = Engine(address, echo)
+    await client.greeted()
+    for number in range(COUNT):
+        client.endpoint.send(request(number))
+        if number % 100 == 99:
+            await asyncio.sleep(0)
+    await client.until(COUNT)
+    await client.end(engine)
+    assert engine.received == [*map(request, range(COUNT)), Shutdown()]
+    assert client.received == [*map(outputs, range(COUNT))]
+
+
+async def test_no_wake_up_is_lost(address: str) -> None:
+    """zmq's descriptor is edge-triggered and a send can swallow an edge: one message at a time,
+    each answered only when the last answer has been seen, stalls at the first lost one."""
+
+    def answer(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
+        for message in messages:
+            if isinstance(message, Abort):
+                for part in range(message.ids[1]):
+                    endpoint.send(Progress("part", float(part)))
+
+    client = Client(address)
+    engine = Engine(address, answer)
+    await client.greeted()
+    due = 0
+    for number in range(COUNT // 3):
+        parts = 1 + number % 3
+        client.endpoint.send(Abort([number, parts]))
+        due += parts
+        await client.until(due)
+    await client.end(engine)
+    assert len(client.received) == due
+
+
+async def test_what_came_before_the_loop_looked_is_seen(address: str) -> None:
+    client = Client(address)
+    engine = Engine(address, lambda endpoint, messages: None)
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop must stand while the greetings arrive
+    await client.greeted()
+    await client.end(engine)
+
+
+async def test_a_handler_may_send_and_close(address: str) -> None:
+    """Closing within the handler must stop the reading at once."""
+
+    def flood(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
+        for number in range(50):
+            endpoint.send(outputs(number))
+
+    seen: list[FromEngine] = []
+    done = asyncio.Event()
+
+    def take(message: FromEngine) -> None:
+        seen.append(message)
+        if len(seen) == GREETINGS:
+            endpoint.send(Abort([1]))
+        if len(seen) == GREETINGS + 3:
+            endpoint.send(Shutdown())
+        if len(seen) == GREETINGS + 20:
+            endpoint.close()
+            endpoint.close()
+            done.set()
+
+    endpoint = ClientEndpoint(address, take)
+    engine = Engine(address, flood)
+    async with asyncio.timeout(60):
+        await done.wait()
+    await asyncio.to_thread(engine.thread.join, 60)
+    assert len(seen) == GREETINGS + 20
+
+
+async def test_an_unreadable_frame_is_fatal_and_does_not_stop_the_reading(address: str) -> None:
+    """Reliability T-39: an answer never just lacks tokens."""
+    client = Client(address)
+    engine = EngineEndpoint(address)
+    good = engine._encode(outputs(1))
+    for frame in (b"", b"\xff", b"\x91" * 100_000, good[:-1], good.replace(b"stop", b"\xff" * 4)):
+        engine._outbox.send(frame)
+        engine._outbox.send(good)
+    await client.until(10)
+    assert [isinstance(message, Fatal) for message in client.received] == [True, False] * 5
+    engine.close()
+    client.endpoint.close()
+
+
+async def test_polling(address: str) -> None:
+    client = Client(address)
+    client.endpoint.send(Abort([0]))  # to nobody: dropped
+    engine = EngineEndpoint(address)
+    assert engine.drain(block=False) == []
+    client.connected()
+    client.endpoint.send(Abort([1]))
+    assert engine._inbox.poll(30_000)
+    assert engine.drain(block=False) == [Abort([1])]
+    engine.send(Fatal("the end"))
+    assert client.endpoint.receive(wait_s=30)
+    assert client.received == [Fatal("the end")]
+    assert not client.endpoint.receive(wait_s=0.01)
+    engine.close()
+    client.endpoint.close()

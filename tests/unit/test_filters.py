@@ -1,0 +1,138 @@
+"""Penalties, bias and bans against their formulas; the candidates' filters against brute force."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.protocol import SamplingParams
+from engine.sampling.filters import adjust, adjusts_logits, keep
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VOCAB = 23
+
+
+def adjusted_by_hand(
+    logits: list[float], params: SamplingParams, tokens: list[int], prompt_length: int
+) -> list[float]:
+    """Token by token, as SamplingParams says."""
+    result = []
+    answer = tokens[prompt_length:]
+    bias = dict(params.logit_bias)
+    for token, value in enumerate(logits):
+        if token in tokens:
+            penalty = params.repetition_penalty
+            value = value / penalty if value > 0 else value * penalty
+        if token in answer:
+            value -= params.presence_penalty
+            value -= params.frequency_penalty * answer.count(token)
+        value += bias.get(token, 0.0)
+        if token in params.stop_token_ids and len(answer) < params.min_tokens:
+            value = -math.inf
+        result.append(value)
+    return result
+
+
+token_ids = st.integers(0, VOCAB - 1)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(
+    logits=st.lists(st.floats(-30, 30, width=32), min_size=VOCAB, max_size=VOCAB),
+    tokens=st.lists(token_ids, min_size=1, max_size=20),
+    answer=st.integers(0, 20),
+    penalties=st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(0.01, 100)),
+    bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=5),
+    stops=st.sets(token_ids, max_size=4),
+    min_tokens=st.integers(0, 20),
+)
+def test_adjust(
+    logits: list[float],
+    tokens: list[int],
+    answer: int,
+    penalties: tuple[float, float, float],
+    bias: dict[int, float],
+    stops: set[int],
+    min_tokens: int,
+) -> None:
+    prompt_length = max(len(tokens) - answer, 1)
+    presence, frequency, repetition = penalties
+    params = SamplingParams(
+        64,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        repetition_penalty=repetition,
+        logit_bias=tuple(bias.items()),
+        stop_token_ids=tuple(sorted(stops)),
+        min_tokens=min_tokens,
+    )
+    row = torch.tensor(logits)
+    adjust(row, params, torch.tensor(tokens, dtype=torch.int32), prompt_length)
+    due = torch.tensor(adjusted_by_hand(logits, params, tokens, prompt_length))
+    torch.testing.assert_close(row, due, rtol=1e-5, atol=1e-4)
+    if not adjusts_logits(params):
+        assert torch.equal(row, torch.tensor(logits))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"repetition_penalty": 1.01},
+        {"logit_bias": ((1, 0.5),)},
+        {"min_tokens": 1},
+    ],
+    ids=str,
+)
+def test_every_parameter_that_adjusts_is_noticed(change: dict[str, float]) -> None:
+    assert not adjusts_logits(SamplingParams(8, temperature=0.3, top_k=3, top_p=0.2, min_p=0.1))
+    assert adjusts_logits(SamplingParams(8, **change))
+
+
+def kept_by_hand(probs: list[float], top_k: int, top_p: float, min_p: float) -> list[bool]:
+    """For probabilities from the most likely down."""
+    within = probs[:top_k] if top_k else probs
+    mass = math.fsum(within)
+    before, stays = 0.0, []
+    for p in within:
+        stays.append(before < top_p * mass and p >= min_p * probs[0])
+        before += p
+    stays[0] = True
+    return stays + [False] * (len(probs) - len(within))
+
+
+def test_keep_against_brute_force() -> None:
+    """Mixed rows; probabilities and limits are binary fractions, so both sides count exactly."""
+    rng = random.Random(4)
+    for _ in range(300):
+        vocabulary, rows = rng.choice((1, 2, 7, 40)), []
+        for _ in range(rng.randint(1, 8)):
+            weights = [2.0 ** -rng.randint(0, 8) for _ in range(vocabulary)]
+            scale = 2.0 ** -math.ceil(math.log2(sum(weights)) + 1e-9)
+            probs = sorted((w * scale for w in weights), reverse=True)
+            top_k = rng.choice((0, 1, 2, 5, vocabulary, vocabulary + 9))
+            # Without top-k, top-p is a share of the whole distribution, not of the candidates.
+            missing = 0.0 if top_k else 1 - sum(probs)
+            rows.append((probs, missing, top_k, rng.randint(0, 64) / 64, rng.randint(0, 16) / 16))
+        stays = keep(
+            torch.tensor([row[0] for row in rows]),
+            torch.tensor([float(row[2]) for row in rows]),
+            torch.tensor([row[3] for row in rows]),
+            torch.tensor([row[4] for row in rows]),
+        )
+        for row, (probs, missing, top_k, top_p, min_p) in enumerate(rows):
+            due = kept_by_hand([*probs, *([missing] if missing else [])], top_k, top_p, min_p)
+            assert stays[row].tolist() == due[: len(probs)], rows[row]
+
+
+def test_the_most_likely_token_always_stays() -> None:
+    probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]] * 3)
+    stays = keep(probs, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]), torch.ones(3))
+    assert stays.tolist() == [[True, False, False, False]] * 2 + [[True] * 4]

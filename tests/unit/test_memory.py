@@ -1,0 +1,102 @@
+"""How many KV blocks there are; and that following the advice in a refusal helps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.memory import plan_blocks
+
+
+def plan(available: int = 10**9, max_model_len: int = 1000, **config: Any) -> tuple[int, int]:
+    """With blocks of 64 tokens and 1000 bytes."""
+    return plan_blocks(EngineConfig(**config), 1000, max_model_len, available)
+
+
+def test_by_default_all_sequences_fit_or_a_quarter_of_the_memory_is_taken() -> None:
+    assert plan(max_num_seqs=8) == (8 * 16, 1000)
+    assert plan(available=400_000, max_num_seqs=8) == (100, 1000)
+
+
+def test_bytes_and_the_override_are_exact() -> None:
+    assert plan(kv_cache_memory_bytes=77_999) == (77, 1000)
+    assert plan(num_gpu_blocks_override=31, kv_cache_memory_bytes=10**9) == (31, 1000)
+    assert plan(available=0, num_gpu_blocks_override=31) == (31, 1000)
+
+
+def test_the_models_own_context_shrinks_to_what_fits() -> None:
+    assert plan(num_gpu_blocks_override=15) == (15, 15 * 64)
+    assert plan(num_gpu_blocks_override=16) == (16, 1000)
+    assert plan(available=40_000) == (10, 640)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"num_gpu_blocks_override": 15}, "--num-gpu-blocks-override gives 15"),
+        ({"kv_cache_memory_bytes": 15_999}, "--kv-cache-memory-bytes gives 15"),
+        ({"available": 60_000}, "the free memory gives 15"),
+    ],
+    ids=str,
+)
+def test_a_context_asked_for_is_never_cut(config: dict[str, Any], limit: str) -> None:
+    available = config.pop("available", 10**9)
+    wanted = EngineConfig(max_model_len=1000, **config)
+    with pytest.raises(ConfigError, match=f"1000 tokens needs 16 KV blocks .*{limit}"):
+        plan_blocks(wanted, 1000, 1000, available)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    block_size=st.sampled_from((16, 32, 64, 128)),
+    block_bytes=st.integers(1, 10**7),
+    length=st.integers(1, 10**6),
+    available=st.integers(0, 10**12),
+    asked=st.booleans(),
+    kv_bytes=st.none() | st.integers(1, 10**10),
+    override=st.none() | st.integers(1, 10**5),
+    seqs=st.integers(1, 4096),
+)
+def test_a_sequence_of_the_length_served_always_fits(
+    block_size: int,
+    block_bytes: int,
+    length: int,
+    available: int,
+    asked: bool,
+    kv_bytes: int | None,
+    override: int | None,
+    seqs: int,
+) -> None:
+    config = EngineConfig(
+        block_size=block_size,
+        max_model_len=length if asked else None,
+        kv_cache_memory_bytes=kv_bytes,
+        num_gpu_blocks_override=override,
+        max_num_seqs=seqs,
+    )
+    try:
+        blocks, served = plan_blocks(config, block_bytes, length, available)
+    except ConfigError as error:
+        for advised in follow(config, str(error)):
+            plan_blocks(advised, block_bytes, advised.max_model_len or length, available)
+        return
+    assert 0 < served <= blocks * block_size
+    assert served == length or (not asked and served < length)
+    assert blocks == override or blocks * block_bytes <= (kv_bytes or available // 4)
+
+
+def follow(config: EngineConfig, message: str) -> list[EngineConfig]:
+    """The configurations that the refusal tells the user to try."""
+    advice = re.findall(r"--([a-z-]+) (\d+)", message)
+    assert advice
+    return [
+        msgspec.structs.replace(config, **{flag.replace("-", "_"): int(value)})
+        for flag, value in advice
+    ]

@@ -1,0 +1,256 @@
+"""The sampler against a straightforward one: right frequencies, each row on its own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from engine.protocol import SamplingParams
+from engine.sampling.sampler import CANDIDATES, INVALID, SamplingRow, sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DRAWS = 20_000
+LIKELY = 1e-4  # deterministic: a smaller p-value is a defect, not bad luck
+
+
+def row(
+    position: int = 1, *, tokens: list[int] | None = None, prompt: int = 1, **params: Any
+) -> SamplingRow:
+    known = tokens or [0] * position
+    return SamplingRow(
+        SamplingParams(**({"max_tokens": 64} | params)),
+        torch.tensor(known, dtype=torch.int32),
+        prompt,
+    )
+
+
+def logits_of(vocabulary: int, spread: float = 2.0, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(vocabulary, generator=generator) * spread
+
+
+def distribution(
+    logits: torch.Tensor, params: SamplingParams, tokens: list[int], prompt: int
+) -> np.ndarray:
+    """What SamplingParams promises, in float64 and one token at a time."""
+    scores, answer = logits.double().numpy().copy(), tokens[prompt:]
+    for token in set(tokens):
+        factor = params.repetition_penalty
+        scores[token] *= 1 / factor if scores[token] > 0 else factor
+    for token in set(answer):
+        scores[token] -= params.presence_penalty + params.frequency_penalty * answer.count(token)
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    if len(answer) < params.min_tokens:
+        scores[list(params.stop_token_ids)] = -math.inf
+    weights = np.exp((scores - scores.max()) / params.temperature)
+    probs = weights / weights.sum()
+    order = np.argsort(-probs, kind="stable")
+    keep = order[: params.top_k or len(order)]
+    share = probs[keep] / probs[keep].sum()
+    keep = keep[np.concatenate([[0.0], share.cumsum()[:-1]]) < params.top_p]
+    keep = keep[probs[keep] >= params.min_p * probs[order[0]]]
+    final = np.zeros_like(probs)
+    final[keep] = probs[keep] / probs[keep].sum()
+    return final
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "top-k": {"temperature": 1.3, "top_k": 7},
+    "top-p": {"temperature": 1.0, "top_p": 0.85},
+    "min-p": {"temperature": 1.5, "min_p": 0.08},
+    "everything": {
+        "temperature": 1.2,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.2,
+        "logit_bias": ((3, 2.0), (4, -100.0)),
+        "min_tokens": 9,
+        "stop_token_ids": (5, 6),
+    },
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_frequencies_over_many_requests(setting: dict[str, Any]) -> None:
+    tokens, prompt = [1, 2, 2, 9, 9, 9, 10], 2
+    rows = [row(tokens=tokens, prompt=prompt, seed=s, **setting) for s in range(DRAWS)]
+    check_frequencies(rows, tokens, prompt)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top-k", "top-p", "min-p"])
+def test_frequencies_over_the_positions_of_one_request(name: str) -> None:
+    params = SamplingParams(max_tokens=64, **SETTINGS[name])
+    known = torch.zeros(DRAWS, dtype=torch.int32)
+    check_frequencies([SamplingRow(params, known[: p + 1], 1) for p in range(DRAWS)], [0], 1)
+
+
+def check_frequencies(rows: list[SamplingRow], tokens: list[int], prompt: int) -> None:
+    logits, params = logits_of(32), rows[0].params
+    drawn, _ = sample(logits.repeat(DRAWS, 1), rows)
+    counts = np.bincount(drawn.numpy(), minlength=32)
+    expected = distribution(logits, params, tokens, prompt) * DRAWS
+    assert counts[expected == 0].sum() == 0, "a token that was filtered out was drawn"
+    often = expected >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    due = np.append(expected[often], expected[~often].sum())
+    assert stats.chisquare(observed[due > 0], due[due > 0]).pvalue > LIKELY
+
+
+VARIED: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 40},
+    {"temperature": 1.0, "top_k": 40, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 1.0, "top_k": 400},
+    {"temperature": 1.7, "top_p": 0.9999},
+    {"temperature": 1.0, "repetition_penalty": 1.5, "logit_bias": ((7, 9.0),)},
+]
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
+def test_a_row_does_not_depend_on_its_batch(quantised: bool) -> None:
+    """Ties, as bf16 logits have, included: another row's wider filter must not reorder them."""
+    logits = torch.stack([logits_of(20_000, 1.0, seed) for seed in range(45)])
+    if quantised:
+        logits = (logits * 8).round() / 8
+    rows = [row(3 + n % 5, seed=n, **VARIED[n % len(VARIED)]) for n in range(45)]
+    together, _ = sample(logits.clone(), rows)
+    alone = [sample(logits[n : n + 1].clone(), rows[n : n + 1])[0] for n in range(45)]
+    assert together.tolist() == [int(token) for token in alone]
+    order = torch.randperm(45, generator=torch.Generator().manual_seed(3))
+    shuffled, _ = sample(logits[order].clone(), [rows[n] for n in order.tolist()])
+    assert shuffled.tolist() == together[order].tolist()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"top_p": 0.95},
+        {"top_p": 0.9999},
+        {"top_k": 1000},
+        {"top_k": 1000, "top_p": 0.9},
+        {"min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_filters_that_keep_more_than_the_candidates(setting: dict[str, Any]) -> None:
+    """A nearly flat distribution: the kept set must still be exactly the promised one."""
+    draws = 2000
+    logits = logits_of(3000, 0.05)
+    params = SamplingParams(max_tokens=1, **setting)
+    due = distribution(logits, params, [0], 1)
+    kept = int((due > 0).sum())
+    assert kept > CANDIDATES
+    drawn, _ = sample(logits.repeat(draws, 1), [row(seed=s, **setting) for s in range(draws)])
+    # The limit of top-p lies where fp32 and float64 may differ by a token.
+    rank = np.argsort(np.argsort(-logits.numpy(), kind="stable"))[drawn.numpy()]
+    assert rank.max() <= kept + 1
+    eighths = np.bincount(rank * 8 // (kept + 2), minlength=8)
+    assert eighths.min() > draws / 8 * 0.75, "the tail of the kept set is hardly ever drawn"
+
+
+def test_greedy_takes_the_first_of_the_highest() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [-5.0, -7.0, -6.0, -5.5]])
+    tokens, logprobs = sample(logits, [row(temperature=0.0), row(temperature=0.0, seed=9)])
+    assert tokens.tolist() == [1, 0]
+    assert logprobs == [None, None]
+
+
+def test_greedy_after_adjustment() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]] * 3)
+    rows = [
+        row(temperature=0.0, logit_bias=((1, -5.0),)),
+        row(temperature=0.0),
+        row(temperature=0.0, stop_token_ids=(1,), min_tokens=3),
+    ]
+    assert sample(logits, rows)[0].tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e-9, 1e-30, 1e-44, 5e-324])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+def test_a_tiny_temperature_is_greedy(temperature: float, filters: dict[str, Any]) -> None:
+    logits = torch.stack([logits_of(50, 20.0, seed) for seed in range(40)])
+    highest = logits.argmax(dim=-1)
+    rows = [row(seed=s, temperature=temperature, **filters) for s in range(40)]
+    assert torch.equal(sample(logits, rows)[0], highest)
+
+
+def test_top_k_of_one_and_top_p_of_nothing_are_greedy() -> None:
+    logits = torch.stack([logits_of(300, 0.1, seed) for seed in range(60)])
+    highest = logits.argmax(dim=-1)
+    for setting in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        rows = [row(seed=s, **setting) for s in range(60)]
+        assert torch.equal(sample(logits.clone(), rows)[0], highest), setting
+
+
+def test_early_stops_are_never_drawn() -> None:
+    logits = torch.zeros(4000, 4)
+    logits[:, 2] = 8.0
+    banned = {"stop_token_ids": (2,), "min_tokens": 3}
+    early = [row(tokens=[0, 1, 1], prompt=1, seed=s, **banned) for s in range(2000)]
+    late = [row(tokens=[0, 1, 1, 1], prompt=1, seed=s, **banned) for s in range(2000)]
+    drawn, _ = sample(logits, early + late)
+    assert 2 not in drawn[:2000]
+    assert (drawn[2000:] == 2).float().mean() > 0.99
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """Before penalties, bias and temperature; the drawn token's and the most likely ones'."""
+    logits = logits_of(40)
+    due = torch.log_softmax(logits.double(), dim=-1)
+    setting = {"temperature": 0.3, "logit_bias": ((8, 50.0),), "repetition_penalty": 3.0}
+    tokens, logprobs = sample(
+        logits.repeat(5, 1),
+        [row(logprobs=k, **setting) for k in (-1, 0, 3)]
+        + [row(logprobs=5, temperature=0.0), row(logprobs=99, top_k=2)],
+    )
+    assert logprobs[0] is None
+    assert tokens[:3].tolist() == [8, 8, 8]
+    for index, size in ((1, 0), (2, 3), (3, 5), (4, 40)):
+        entry = logprobs[index]
+        assert entry is not None
+        assert entry.logprob == pytest.approx(float(due[tokens[index]]), abs=1e-5)
+        best, ids = due.topk(size)
+        assert [token for token, _ in entry.top] == ids.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
+def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
+    logits = torch.stack([logits_of(500, 1.0, seed) for seed in range(27)])
+    rows = [row(seed=n, logprobs=2, **VARIED[n % len(VARIED)]) for n in range(27)]
+    healthy, scores = sample(logits.clone(), rows)
+    for victim in range(len(VARIED)):
+        poisoned = logits.clone()
+        if broken == -math.inf:
+            poisoned[victim] = broken  # one such logit is a mask, all of them are a defect
+        else:
+            poisoned[victim, 77] = broken
+        tokens, logprobs = sample(poisoned, rows)
+        assert tokens[victim] == INVALID
+        assert logprobs[victim] is None
+        others = [n for n in range(27) if n != victim]
+        assert tokens[others].tolist() == healthy[others].tolist()
+        assert [logprobs[n] for n in others] == [scores[n] for n in others]
+
+
+def test_masked_tokens_are_legal_and_never_drawn() -> None:
+    logits = torch.zeros(3000, 10)
+    logits[:, 3:] = -math.inf
+    for setting in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.1}):
+        rows = [row(seed=s, **setting) for s in range(3000)]
+        drawn, _ = sample(logits.clone(), rows)
+        assert set(drawn.tolist()) == {0, 1, 2}
