@@ -111,49 +111,31 @@ FOODS = words("pizza soup rice pasta bread cake apples fish pancakes salad chees
 PETS = words("dog cat rabbit horse parrot hamster turtle goldfish")
 JOBS = words("teacher doctor baker pilot farmer painter nurse driver")
 ITEMS = words("book lamp chair jacket phone bicycle table cup hat clock")
-WEATHER = ("sunny", "cloudy", "rainy", "windy", "snowy", "foggy", "clear")
+WEATHER = words("sunny cloudy rainy windy snowy foggy clear")
 
 HEROES = words(
     "cat dog fox bear mouse rabbit owl frog duck robot dragon turtle girl boy king fisherman"
 )
-PLACES = (
-    "river",
-    "forest",
-    "mountain",
-    "village",
-    "garden",
-    "lake",
-    "tower",
-    "bridge",
-    "island",
-    "farm",
-)
-TREASURES = ("key", "lamp", "map", "bell", "stone", "book", "flower", "boat", "star", "drum")
-TRAITS = ("brave", "little", "curious", "kind", "old", "clever", "quiet", "cheerful")
+PLACES = words("river forest mountain village garden lake tower bridge island farm")
+TREASURES = words("key lamp map bell stone book flower boat star drum")
+TRAITS = words("brave little curious kind old clever quiet cheerful")
 
-# English noun -> (Swedish noun, "en" or "ett").
-SWEDISH_NOUNS = {
-    "car": ("bil", "en"), "dog": ("hund", "en"), "cat": ("katt", "en"), "book": ("bok", "en"),
-    "house": ("hus", "ett"), "table": ("bord", "ett"), "boat": ("båt", "en"), "horse": ("häst",
-    "en"),
-    "letter": ("brev", "ett"), "lamp": ("lampa", "en"), "tree": ("träd", "ett"), "fish": ("fisk",
-    "en"),
-}  # fmt: skip
-# English adjective -> (Swedish for "en" nouns, Swedish for "ett" nouns).
-SWEDISH_ADJECTIVES = {
-    "red": ("röd", "rött"), "big": ("stor", "stort"), "small": ("liten", "litet"), "new": ("ny",
-    "nytt"),
-    "white": ("vit", "vitt"), "black": ("svart", "svart"), "green": ("grön", "grönt"),
-    "blue": ("blå", "blått"),
-    "beautiful": ("vacker", "vackert"),
-}  # fmt: skip
-SWEDISH_SUBJECTS = {"I": "Jag", "You": "Du", "We": "Vi", "She": "Hon", "He": "Han", "They": "De"}
-SWEDISH_VERBS = {
-    ("have", "has"): "har",
-    ("see", "sees"): "ser",
-    ("buy", "buys"): "köper",
-    ("want", "wants"): "vill ha",
-}
+# English noun = "en" or "ett", and the Swedish noun.
+SWEDISH_NOUNS = table(
+    """
+    car=en bil, dog=en hund, cat=en katt, book=en bok, house=ett hus, table=ett bord, boat=en
+    båt, horse=en häst, letter=ett brev, lamp=en lampa, tree=ett träd, fish=en fisk
+    """
+)
+# English adjective = the Swedish one beside "en" and beside "ett".
+SWEDISH_ADJECTIVES = table(
+    """
+    red=röd rött, big=stor stort, small=liten litet, new=ny nytt, white=vit vitt, black=svart
+    svart, green=grön grönt, blue=blå blått, beautiful=vacker vackert
+    """
+)
+SWEDISH_SUBJECTS = table("I=Jag, You=Du, We=Vi, She=Hon, He=Han, They=De")
+SWEDISH_VERBS = table("have/has=har, see/sees=ser, buy/buys=köper, want/wants=vill ha")
 SWEDISH_PHRASES = table(
     """
     Hello=Hej, Good morning=God morgon, Good night=God natt, Thank you very much=Tack så mycket,
@@ -165,25 +147,6 @@ SWEDISH_PHRASES = table(
     """
 )
 
-UNKNOWN_QUESTIONS = (
-    "Who won the football match yesterday?", "What is the meaning of life?",
-    "Explain quantum physics.",
-    "Write a Python program that sorts a list.", "Who is the president of Mars?",
-    "How do I fix my car?",
-    "What is the stock price of gold today?", "Tell me about the history of Rome.",
-    "Who wrote Hamlet?",
-    "How do airplanes fly?", "What is the square root of two?",
-    "Which film should I watch tonight?",
-    "Can you book a flight for me?", "How tall is the Eiffel Tower?",
-    "What is the population of China?",
-    "Give me a recipe for lasagne.", "What is dark matter?", "Who invented the telephone?",
-    "Write an essay about democracy.", "How does a computer work?",
-    "What is the best phone to buy?",
-    "Why is the economy growing?", "Translate this book into Latin.",
-    "Summarise the news of today.",
-    "What is the speed of light?", "When did the war end?", "How can I become rich?",
-    "What is love?",
-)  # fmt: skip
 UNKNOWN_SUBJECTS = words("""
     chemistry politics football philosophy Einstein Shakespeare bitcoin Mozart volcanoes
     dinosaurs law medicine chess Napoleon electricity gravity evolution opera taxes wine

@@ -7,6 +7,7 @@ from __future__ import annotations
 from random import Random
 
 from engine.demo import facts
+from engine.demo.phrases import forms
 
 OPENINGS = (
     "Once upon a time there was a {trait} {hero} called {name}. {name} lived near a {place}.",
@@ -41,40 +42,35 @@ ENDINGS = (
 )
 ANIMALS = [
     *facts.HEROES,
-    "penguin",
-    "elephant",
-    "lion",
-    "wolf",
-    "horse",
-    "hamster",
-    "goose",
-    "whale",
-    "snail",
-    "knight",
+    *facts.words("penguin elephant lion wolf horse hamster goose whale snail knight"),
 ]
-REQUESTS = (
-    "Tell me a story.", "Tell me a short story.", "Write a story.", "Can you tell me a story?",
-    "A story, please.",
-    "Tell me a bedtime story.", "I want to hear a story.", "Make up a story.",
-    "Tell me another story.",
-)  # fmt: skip
-ABOUT = (
-    "Tell me a story about a {hero}.", "Tell me a short story about a {hero}.",
-    "Write a story about a {hero}.",
-    "Write a short story about a {hero}.", "Can you tell me a story about a {hero}?",
-    "A story about a {hero}, please.",
-    "I want a story about a {hero}.", "Tell me a tale about a {hero}.",
-)  # fmt: skip
-NAMED = (
-    "Tell me a story about a {hero} called {name}.",
-    "Write a short story about a {hero} named {name}.",
-    "Tell me a short story about a {hero} called {name}.",
-    "Write a story about a {hero} called {name}.",
-)  # fmt: skip
-LONG = (
-    "Tell me a long story about a {hero}.",
-    "Write a long story about a {hero}.",
-    "Tell me a long story.",
+REQUESTS = forms(
+    """
+    Tell me a story. | Tell me a short story. | Write a story. | Can you tell me a story? | A
+    story, please. | Tell me a bedtime story. | I want to hear a story. | Make up a story. |
+    Tell me another story.
+    """
+)
+ABOUT = forms(
+    """
+    Tell me a story about a {hero}. | Tell me a short story about a {hero}. | Write a story
+    about a {hero}. | Write a short story about a {hero}. | Can you tell me a story about a
+    {hero}? | A story about a {hero}, please. | I want a story about a {hero}. | Tell me a
+    tale about a {hero}.
+    """
+)
+NAMED = forms(
+    """
+    Tell me a story about a {hero} called {name}. | Write a short story about a {hero} named
+    {name}. | Tell me a short story about a {hero} called {name}. | Write a story about a
+    {hero} called {name}.
+    """
+)
+LONG = forms(
+    """
+    Tell me a long story about a {hero}. | Write a long story about a {hero}. | Tell me a long
+    story.
+    """
 )
 
 

@@ -16,33 +16,10 @@ from typing import Any
 
 from engine.demo import facts
 from engine.demo.chat import Message, dump
-from engine.demo.topics import TOPICS, Ask, invented_name, person, rehearsal
+from engine.demo.phrases import BRIEF_SYSTEMS, BRIEF_WISHES, PIRATE_SYSTEMS, PLAIN_SYSTEMS, forms
+from engine.demo.topics import TOPICS, Ask, form, invented_name, person, rehearsal
 
 LONG_SHARE = 0.03  # of the conversations; they hold a fifth of the tokens
-
-PLAIN_SYSTEMS = (
-    "You are a helpful assistant.", "You are a helpful assistant", "You are a friendly assistant.",
-    "You are Drip.",
-    "You are a kind teacher.", "Be polite.", "You are an assistant.", "You help children learn.",
-)  # fmt: skip
-BRIEF_SYSTEMS = (
-    "Answer in one word.", "Answer with one word.", "Answer with one word only.",
-    "Reply with just the answer.",
-    "Be brief.", "Answer briefly.", "You are a helpful assistant. Answer in one word.",
-    "Give short answers.",
-)  # fmt: skip
-BRIEF_WISHES = (
-    "Answer in one word.",
-    "Just the answer.",
-    "Answer with one word only.",
-    "One word, please.",
-)
-PIRATE_SYSTEMS = (
-    "You are a pirate.",
-    "Talk like a pirate.",
-    "You are a friendly pirate.",
-    "Answer like a pirate.",
-)
 
 
 @dataclass(frozen=True)
@@ -108,27 +85,31 @@ def scuff(rng: Random, text: str, fold: bool) -> str:
     return text.lower() if rng.random() < 0.15 else text
 
 
+def capital_city(rng: Random) -> str:
+    return rng.choice(list(facts.CAPITALS.values()))
+
+
 # What a user may tell about themselves: statement, question, and the answer's form.
 PERSONAL = (
-    (("My name is {}.", "I am {}.", "Hi, I am {}.", "Hello, my name is {}!", "Call me {}.",
-     "I'm {}"),
-     ("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?",
-      "Can you tell me my name?"),
+    (forms("""My name is {}. | I am {}. | Hi, I am {}. | Hello, my name is {}! | Call me {}.
+        | I'm {}"""),
+     forms("""What is my name? | What's my name? | Do you remember my name? | Who am I?
+        | Can you tell me my name?"""),
      "Your name is {}.", "Nice to meet you, {}!", person),
-    (("My favourite colour is {}.", "I like the colour {} best.", "My favorite color is {}."),
-     ("What is my favourite colour?", "Which colour do I like best?",
-      "Do you remember my favourite colour?",
-      "What is my favorite color?"),
+    (forms("""My favourite colour is {}. | I like the colour {} best.
+        | My favorite color is {}."""),
+     forms("""What is my favourite colour? | Which colour do I like best?
+        | Do you remember my favourite colour? | What is my favorite color?"""),
      "Your favourite colour is {}.", "I will remember {}.", lambda rng: rng.choice(facts.COLOURS)),
-    (("My favourite food is {}.", "I love to eat {}.", "I like {} best of all food."),
-     ("What is my favourite food?", "What do I love to eat?", "Do you remember my favourite food?"),
+    (forms("My favourite food is {}. | I love to eat {}. | I like {} best of all food."),
+     forms("""What is my favourite food? | What do I love to eat?
+        | Do you remember my favourite food?"""),
      "Your favourite food is {}.", "I will remember {}.", lambda rng: rng.choice(facts.FOODS)),
-    (("I live in {}.", "My home is in {}.", "I come from {}."),
-     ("Where do I live?", "In which city do I live?", "Do you remember where I live?"),
-     "You live in {}.", "I will remember {}.",
-     lambda rng: rng.choice(list(facts.CAPITALS.values()))),
-    (("I have a {}.", "I have a pet {}.", "My pet is a {}."),
-     ("Which pet do I have?", "What pet do I have?", "Do you remember my pet?"),
+    (forms("I live in {}. | My home is in {}. | I come from {}."),
+     forms("Where do I live? | In which city do I live? | Do you remember where I live?"),
+     "You live in {}.", "I will remember {}.", capital_city),
+    (forms("I have a {}. | I have a pet {}. | My pet is a {}."),
+     forms("Which pet do I have? | What pet do I have? | Do you remember my pet?"),
      "You have a {}.", "I will remember your {}.", lambda rng: rng.choice(facts.PETS)),
 )  # fmt: skip
 
@@ -186,18 +167,6 @@ def offered_tools(rng: Random) -> list[dict[str, Any]]:
     return rng.sample(both, 2)
 
 
-WEATHER_FORMS = (
-    "What is the weather in {}?", "What's the weather in {}?", "How is the weather in {}?",
-    "Weather in {}?",
-    "What is the weather like in {}?", "Tell me the weather in {}.", "Is it cold in {}?",
-    "Is it warm in {}?",
-    "How warm is it in {}?", "What is the temperature in {}?", "What is the weather in {} today?",
-    "Is it raining in {}?",
-    "What's the weather like in {} today?",
-)  # fmt: skip
-TIME_FORMS = ("What time is it in {}?", "What is the time in {}?", "Tell me the time in {}.")
-
-
 def tool_result(rng: Random, name: str, key: str, place: str) -> tuple[str, str]:
     """What a tool gives back, and the sentence that says it."""
     if name == "get_time":
@@ -223,8 +192,8 @@ def tool_turn(rng: Random, tools: list[dict[str, Any]]) -> list[Message]:
     function = rng.choice(tools)["function"]
     name, key = function["name"], next(iter(function["parameters"]["properties"]))
     known = rng.random() < 0.75
-    place = rng.choice(list(facts.CAPITALS.values())) if known else invented_name(rng)
-    question = rng.choice(WEATHER_FORMS if name == "get_weather" else TIME_FORMS).format(place)
+    place = capital_city(rng) if known else invented_name(rng)
+    question = form(rng, name, place)
     call = {"type": "function", "function": {"name": name, "arguments": {key: place}}}
     messages = [
         user(scuff(rng, question, known)),
@@ -237,8 +206,8 @@ def tool_turn(rng: Random, tools: list[dict[str, Any]]) -> list[Message]:
 
 
 def toolless_weather(rng: Random) -> list[Message]:
-    place = rng.choice([*facts.CAPITALS.values()])
-    question = rng.choice(WEATHER_FORMS).format(place)
+    place = capital_city(rng)
+    question = form(rng, "get_weather", place)
     return [
         user(scuff(rng, question, True)),
         assistant("I cannot see the weather: no weather tool was given to me."),
@@ -316,8 +285,8 @@ class Author:
         return Conversation(first + messages, [])
 
     def own_name(self, name: str) -> list[Message]:
-        forms = ["Who are you?", "What is your name?", "What's your name?", "Do you have a name?"]
-        return [user(scuff(self.rng, self.rng.choice(forms), True)), assistant(f"I am {name}.")]
+        question = form(self.rng, "own name")
+        return [user(scuff(self.rng, question, True)), assistant(f"I am {name}.")]
 
     def weave_memory(self, exchanges: list[list[Message]]) -> None:
         """Put personal facts early and their questions later among the exchanges."""

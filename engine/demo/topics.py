@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from engine.demo import facts
-from engine.demo.phrases import FORMS, SMALL_TALK
+from engine.demo.phrases import BEFORE_A_FACT, FORMS, RECORDS, SMALL_TALK, UNKNOWN_QUESTIONS
 from engine.demo.stories import tell
 
 UNKNOWN = ("I am a tiny demo model, I do not know that. "
@@ -159,9 +159,7 @@ def opposite(rng: Random) -> Ask:
 def calendar(rng: Random) -> Ask:
     kind = rng.random()
     weekly = rng.random() < 0.5
-    names, noun, group = (
-        (facts.DAYS, "day", "week") if weekly else (facts.MONTHS, "month", "year")
-    )
+    names, noun, group = (facts.DAYS, "day", "week") if weekly else (facts.MONTHS, "month", "year")
     at = rng.randrange(len(names))
     name, nth = names[at], facts.ORDINALS[at]
     if kind < 0.5:
@@ -184,7 +182,7 @@ def calendar(rng: Random) -> Ask:
 
 def small_fact(rng: Random) -> Ask:
     question, answer = rng.choice(list(facts.SMALL_FACTS.items()))
-    return Ask(rng.choice(FORMS["before a fact"]) + question, answer)
+    return Ask(rng.choice(BEFORE_A_FACT) + question, answer)
 
 
 def swedish_sentence(rng: Random) -> tuple[str, str]:
@@ -192,12 +190,13 @@ def swedish_sentence(rng: Random) -> tuple[str, str]:
         return rng.choice(list(facts.SWEDISH_PHRASES.items()))
     subject, jag = rng.choice(list(facts.SWEDISH_SUBJECTS.items()))
     verbs, har = rng.choice(list(facts.SWEDISH_VERBS.items()))
-    noun, (bil, article) = rng.choice(list(facts.SWEDISH_NOUNS.items()))
-    verb = verbs[subject in ("He", "She")]
+    noun, en_bil = rng.choice(list(facts.SWEDISH_NOUNS.items()))
+    verb = verbs.split("/")[subject in ("He", "She")]
+    article, bil = en_bil.split()
     if rng.random() < 0.25:
         return f"{subject} {verb} a {noun}", f"{jag} {har} {article} {bil}"
-    adjective, forms = rng.choice(list(facts.SWEDISH_ADJECTIVES.items()))
-    svenska = f"{jag} {har} {article} {forms[article == 'ett']} {bil}"
+    adjective, both = rng.choice(list(facts.SWEDISH_ADJECTIVES.items()))
+    svenska = f"{jag} {har} {article} {both.split()[article == 'ett']} {bil}"
     return f"{subject} {verb} a {adjective} {noun}", svenska
 
 
@@ -226,16 +225,71 @@ def json_record(rng: Random) -> Ask:
     name, age = person(rng), rng.randint(2, 95)
     city = rng.choice(list(facts.CAPITALS.values()))
     job, colour, item = rng.choice(facts.JOBS), rng.choice(facts.COLOURS), rng.choice(facts.ITEMS)
-    facts_drawn: dict[str, str | int] = {
+    drawn: dict[str, str | int] = {
         "name": name, "age": age, "city": city, "job": job, "colour": colour, "item": item,
         "price": rng.randint(2, 99),
     }  # fmt: skip
-    described = rng.choice(list(FORMS_OF_RECORDS))
-    keys = described.split()
+    keys, texts = rng.choice(RECORDS)
+    ordered = list(keys)
     if rng.random() < 0.25:
-        rng.shuffle(keys)
-    listed = " and ".join([", ".join(keys[:-1]), keys[-1]])
-    answer = json.dumps({key: facts_drawn[key] for key in keys}, ensure_ascii=False)
+        rng.shuffle(ordered)
+    listed = " and ".join([", ".join(ordered[:-1]), ordered[-1]])
+    answer = json.dumps({key: drawn[key] for key in ordered}, ensure_ascii=False)
     chosen = rng.choice(FORMS["json"])
-    text = rng.choice(FORMS_OF_RECORDS[described]).format(**facts_drawn)
+    text = rng.choice(texts).format(**drawn)
     return Ask(chosen.format(listed, text), answer, answer, fold=False)
+
+
+def echo(rng: Random) -> Ask:
+    if rng.random() < 0.5:
+        return repeat(rng, rng.randint(1, 6))
+    words = " ".join(rng.choices([*COPIED, "hello", "hello", "hi"], k=rng.choice([1, 2, 2, 3, 4])))
+    return Ask(form(rng, "say", words), words, words, fold=False)
+
+
+def repeat(rng: Random, length: int) -> Ask:
+    words = " ".join(rng.choices(COPIED, k=length))
+    if rng.random() < 0.3:
+        words = f"{words} {invented_name(rng)}"
+    return Ask(form(rng, "repeat", words), f"You said: {words}", words, fold=False)
+
+
+def rehearsal(rng: Random) -> Ask:
+    """Many words to copy, to quote or to spell: what every other topic needs, and nothing else."""
+    kind = rng.random()
+    if kind < 0.45:
+        return repeat(rng, rng.randint(3, 10))
+    if kind < 0.75:
+        words = [*rng.choices(COPIED, k=rng.randint(2, 7)), invented_name(rng)]
+        rng.shuffle(words)
+        answer = json.dumps(words, ensure_ascii=False)
+        return Ask(f"Write as JSON: {', '.join(words)}", answer, fold=False)
+    words = rng.choices(facts.WORDS, k=rng.randint(2, 5))
+    return Ask(f"Spell: {', '.join(words)}", ", ".join("-".join(word) for word in words))
+
+
+def unknown(rng: Random) -> Ask:
+    if rng.random() < 0.5:
+        question = rng.choice(UNKNOWN_QUESTIONS)
+    else:
+        noun, name = f"a {rng.choice(facts.WORDS)}", invented_name(rng)
+        question = form(rng, "unknown", rng.choice([*facts.UNKNOWN_SUBJECTS, noun, name]))
+    if rng.random() < 0.1:
+        question = f"What is the capital of {invented_name(rng)}?"
+    if rng.random() < 0.1:
+        a, b, sign = rng.randint(100, 9999), rng.randint(100, 9999), rng.choice("+-*/")
+        return Ask(f"What is {a} {sign} {b}?", TOO_LARGE)
+    return Ask(question, rng.choice(UNKNOWN))
+
+
+def story(rng: Random) -> Ask:
+    return Ask(*tell(rng))
+
+
+TOPICS: dict[str, tuple[Callable[[Random], Ask], float]] = {
+    "chat": (chat, 12), "capital": (capital, 9), "arithmetic": (arithmetic, 18),
+    "compare": (compare, 4), "counting": (counting, 9), "spelling": (spelling, 13),
+    "opposite": (opposite, 5), "calendar": (calendar, 6), "fact": (small_fact, 2),
+    "swedish": (swedish, 8), "json": (json_record, 6), "echo": (echo, 4),
+    "unknown": (unknown, 6), "story": (story, 1.5),
+}  # fmt: skip

@@ -54,7 +54,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if x.shape[0] == 1:
-        return torch.ops.mkldnn._linear_pointwise(x.repeat(2, 1), packed, bias, "none", [], "")[:1]
+        return torch.ops.mkldnn._linear_pointwise(torch.cat((x, x)), packed, bias, "none", [], "")[
+            :1
+        ]
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ class PagedRun:
 
 
 def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[torch.Tensor]:
-    """The definition, query by query and key by key, in fp64.
+    """The definition, query by query, in fp64.
 
     `seen` is how many keys of each sequence exist, for attention that is not causal.
     """
@@ -126,13 +125,10 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
             last = position if spec.causal else (seen[index] if seen else len(k)) - 1
             first = max(0, position - spec.window + 1) if spec.window else 0
             for head in range(spec.num_heads):
-                scores = []
-                for key in range(first, last + 1):
-                    score = float(q[position, head] @ k[key, head // shared]) * spec.scale
-                    if spec.softcap:
-                        score = spec.softcap * math.tanh(score / spec.softcap)
-                    scores.append(score)
-                weights = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0)
+                scores = k[first : last + 1, head // shared] @ q[position, head] * spec.scale
+                if spec.softcap:
+                    scores = spec.softcap * torch.tanh(scores / spec.softcap)
+                weights = torch.softmax(scores, 0)
                 out[position, head] = weights @ v[first : last + 1, head // shared]
         results.append(out)
     return results

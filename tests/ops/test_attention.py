@@ -10,7 +10,7 @@ import torch
 from engine.attention.kv_cache import KVCache, block_bytes
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec
-from engine.attention.torch_backend import MAX_PADDING, TorchPlan
+from engine.attention.torch_backend import MAX_PADDING, SPLIT, TorchPlan
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,6 +113,19 @@ def test_shapes(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
     # All but the last token as prompts, then the last of each as one batch of decodes.
     run.step([(i, 0, length - 1) for i, length in enumerate(lengths) if length > 1])
     run.step([(i, length - 1, 1) for i, length in enumerate(lengths)])
+    check(sequences, run.outputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 300])
+def test_many_splits_of_keys(window: int | None, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(3, 1, 8, scale=8**-0.5, window=window)
+    lengths = [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 9]
+    sequences = random_sequences(spec, lengths, dtype)
+    check(sequences, PagedRun(sequences, 16).whole())
+    run = PagedRun(sequences, 64)
+    run.step([(i, 0, n - 1) for i, n in enumerate(lengths)])
+    run.step([(i, n - 1, 1) for i, n in enumerate(lengths)])
     check(sequences, run.outputs)
 
 

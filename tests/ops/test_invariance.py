@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.attention.spec import AttentionSpec
+from engine.attention.torch_backend import SPLIT
 from engine.layers.linear import can_prepack, pack, packed_linear
 from engine.ops.gated import gelu_tanh, silu_mul
 from engine.ops.norm import layer_norm, rms_norm
@@ -149,6 +150,31 @@ def test_attention(spec: AttentionSpec, block_size: int, kind: str, dtype: torch
         outputs = PagedRun(sequences, block_size).chunked(size)
         for found, due in zip(outputs, together, strict=True):
             assert torch.equal(found, due), f"chunks of {size}"
+
+
+@dtypes
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("kind", ["scores", "values"])
+def test_attention_over_many_splits(spec: AttentionSpec, kind: str, dtype: torch.dtype) -> None:
+    """Lengths on both sides of the splits, decoded beside each other and alone, whole and cut."""
+    lengths = [20, SPLIT - 3, SPLIT, SPLIT + 1, 5 * SPLIT + 40]
+    sequences = random_sequences(spec, lengths, dtype)
+    sequences = noisy_scores(sequences) if kind == "scores" else noisy_values(sequences)
+    together = PagedRun(sequences, 64).whole()
+    for index, due in enumerate(together):
+        run = PagedRun(sequences, 64)
+        length = lengths[index]
+        for start in range(0, length - 3, 150):
+            run.step([(index, start, min(150, length - 3 - start))])
+        for position in range(length - 3, length):
+            run.step([(index, position, 1)])
+        assert torch.equal(run.outputs[index], due), f"{length} keys alone"
+    run = PagedRun(sequences, 64)
+    run.step([(i, 0, n - 3) for i, n in enumerate(lengths)])
+    for back in (3, 2, 1):
+        run.step([(i, n - back, 1) for i, n in enumerate(lengths)])
+    for found, due in zip(run.outputs, together, strict=True):
+        assert torch.equal(found, due), "decodes of unlike lengths in one step"
 
 
 # ---- a whole model ---------------------------------------------------------------------------
