@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -164,6 +165,8 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def converse(chat: Chat, quick: str | None) -> int:
     """Asks `quick`, or what is typed until the end; the exit status, 1 where something failed."""
+    # Started in the background of a script, SIGINT would be ignored: here it stops an answer.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         model = chat.connect()
         if quick is not None:

@@ -132,7 +132,7 @@ def ask_server(base_url: str, model: str | None, api_key: str) -> Score:
     for probe in read_probes():
         messages: Any = request_messages(probe)
         reply = client.chat.completions.create(
-            model=name, messages=messages, temperature=0, max_tokens=300
+            model=name, messages=messages, temperature=0, max_tokens=150
         )
         message = reply.choices[0].message
         text, calls = message.content or "", message.tool_calls
