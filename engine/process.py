@@ -40,7 +40,9 @@ def main() -> int:
         from engine.runner.model_runner import ModelRunner
 
         runner = ModelRunner(config, endpoint.send)
-        core = EngineCore(config, runner, endpoint)
+        # On a GPU the host schedules the next step while this one runs.
+        depth = 1 if runner.device.type == "cuda" else 0
+        core = EngineCore(config, runner, endpoint, depth=depth)
         endpoint.send(core.facts)
         core.run()
     except ConfigError as error:
