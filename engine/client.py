@@ -243,6 +243,8 @@ class ProcessClient:
             case Fatal():
                 self._fatal = message.message
                 self.config_error = message.config_error
+                if message.detail:  # for whoever mends it; users get the message alone
+                    sys.stderr.write(message.detail.rstrip() + "\n")
                 if self._process is not None:
                     self._process.kill()  # for a message it did not send itself: see channel.py
 
