@@ -15,6 +15,7 @@ class ForwardBatch:
     """All tokens of a step one after another; T tokens of which L want logits."""
 
     input_ids: torch.Tensor  # [T] int64
+    prev_ids: torch.Tensor  # [T] int64: the token before each; position 0 has none, and any id
     positions: torch.Tensor  # [T] int64
     logit_index: torch.Tensor  # [L] int64 into the tokens
     kv: KVCache

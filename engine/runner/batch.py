@@ -47,4 +47,5 @@ def build_batch(
         block_size=kv.block_size,
     )
     input_ids = rows.tokens[token_rows, positions].long()
-    return ForwardBatch(input_ids, positions, logit_index, kv, backend.plan(layout))
+    prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
+    return ForwardBatch(input_ids, prev_ids, positions, logit_index, kv, backend.plan(layout))
