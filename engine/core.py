@@ -48,6 +48,7 @@ class EngineCore:
             max_model_len=facts.max_model_len,
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
+            groups=facts.kv_groups,
             # No bounds on the queue here: the client has applied them, to whole submissions.
             prefix_caching=config.enable_prefix_caching,
         )

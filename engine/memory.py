@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Sequence
+
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.protocol import KVGroup
 
 SHARE_OF_FREE = 4  # on a CPU, at most a quarter of the free memory becomes KV cache
 
 
 def plan_blocks(
-    config: EngineConfig, block_bytes: int, max_model_len: int, available: int
+    config: EngineConfig,
+    groups: Sequence[KVGroup],
+    block_bytes: int,
+    *,
+    max_model_len: int,
+    step_tokens: int,
+    available: int,
 ) -> tuple[int, int]:
     """(usable KV blocks, longest sequence in tokens); `available` and `block_bytes` in bytes.
 
     Where the model's own context does not fit and none was asked for, the longest that fits is
     served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit.
     """
-    per_sequence = -(-max_model_len // config.block_size)
+
+    def needed(tokens: int) -> int:
+        return sum(g.most_blocks(tokens, step_tokens, config.block_size) for g in groups)
+
+    per_sequence = needed(max_model_len)
     if config.num_gpu_blocks_override is not None:
         blocks, limit = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
     elif config.kv_cache_memory_bytes is not None:
@@ -26,9 +40,11 @@ def plan_blocks(
         blocks, limit = min(affordable, config.max_num_seqs * per_sequence), "the free memory"
     if blocks >= per_sequence:
         return blocks, max_model_len
-    if config.max_model_len is None and blocks:
-        return blocks, blocks * config.block_size
-    shorter = f"--max-model-len {blocks * config.block_size} or " if blocks else ""
+    lengths = range(config.block_size, max_model_len, config.block_size)
+    fitting = bisect.bisect_right(lengths, blocks, key=needed) * config.block_size
+    if config.max_model_len is None and fitting:
+        return blocks, fitting
+    shorter = f"--max-model-len {fitting} or " if fitting else ""
     larger = f"--kv-cache-memory-bytes {per_sequence * block_bytes}"
     if config.num_gpu_blocks_override is not None:  # it overrides the bytes
         larger = f"--num-gpu-blocks-override {per_sequence}"

@@ -81,6 +81,27 @@ class Progress(Message, frozen=True):
     fraction: float
 
 
+class KVGroup(Record, frozen=True):
+    """Layers that keep the KV of the same tokens and so share one block table per sequence.
+
+    `window` counts the keys a query sees, its own included; blocks behind it are given back.
+    """
+
+    layers: int
+    window: int | None = None  # None: all keys
+
+    def first_block(self, position: int, block_size: int) -> int:
+        """The first block that a query at `position`, or at any later one, sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // block_size
+
+    def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
+        """Blocks held at once by a sequence of `tokens`, computed by up to `step_tokens` a step."""
+        blocks = -(-tokens // block_size)
+        if self.window is None:
+            return blocks
+        return min(blocks, -(-(self.window - 1 + step_tokens) // block_size) + 1)
+
+
 class Ready(Message, frozen=True):
     """The engine serves. Facts of the loaded model, all in tokens, blocks, bytes and seconds."""
 
@@ -90,7 +111,7 @@ class Ready(Message, frozen=True):
     vocab_size: int
     max_model_len: int
     block_size: int
-    num_blocks: int  # usable blocks; tokens of KV cache = num_blocks * block_size
+    num_blocks: int  # usable blocks, each of block_size tokens of one of kv_groups
     max_num_seqs: int
     max_num_batched_tokens: int
     parameters: int
@@ -99,6 +120,7 @@ class Ready(Message, frozen=True):
     load_seconds: float
     attention_backend: str
     threads: int
+    kv_groups: tuple[KVGroup, ...]
 
 
 class TokenOutput(Record, frozen=True):

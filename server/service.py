@@ -45,9 +45,8 @@ class Service:
         return info
 
     def longest(self) -> int:
-        """Most tokens one sequence may have: the model's context, if the KV cache holds it."""
-        info = self.loaded()
-        return min(info.max_model_len, info.num_blocks * info.block_size)
+        """Most tokens one sequence may have; the KV cache always holds so many."""
+        return self.loaded().max_model_len
 
 
 def service_of(request: Request) -> Service:

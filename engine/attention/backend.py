@@ -13,6 +13,18 @@ from engine.attention.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """Where one KV group keeps the keys of a step's sequences and puts those of its tokens.
+
+    Behind a window, entries of the tables are of no meaning: those blocks may be another's.
+    """
+
+    block_tables: torch.Tensor  # [sequences, max blocks] int64, padded with the null block
+    token_blocks: torch.Tensor  # [T] int64: the block each token's KV goes to
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """Which tokens of which sequences a step computes, as the attention sees it.
 
@@ -22,9 +34,8 @@ class StepLayout:
 
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
-    block_tables: torch.Tensor  # [sequences, max blocks] int64, padded with the null block
-    token_blocks: torch.Tensor  # [T] int64: the block each token's KV goes to
-    token_offsets: torch.Tensor  # [T] int64: and its place in it
+    groups: Sequence[GroupLayout]
+    token_offsets: torch.Tensor  # [T] int64: each token's place in its block
     positions: torch.Tensor  # [T] int64
     block_size: int
 

@@ -1,4 +1,10 @@
-"""KVCache: the paged keys and values of all layers."""
+"""KVCache: the paged keys and values of all layers.
+
+Layers that see the same keys form a class: all of them, or a sliding window of one size. Classes
+are cut into groups of equally many layers, and every group has a block table of its own over one
+pool of blocks: a block holds some tokens' KV for the layers of whichever group took it. So layers
+with a window keep only the blocks their window covers, whatever the other layers keep.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.spec import AttentionSpec
+from engine.protocol import KVGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +23,40 @@ class LayerKV:
 
     keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is the null
     values: torch.Tensor  # same shape
+    group: int  # whose block tables lead here
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """How the layers of a model share blocks: layer i is the `slots[i]`-th of group `owners[i]`."""
+
+    groups: tuple[KVGroup, ...]
+    owners: tuple[int, ...]
+    slots: tuple[int, ...]
+    shapes: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each slot
+
+
+def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
+    """Groups as large as the smallest class, so that little of a block is left unused."""
+    classes: dict[int | None, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        classes.setdefault(spec.window, []).append(layer)
+    shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
+    if len(set(shapes)) > 1:  # blocks of different groups would differ in size
+        classes = {None: list(range(len(specs)))}
+    size = min(map(len, classes.values()))
+    groups: list[KVGroup] = []
+    owners, slots = [0] * len(specs), [0] * len(specs)
+    for window, layers in classes.items():
+        for first in range(0, len(layers), size):
+            for slot, layer in enumerate(members := layers[first : first + size]):
+                owners[layer], slots[layer] = len(groups), slot
+            groups.append(KVGroup(len(members), window))
+    return KVGroups(tuple(groups), tuple(owners), tuple(slots), tuple(shapes[:size]))
 
 
 class KVCache:
-    """`num_blocks` usable blocks of `block_size` tokens for each of the layers' specs."""
+    """`num_blocks` usable blocks of `block_size` tokens for the layers' specs."""
 
     def __init__(
         self,
@@ -31,27 +68,33 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
+        layout = group_layers(specs)
+        self.groups = layout.groups
 
-        def blocks(spec: AttentionSpec) -> torch.Tensor:
-            shape = (num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
+        def blocks(heads: int, dim: int) -> torch.Tensor:
             # Zeros, not empty: masked keys weigh 0, and 0 * NaN would be NaN.
+            shape = (num_blocks + 1, heads, block_size, dim)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.layers = [LayerKV(blocks(spec), blocks(spec)) for spec in specs]
+        self._slots = [(blocks(*shape), blocks(*shape)) for shape in layout.shapes]
+        self.layers = [
+            LayerKV(*self._slots[slot], owner)
+            for owner, slot in zip(layout.owners, layout.slots, strict=True)
+        ]
 
     @property
     def num_bytes(self) -> int:
-        return sum(kv.keys.nbytes + kv.values.nbytes for kv in self.layers)
+        return sum(keys.nbytes + values.nbytes for keys, values in self._slots)
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero these blocks in every layer."""
-        index = torch.tensor(blocks, device=self.layers[0].keys.device)
-        for kv in self.layers:
-            kv.keys.index_fill_(0, index, 0)
-            kv.values.index_fill_(0, index, 0)
+        """Zero these blocks."""
+        index = torch.tensor(blocks, device=self._slots[0][0].device)
+        for keys, values in self._slots:
+            keys.index_fill_(0, index, 0)
+            values.index_fill_(0, index, 0)
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one block takes over all layers, keys and values."""
-    per_token = sum(2 * s.num_kv_heads * s.head_dim for s in specs)
+    """Bytes one block takes, keys and values of the layers of a group."""
+    per_token = sum(2 * heads * dim for heads, dim in group_layers(specs).shapes)
     return per_token * block_size * dtype.itemsize

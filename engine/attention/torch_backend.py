@@ -4,7 +4,7 @@ Sequences with equally many new tokens form a group and are computed together. T
 gathered whole, head by head; weighted values are summed over splits of 256 keys, so the reduction
 over keys has the same order whatever the batch, the padding or the chunk. With row-wise exact
 linears (see layers/linear.py) this makes a token's logits independent of what shares its step, bit
-by bit.
+by bit. Behind a window nothing is gathered; splits still begin at multiples of 256 keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.backend import StepLayout
+from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 
@@ -25,6 +25,9 @@ SMALL_PRODUCT = 16**3
 # A group is cut where padding short sequences to its longest would more than double the work.
 MAX_PADDING = 2
 
+# Of one sequence: the blocks [first, end) that are gathered, and from which on queries see them.
+Reach = tuple[int, int, int]  # first, seen, end
+
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
@@ -33,8 +36,9 @@ class QueryGroup:
     first: int
     sequences: int
     count: int
-    tables: torch.Tensor  # [sequences, blocks]
     positions: torch.Tensor  # [sequences, count] of the queries
+    tables: torch.Tensor  # [sequences, blocks]
+    first_keys: torch.Tensor | None  # [sequences] where each table begins; None: all at key 0
     order: torch.Tensor | None = None  # [sequences] token indices, where they are no neighbours
 
 
@@ -55,10 +59,10 @@ class TorchPlan:
 
     def __init__(self, layout: StepLayout) -> None:
         self._layout = layout
-        self._groups = _groups(layout)
-        self._store_index: dict[int, torch.Tensor] = {}
-        self._gather_index: dict[tuple[int, int], torch.Tensor] = {}
-        self._masks: dict[tuple[int, bool, int | None], torch.Tensor] = {}
+        self._query_groups = [_query_groups(layout, group) for group in layout.groups]
+        self._store_index: dict[tuple[int, int], torch.Tensor] = {}
+        self._gather_index: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, bool, int | None], torch.Tensor] = {}
 
     def attend(
         self,
@@ -69,11 +73,12 @@ class TorchPlan:
         value: torch.Tensor,
     ) -> torch.Tensor:
         self._store(kv, key, value)
-        outputs = [self._attend_group(i, g, spec, kv, query) for i, g in enumerate(self._groups)]
-        if len(outputs) == 1 and self._groups[0].order is None:
+        groups = self._query_groups[kv.group]
+        outputs = [self._attend_group(i, g, spec, kv, query) for i, g in enumerate(groups)]
+        if len(outputs) == 1 and groups[0].order is None:
             return outputs[0]
         result = torch.empty_like(query)
-        for group, output in zip(self._groups, outputs, strict=True):
+        for group, output in zip(groups, outputs, strict=True):
             if group.order is None:
                 result[group.first : group.first + len(output)] = output
             else:
@@ -82,12 +87,13 @@ class TorchPlan:
 
     def _store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         _, heads, block_size, dim = kv.keys.shape
-        index = self._store_index.get(heads)
+        index = self._store_index.get((kv.group, heads))
         if index is None:  # [T * heads]: where (token, head) lies in the cache seen as rows of dim
             head = torch.arange(heads, device=key.device)
-            rows = self._layout.token_blocks[:, None] * heads + head
+            blocks = self._layout.groups[kv.group].token_blocks
+            rows = blocks[:, None] * heads + head
             index = (rows * block_size + self._layout.token_offsets[:, None]).flatten()
-            self._store_index[heads] = index
+            self._store_index[kv.group, heads] = index
         kv.keys.view(-1, dim).index_copy_(0, index, key.reshape(-1, dim))
         kv.values.view(-1, dim).index_copy_(0, index, value.reshape(-1, dim))
 
@@ -104,7 +110,7 @@ class TorchPlan:
         # The query heads of one kv head become rows of one matmul: R = shared * count.
         q = (query * spec.scale).view(sequences, count, heads, shared, dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(sequences * heads, shared * count, dim)
-        index = self._index(number, group, heads, query.dtype)
+        index = self._index((kv.group, number, heads), group, query.dtype)
         keys = len(index) // (sequences * heads) * size
         rows = q.shape[1]
         if missing := _missing_rows(rows, sequences * heads * keys * dim, q.dtype):
@@ -117,43 +123,45 @@ class TorchPlan:
         if spec.softcap is not None:
             scores = scores.float().div_(spec.softcap).tanh_().mul_(spec.softcap)
         visible = scores[:, :rows].view(sequences, heads, shared, count, keys)
-        visible.masked_fill_(self._hidden(number, group, spec, keys), float("-inf"))
+        hidden = self._hidden((kv.group, number, spec.causal, spec.window), group, keys)
+        visible.masked_fill_(hidden, float("-inf"))
         weights = torch.softmax(scores, dim=-1).to(v.dtype)  # fp32 inside
         if splits > 1:
             weights = weights.view(len(q), -1, splits, SPLIT).transpose(1, 2)
         out = torch.bmm(weights.reshape(len(v), -1, keys // splits), v)
         if splits > 1:
-            out = out.view(len(q), splits, -1, dim).sum(1, dtype=torch.float32).to(v.dtype)
+            out = _sum_splits(out.view(len(q), splits, -1, dim), group.first_keys is not None)
         out = out[:, :rows].view(sequences, heads, shared, count, dim).permute(0, 3, 1, 2, 4)
         return out.reshape(sequences * count, spec.num_heads, dim)
 
     def _index(
-        self, number: int, group: QueryGroup, heads: int, dtype: torch.dtype
+        self, cache_key: tuple[int, int, int], group: QueryGroup, dtype: torch.dtype
     ) -> torch.Tensor:
         """[S * Hkv * blocks]: where (sequence, head, block) lies among pieces of [size, D]."""
-        index = self._gather_index.get((number, heads))
+        index, heads = self._gather_index.get(cache_key), cache_key[-1]
         if index is None:
             table, per_split = group.tables, SPLIT // self._layout.block_size
             if table.shape[1] > per_split or dtype == torch.float32:
                 table = torch.nn.functional.pad(table, (0, -table.shape[1] % per_split))
             head = torch.arange(heads, device=table.device)
             index = (table[:, None] * heads + head[:, None]).flatten()
-            self._gather_index[number, heads] = index
+            self._gather_index[cache_key] = index
         return index
 
     def _hidden(
-        self, number: int, group: QueryGroup, spec: AttentionSpec, num_keys: int
+        self, cache_key: tuple[int, int, bool, int | None], group: QueryGroup, num_keys: int
     ) -> torch.Tensor:
         """[S, 1, 1, count, keys]: True where a query must not see a key."""
-        cache_key = (number, spec.causal, spec.window)
-        mask = self._masks.get(cache_key)
+        mask, (_, _, causal, window) = self._masks.get(cache_key), cache_key
         if mask is None:
             keys = torch.arange(num_keys, device=group.tables.device)
+            if group.first_keys is not None:
+                keys = keys + group.first_keys[:, None, None]
             query = group.positions[:, :, None]
-            last = query if spec.causal else group.positions[:, -1:, None]
+            last = query if causal else group.positions[:, -1:, None]
             mask = keys > last
-            if spec.window is not None:
-                mask = mask | (keys <= query - spec.window)
+            if window is not None:
+                mask = mask | (keys <= query - window)
             mask = mask[:, None, None]
             self._masks[cache_key] = mask
         return mask
@@ -166,43 +174,74 @@ def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype) -> int:
     return max(0, SMALL_PRODUCT // products_per_row + 1 - rows)
 
 
-def _groups(layout: StepLayout) -> list[QueryGroup]:
+def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
+    """[N, splits, R, D] -> [N, R, D], summed in fp32.
+
+    Behind a window how many splits come first differs from step to step; added one by one, the
+    zeros of those in which a query sees nothing change no bit.
+    """
+    if not windowed:
+        return parts.sum(1, dtype=torch.float32).to(parts.dtype)
+    total = parts[:, 0].float()
+    for split in range(1, parts.shape[1]):
+        total = total + parts[:, split]
+    return total.to(parts.dtype)
+
+
+def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
     """Decodes by similar length, prompt chunks one by one."""
-    decodes = next(
-        (i for i, count in enumerate(layout.query_lens) if count != 1), len(layout.query_lens)
-    )
-    groups = _decode_groups(layout, decodes) if decodes else []
+    counts = layout.query_lens
+    decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
+    reach = _reach(layout, kv.window)
+    groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
     first = decodes
-    for index in range(decodes, len(layout.query_lens)):
-        count = layout.query_lens[index]
-        blocks = -(-layout.seq_lens[index] // layout.block_size)
-        groups.append(
-            QueryGroup(
-                first,
-                1,
-                count,
-                layout.block_tables[index : index + 1, :blocks],
-                layout.positions[first : first + count].view(1, count),
-            )
-        )
+    for index in range(decodes, len(counts)):
+        count = counts[index]
+        positions = layout.positions[first : first + count].view(1, count)
+        tables = _tables(layout, kv, slice(index, index + 1), reach[index : index + 1])
+        groups.append(QueryGroup(first, 1, count, positions, *tables))
         first += count
     return groups
 
 
-def _decode_groups(layout: StepLayout, decodes: int) -> list[QueryGroup]:
-    blocks = [-(-length // layout.block_size) for length in layout.seq_lens[:decodes]]
-    longest = max(blocks)
-    if longest * decodes <= MAX_PADDING * sum(blocks):
-        tables = layout.block_tables[:decodes, :longest]
-        return [QueryGroup(0, decodes, 1, tables, layout.positions[:decodes].view(-1, 1))]
+def _reach(layout: StepLayout, window: int | None) -> list[Reach]:
+    size = layout.block_size
+    reach = []
+    for count, length in zip(layout.query_lens, layout.seq_lens, strict=True):
+        seen = 0 if window is None else max(0, length - count - window + 1)
+        reach.append((seen // SPLIT * SPLIT // size, seen // size, -(-length // size)))
+    return reach
+
+
+def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> list[QueryGroup]:
+    blocks = [end - first for first, _, end in reach]
+    if max(blocks) * len(blocks) <= MAX_PADDING * sum(blocks):
+        everyone = slice(0, len(blocks))
+        positions = layout.positions[everyone].view(-1, 1)
+        tables = _tables(layout, kv, everyone, reach)
+        return [QueryGroup(0, len(blocks), 1, positions, *tables)]
     groups: list[QueryGroup] = []
-    order = sorted(range(decodes), key=blocks.__getitem__, reverse=True)
+    order = sorted(range(len(blocks)), key=blocks.__getitem__, reverse=True)
     while order:
         longest = blocks[order[0]]
         near = [i for i in order if blocks[i] * MAX_PADDING >= longest]
         order = order[len(near) :]
-        index = torch.tensor(near, device=layout.block_tables.device)
-        tables = layout.block_tables.index_select(0, index)[:, :longest]
+        index = torch.tensor(near, device=layout.positions.device)
         positions = layout.positions.index_select(0, index).view(-1, 1)
-        groups.append(QueryGroup(0, len(near), 1, tables, positions, index))
+        tables = _tables(layout, kv, index, [reach[i] for i in near])
+        groups.append(QueryGroup(0, len(near), 1, positions, *tables, index))
     return groups
+
+
+def _tables(
+    layout: StepLayout, kv: GroupLayout, members: slice | torch.Tensor, reach: list[Reach]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The members' tables as far as their queries look, and the key each begins with."""
+    tables, width = kv.block_tables[members], max(end - first for first, _, end in reach)
+    if kv.window is None:
+        return tables[:, :width], None
+    first, seen, end = torch.tensor(reach, device=tables.device).T[:, :, None]
+    entries = first + torch.arange(width, device=tables.device)
+    visible = (entries >= seen) & (entries < end)
+    tables = tables.gather(1, entries.clamp(max=tables.shape[1] - 1))
+    return tables.where(visible, 0), first.flatten() * layout.block_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.attention.backend import AttentionBackend, StepLayout
+from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.runner.rows import SequenceRows
@@ -33,15 +33,16 @@ def build_batch(
     token_rows = torch.from_numpy(token_rows_host).to(device)
 
     seq_lens = (starts + counts).tolist()
-    table_width = -(-max(seq_lens) // kv.block_size)
-    tables = rows.block_table[:, :table_width].index_select(
-        0, torch.from_numpy(slice_rows).to(device)
-    )
+    tables = rows.block_tables[:, :, : -(-max(seq_lens) // kv.block_size)]
+    tables = tables.index_select(1, torch.from_numpy(slice_rows).to(device))
+    token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
     layout = StepLayout(
         query_lens=counts.tolist(),
         seq_lens=seq_lens,
-        block_tables=tables,
-        token_blocks=rows.block_table[token_rows, positions // kv.block_size],
+        groups=[
+            GroupLayout(tables[number], token_blocks[number], group.window)
+            for number, group in enumerate(kv.groups)
+        ],
         token_offsets=positions % kv.block_size,
         positions=positions,
         block_size=kv.block_size,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.attention.backend import AttentionBackend
-from engine.attention.kv_cache import KVCache, block_bytes
+from engine.attention.kv_cache import KVCache, block_bytes, group_layers
 from engine.attention.selection import select_backend
 from engine.config import EngineConfig, model_folder, read_json
 from engine.errors import ConfigError
@@ -79,17 +79,24 @@ class ModelRunner:
             progress(Progress("prepacking weights", 0.0))
             _prepack(module)
         per_block = block_bytes(self.model.specs, config.block_size, self.dtype)
-        available = available_memory(self.device)
-        blocks, self.max_model_len = plan_blocks(config, per_block, max_model_len, available)
-        progress(Progress("allocating the KV cache", 0.0))
-        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
-        self.rows = SequenceRows(
-            config.max_num_seqs, self.max_model_len, config.block_size, self.device
-        )
-        self.config = config
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if self.device.type == "cpu" else GPU_STEP_TOKENS
         )
+        groups = group_layers(self.model.specs).groups
+        blocks, self.max_model_len = plan_blocks(
+            config,
+            groups,
+            per_block,
+            max_model_len=max_model_len,
+            step_tokens=self.max_num_batched_tokens,
+            available=available_memory(self.device),
+        )
+        progress(Progress("allocating the KV cache", 0.0))
+        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
+        self.rows = SequenceRows(
+            config.max_num_seqs, self.max_model_len, config.block_size, len(groups), self.device
+        )
+        self.config = config
         progress(Progress("warming up", 0.0))
         self._warm_up()
         self.load_seconds = time.monotonic() - began
@@ -120,8 +127,8 @@ class ModelRunner:
         """One token through everything, so that the first request pays for nothing but itself."""
         row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0))
         slice_ = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
-        blocks = NewBlocks(0, 0, (1,))
-        self.launch(Step(0, (slice_,), (row,), (blocks,), ())).wait()
+        blocks = tuple(NewBlocks(0, group, 0, (1,)) for group in range(len(self.kv.groups)))
+        self.launch(Step(0, (slice_,), (row,), blocks, ())).wait()
         self.kv.scrub([1])
 
     def facts(self) -> Ready:
@@ -142,6 +149,7 @@ class ModelRunner:
             load_seconds=self.load_seconds,
             attention_backend=self.backend.name,
             threads=self.threads,
+            kv_groups=self.kv.groups,
         )
 
 

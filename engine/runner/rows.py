@@ -19,12 +19,17 @@ class SequenceRows:
     """State of up to `max_num_seqs` rows of up to `max_model_len` tokens."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
     ) -> None:
-        blocks = -(-max_model_len // block_size)
+        shape = num_groups, max_num_seqs, -(-max_model_len // block_size)
         self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
         # Entry 0 everywhere is the null block: what is not yet allocated is padding.
-        self.block_table = torch.zeros(max_num_seqs, blocks, dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.prompt_length: list[int] = [0] * max_num_seqs
 
@@ -33,13 +38,14 @@ class SequenceRows:
         for new in rows:
             tokens = torch.tensor(new.tokens, dtype=torch.int32)
             self.tokens[new.row, : len(new.tokens)] = tokens.to(self.tokens.device)
-            self.block_table[new.row] = 0
+            self.block_tables[:, new.row] = 0
             self.params[new.row] = new.params
             self.prompt_length[new.row] = new.prompt_length
         for added in blocks:
             ids = torch.tensor(added.blocks, dtype=torch.int64)
             end = added.first + len(added.blocks)
-            self.block_table[added.row, added.first : end] = ids.to(self.block_table.device)
+            table = self.block_tables[added.group, added.row]
+            table[added.first : end] = ids.to(table.device)
 
     def sampling_row(self, row: int, position: int) -> SamplingRow:
         """`row` about to sample the token at `position`."""

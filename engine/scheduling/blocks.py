@@ -67,6 +67,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def find(self, digest: bytes) -> int:
+        """The block of this content, or 0; holds nothing."""
+        return self._block_of.get(digest, 0)
+
     def num_idle(self, blocks: Iterable[int]) -> int:
         """How many of these would leave the available ones if they were held."""
         return sum(block in self._cached for block in blocks)

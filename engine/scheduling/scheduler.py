@@ -14,12 +14,21 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 from engine.errors import RequestRejectedError
-from engine.protocol import Admission, EngineStats, FinishReason, GenerateRequest, TokenOutput
+from engine.protocol import (
+    Admission,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    KVGroup,
+    TokenOutput,
+)
 from engine.scheduling.blocks import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.scheduling.tables import BlockTables
 
 
 class Scheduler:
@@ -37,6 +46,7 @@ class Scheduler:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        groups: Seq[KVGroup] = (KVGroup(1),),
         max_num_queued_reqs: int = 1 << 30,
         max_num_queued_tokens: int = 1 << 60,
         prefix_caching: bool = True,
@@ -48,9 +58,9 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_queued_reqs = max_num_queued_reqs
         self.max_num_queued_tokens = max_num_queued_tokens
-        self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
-        self.hasher = BlockHasher(block_size, hash_key or os.urandom(16))
+        hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
+        self.tables = BlockTables(self.pool, hasher, groups, block_size, max_num_batched_tokens)
         # Spare blocks asked for at admission, so that it does not cause a preemption at once.
         self.watermark = max(1, num_blocks // 100)
         self.waiting: list[Sequence] = []  # sorted by rank
@@ -77,12 +87,12 @@ class Scheduler:
                 f"{length} prompt tokens and {wanted} new ones are more than the "
                 f"{self.max_model_len} tokens of the context.",
             )
-        capacity = self.pool.num_blocks * self.block_size
-        if length + wanted - 1 > capacity:  # the last token's KV is never needed
+        blocks = self.tables.most_blocks(length + wanted - 1)  # the last token's is never needed
+        if blocks > self.pool.num_blocks:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{length} prompt tokens and {wanted} new ones never fit the KV cache of "
-                f"{capacity} tokens.",
+                f"{length} prompt tokens and {wanted} new ones need {blocks} KV blocks of "
+                f"{self.block_size} tokens; the cache has {self.pool.num_blocks}.",
             )
         if self._queued_reqs and (
             self._queued_reqs >= self.max_num_queued_reqs
@@ -122,23 +132,24 @@ class Scheduler:
             count = min(sequence.num_uncomputed, budget)
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
-            first = len(sequence.blocks)
-            if not self._grow(sequence, count):
+            if not self._make_room(sequence, count):
                 break  # it ranked last and is gone; nobody after it has blocks to give
-            if fresh := tuple(sequence.blocks[first:]):
-                new_blocks.append(NewBlocks(sequence.row, first, fresh))
-                scrub += fresh
+            for added in self.tables.extend(sequence, count):
+                new_blocks.append(added)
+                scrub += added.blocks
             slices.append(self._take(sequence, count))
             budget -= count
         # After a preemption nobody is admitted: it would be taken away again at once.
         while budget and self._preemptions == preemptions and (admitted := self._admit()):
-            row, blocks = admitted.row, tuple(admitted.blocks)
+            row, count = admitted.row, min(admitted.num_uncomputed, budget)
             tokens = tuple(admitted.tokens)
             new_rows.append(NewRow(row, tokens, admitted.prompt_length, admitted.params))
-            new_blocks.append(NewBlocks(row, 0, blocks))
-            scrub += blocks[admitted.num_registered :]
-            slices.append(self._take(admitted, min(admitted.num_uncomputed, budget)))
-            budget -= slices[-1].count
+            self.tables.extend(admitted, count)
+            for group, table in enumerate(admitted.tables):
+                new_blocks.append(NewBlocks(row, group, 0, tuple(table)))
+                scrub += table[admitted.num_registered :]
+            slices.append(self._take(admitted, count))
+            budget -= count
         if not slices:
             return None
         self._steps += 1
@@ -152,18 +163,18 @@ class Scheduler:
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
             sequence.num_tokens += 1
-        self._register(sequence)
+        self.tables.register(sequence)
         return ScheduledSlice(sequence.id, sequence.epoch, sequence.row, start, count, samples)
 
-    def _grow(self, sequence: Sequence, count: int) -> bool:
-        """Blocks for `count` more tokens, preempting from the tail; False if that was itself."""
-        needed = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """See that `count` more tokens find blocks, preempting from the tail; False if itself."""
+        self.tables.give_back(sequence)
+        needed = self.tables.missing(sequence, count)
         while self.pool.num_available < needed:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.allocate(max(needed, 0))
         return True
 
     def _admit(self) -> Sequence | None:
@@ -171,20 +182,9 @@ class Scheduler:
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[0]
-        if self.prefix_caching:
-            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.salt)
-        # The last token is always computed: its logits are what the first sample needs.
-        matchable = (len(sequence.tokens) - 1) // self.block_size
-        cached = self.pool.lookup(sequence.hashes[:matchable])
-        needed = -(-len(sequence.tokens) // self.block_size) - len(cached)
-        available = self.pool.num_available - self.pool.num_idle(cached)
-        if needed + (self.watermark if self.running else 0) > available:
+        if not self.tables.open(sequence, self.watermark if self.running else 0):
             return None  # the head waits, and so does everyone behind it: no starvation
         del self.waiting[0]
-        self.pool.hold(cached)
-        sequence.blocks = cached + self.pool.allocate(needed)
-        sequence.num_computed = len(cached) * self.block_size
-        sequence.num_registered = len(cached)
         sequence.row = self._free_rows.pop()
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
         if not sequence.admitted:
@@ -196,20 +196,6 @@ class Scheduler:
             self._prefix_hits += sequence.cached_tokens
             self._admitted.append(sequence)
         return sequence
-
-    def _register(self, sequence: Sequence) -> None:
-        """Offer full blocks of known tokens to the prefix cache.
-
-        Their KV may still be in flight: whoever finds them reads later on the same stream.
-        """
-        if not self.prefix_caching:
-            return
-        known = min(sequence.num_computed, len(sequence.tokens)) // self.block_size
-        if sequence.num_registered < known:
-            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.salt)
-        for index in range(sequence.num_registered, known):
-            self.pool.register(sequence.blocks[index], sequence.hashes[index])
-        sequence.num_registered = max(sequence.num_registered, known)
 
     # ---- what comes back ---------------------------------------------------------------------
 
@@ -223,7 +209,7 @@ class Scheduler:
             finish = self._append(sequence, result.token)
             outputs.append(TokenOutput(sequence.id, result.token, finish, result.logprobs))
             if finish == "error":
-                self._discard_content(sequence)
+                self.tables.forget(sequence)  # a NaN must not be found again
             if finish is not None:
                 self._remove(sequence)
         return outputs
@@ -232,17 +218,11 @@ class Scheduler:
         if token < 0:
             return "error"
         sequence.tokens.append(token)
-        self._register(sequence)
+        self.tables.register(sequence)
         params = sequence.params
         if token in params.stop_token_ids and sequence.num_outputs >= params.min_tokens:
             return "stop"
         return "length" if sequence.num_outputs >= params.max_tokens else None
-
-    def _discard_content(self, sequence: Sequence) -> None:
-        """A sequence with NaN: its own KV must not be found again."""
-        for block in sequence.blocks:
-            if not self.pool.is_shared(block):
-                self.pool.forget(block)
 
     def take_admissions(self, at: float) -> list[Admission]:
         """Sequences admitted for the first time since the last call."""
@@ -253,9 +233,9 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.pool.release(sequence.blocks)
+        self.tables.close(sequence)
         self._free_rows.append(sequence.row)
-        sequence.blocks, sequence.row = [], -1
+        sequence.row = -1
         sequence.epoch += 1
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -296,7 +276,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant; tests call it after each operation."""
-        self.pool.check(s.blocks for s in self.running)
+        self.tables.check(self.running)
         rows = [s.row for s in self.running]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_num_seqs)), "rows"
         for queue in (self.waiting, self.running):
@@ -307,12 +287,11 @@ class Scheduler:
         assert self._queued_reqs == len(queued)
         assert self._queued_tokens == sum(s.prompt_length for s in queued)
         for sequence in self.waiting:
-            assert not sequence.blocks, "a waiting sequence holds blocks"
+            assert not sequence.tables, "a waiting sequence holds blocks"
             assert sequence.row == -1
             assert sequence.num_computed == 0
         for sequence in self.running:
             assert sequence.num_computed <= sequence.num_tokens
             assert len(sequence.tokens) <= sequence.num_tokens
             assert sequence.num_outputs < sequence.params.max_tokens
-            assert len(sequence.blocks) * self.block_size >= sequence.num_computed
-            assert sequence.num_registered <= len(sequence.blocks)
+            assert all(sequence.num_registered <= len(table) for table in sequence.tables)

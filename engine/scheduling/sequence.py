@@ -15,7 +15,6 @@ class Sequence:
 
     __slots__ = (
         "admitted",
-        "blocks",
         "cached_tokens",
         "epoch",
         "hashes",
@@ -28,6 +27,7 @@ class Sequence:
         "prompt_length",
         "row",
         "salt",
+        "tables",
         "tokens",
     )
 
@@ -40,9 +40,9 @@ class Sequence:
         self.salt: str = request.salt
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
-        self.blocks: list[int] = []
+        self.tables: list[list[int]] = []  # one per KV group; 0 is a block given back
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
-        self.num_registered: int = 0  # blocks of this table already offered to the prefix cache
+        self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
         self.row: int = -1
         self.epoch: int = 0
         self.admitted: bool = False

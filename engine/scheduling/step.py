@@ -31,9 +31,10 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """Blocks appended to a row's block table, from entry `first` on."""
+    """Blocks appended to a row's table of one KV group, from entry `first` on."""
 
     row: int
+    group: int
     first: int
     blocks: tuple[int, ...]
 

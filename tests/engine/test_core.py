@@ -69,7 +69,7 @@ def test_tenants_never_share_blocks(checkpoint: Path, mode: dict[str, Any]) -> N
         assert driver.cached_tokens(request_id) == cached
     together = [driver.submit(prompt, 30, salt=salt) for salt in "cdcd"]
     driver.turn(5)
-    tables = {s.id: set(s.blocks) for s in driver.core.scheduler.running}
+    tables = {s.id: set(s.tables[0]) for s in driver.core.scheduler.running}
     assert len(tables) == 4
     assert not (tables[together[0]] | tables[together[2]]) & (
         tables[together[1]] | tables[together[3]]

@@ -24,13 +24,17 @@ def forward(runner: ModelRunner, prompts: Sequence[list[int]], plan: Plan) -> li
     """
     size = runner.kv.block_size
     needed = [-(-len(prompt) // size) for prompt in prompts]
-    scattered = random.Random(0).sample(range(1, sum(needed) + 1), sum(needed))
-    kv = KVCache(runner.model.specs, sum(needed), size, runner.dtype, runner.device)
+    groups = len(runner.kv.groups)
+    total = sum(needed) * groups
+    scattered = random.Random(0).sample(range(1, total + 1), total)
+    kv = KVCache(runner.model.specs, total, size, runner.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
     rows, blocks = [], []
     for row, prompt in enumerate(prompts):
         rows.append(NewRow(row, tuple(prompt), len(prompt), params))
-        blocks.append(NewBlocks(row, 0, tuple(scattered.pop() for _ in range(needed[row]))))
+        for group in range(groups):
+            ids = tuple(scattered.pop() for _ in range(needed[row]))
+            blocks.append(NewBlocks(row, group, 0, ids))
     runner.rows.apply(rows, blocks)
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)

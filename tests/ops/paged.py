@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.backend import AttentionBackend, StepLayout
+from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.kv_cache import KVCache
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch_backend import TorchBackend
@@ -64,17 +64,28 @@ class PagedRun:
             blocks[self.unowned] = float("nan")
         self.outputs = [torch.full_like(query, float("nan")) for query in sequences.queries]
 
+    def _seen(self, index: int, start: int) -> list[int]:
+        """The table of a sequence whose blocks behind the window are another's by now."""
+        window = self.sequences.spec.window
+        gone = max(0, start - window + 1) // self.block_size if window else 0
+        return self.unowned[:1] * gone + self.tables[index][gone:]
+
     def layout(self, parts: Sequence[Part]) -> StepLayout:
         size = self.block_size
         places = [(i, p) for i, start, count in parts for p in range(start, start + count)]
         width = max(-(-(start + count) // size) for _, start, count in parts)
-        rows = [(self.tables[i] + [0] * width)[:width] for i, _, _ in parts]
+        rows = [(self._seen(i, start) + [0] * width)[:width] for i, start, _ in parts]
         positions = torch.tensor([p for _, p in places])
         return StepLayout(
             query_lens=[count for _, _, count in parts],
             seq_lens=[start + count for _, start, count in parts],
-            block_tables=torch.tensor(rows),
-            token_blocks=torch.tensor([self.tables[i][p // size] for i, p in places]),
+            groups=[
+                GroupLayout(
+                    torch.tensor(rows),
+                    torch.tensor([self.tables[i][p // size] for i, p in places]),
+                    self.sequences.spec.window,
+                )
+            ],
             token_offsets=positions % size,
             positions=positions,
             block_size=size,

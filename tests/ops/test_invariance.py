@@ -7,6 +7,7 @@ which rounding to bf16 would hide otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,38 @@ def test_attention(spec: AttentionSpec, block_size: int, kind: str, dtype: torch
         outputs = PagedRun(sequences, block_size).chunked(size)
         for found, due in zip(outputs, together, strict=True):
             assert torch.equal(found, due), f"chunks of {size}"
+
+
+@dtypes
+@pytest.mark.parametrize("window", [30, 300, 600])
+@pytest.mark.parametrize("kind", [noisy_scores, noisy_values])
+def test_windows_over_many_splits(
+    window: int, kind: Callable[[Sequences], Sequences], dtype: torch.dtype
+) -> None:
+    """How many splits behind the window are skipped differs from step to step; the bits do not."""
+    lengths = [5 * SPLIT + 9, 90]
+    spec = AttentionSpec(4, 2, 64, scale=0.125, window=window)
+    sequences = kind(random_sequences(spec, lengths, dtype))
+    together = PagedRun(sequences, 64).whole()
+    for outputs in (PagedRun(sequences, 64).chunked(100), PagedRun(sequences, 16).chunked(333)):
+        for output, due in zip(outputs, together, strict=True):
+            assert torch.equal(output, due)
+    run = PagedRun(sequences, 64)
+    run.step([(i, 0, n - 5) for i, n in enumerate(lengths)])
+    for back in range(5, 0, -1):
+        run.step([(i, n - back, 1) for i, n in enumerate(lengths)])
+    for output, due in zip(run.outputs, together, strict=True):
+        assert torch.equal(output, due)
+
+
+def test_a_window_of_many_splits() -> None:
+    """Beyond 16 splits a plain sum pairs them by their number, so leading zeros would show."""
+    length = 20 * SPLIT
+    sequences = random_sequences(
+        AttentionSpec(1, 1, 64, scale=0.02, window=17 * SPLIT), [length], torch.float32
+    )
+    answers = [PagedRun(sequences, 64).chunked(size)[0] for size in (512, 1100)]
+    assert torch.equal(*answers)
 
 
 @dtypes

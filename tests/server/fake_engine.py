@@ -19,6 +19,7 @@ from engine.protocol import (
     Admission,
     EngineStats,
     GenerateRequest,
+    KVGroup,
     Progress,
     Ready,
     StepOutputs,
@@ -45,6 +46,7 @@ INFO = Ready(
     load_seconds=0.0,
     attention_backend="fake",
     threads=1,
+    kv_groups=(KVGroup(1),),
 )
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.scheduling import tables
 from engine.scheduling.blocks import BlockHasher, BlockPool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.tables import BlockTables
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -46,21 +48,40 @@ def tenants_share(patch: pytest.MonkeyPatch) -> None:
 
 
 def blocks_are_found_before_their_tokens_are_known(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._register
+    original = BlockTables.register
 
-    def register(self: Scheduler, sequence: Sequence) -> None:
+    def register(self: BlockTables, sequence: Sequence) -> None:
         sequence.num_computed += 1
         original(self, sequence)
         sequence.num_computed -= 1
 
-    patch.setattr(Scheduler, "_register", register)
+    patch.setattr(BlockTables, "register", register)
 
 
 def tables_are_one_block_short(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._grow
+    original = BlockTables.extend
     patch.setattr(
-        Scheduler, "_grow", lambda self, sequence, count: original(self, sequence, count - 1)
+        BlockTables, "extend", lambda self, sequence, count: original(self, sequence, count - 1)
     )
+
+
+def windows_give_back_a_block_too_much(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.give_back
+
+    def give_back(self: BlockTables, sequence: Sequence) -> None:
+        sequence.num_computed += self.block_size
+        original(self, sequence)
+        sequence.num_computed -= self.block_size
+
+    patch.setattr(BlockTables, "give_back", give_back)
+
+
+def windows_keep_everything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTables, "give_back", lambda self, sequence: None)
+
+
+def groups_find_each_others_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tables, "_name", lambda digest, group: digest)
 
 
 def evicted_blocks_keep_their_names(patch: pytest.MonkeyPatch) -> None:
@@ -79,17 +100,16 @@ def tokens_in_flight_survive_a_preemption(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_oldest_is_preempted(patch: pytest.MonkeyPatch) -> None:
-    def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
-        needed = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
-        while self.pool.num_available < needed:
+    def make_room(self: Scheduler, sequence: Sequence, count: int) -> bool:
+        self.tables.give_back(sequence)
+        while self.pool.num_available < self.tables.missing(sequence, count):
             victim = self.running[0]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.allocate(max(needed, 0))
         return True
 
-    patch.setattr(Scheduler, "_grow", grow)
+    patch.setattr(Scheduler, "_make_room", make_room)
 
 
 def answers_run_past_their_last_token(patch: pytest.MonkeyPatch) -> None:
@@ -103,6 +123,9 @@ PLANTED: tuple[Plant, ...] = (
     tenants_share,
     blocks_are_found_before_their_tokens_are_known,
     tables_are_one_block_short,
+    windows_give_back_a_block_too_much,
+    windows_keep_everything,
+    groups_find_each_others_blocks,
     evicted_blocks_keep_their_names,
     tokens_in_flight_survive_a_preemption,
     the_oldest_is_preempted,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.errors import RequestRejectedError
-from engine.protocol import FinishReason, GenerateRequest, SamplingParams
+from engine.protocol import FinishReason, GenerateRequest, KVGroup, SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 
@@ -58,12 +58,13 @@ def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
 class Device:
     """Executes steps in the order they were launched, knowing nothing but the steps."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, groups: Sequence[KVGroup]) -> None:
         self.block_size = block_size
+        self.groups = groups
         self.requests: dict[int, tuple[GenerateRequest, int | None]] = {}
         self._tokens: dict[int, list[int]] = {}  # by row, like the three below
         self._tags: dict[int, list[int]] = {}
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[list[int]]] = {}  # of each KV group
         self._kv: dict[int, list[int | None]] = {}  # block -> tag of each slot
 
     def execute(self, step: Step) -> list[SampledToken]:
@@ -79,26 +80,32 @@ class Device:
             salt = next(self.requests[s.id][0].salt for s in step.slices if s.row == new.row)
             self._tokens[new.row] = list(new.tokens)
             self._tags[new.row] = tags_of(salt, new.tokens)
-            self._tables[new.row] = []
+            self._tables[new.row] = [[] for _ in self.groups]
         for added in step.new_blocks:
-            assert added.first == len(self._tables[added.row]), "a table has a gap"
-            assert 0 not in added.blocks, "the null block was handed out"
-            self._tables[added.row] += added.blocks
+            table = self._tables[added.row][added.group]
+            assert added.first == len(table), "a table has a gap"
+            table += added.blocks
 
-    def _slot(self, row: int, position: int) -> tuple[list[int | None], int]:
+    def _slot(self, row: int, group: int, position: int) -> tuple[list[int | None], int]:
         index, offset = divmod(position, self.block_size)
-        return self._kv[self._tables[row][index]], offset
+        block = self._tables[row][group][index]
+        assert block, "the null block was handed out"
+        return self._kv[block], offset
 
     def _write(self, slice_: ScheduledSlice) -> None:
-        for position in range(slice_.start, slice_.start + slice_.count):
-            block, offset = self._slot(slice_.row, position)
-            assert block[offset] is None, "a slot is written twice: shared, or not scrubbed"
-            block[offset] = self._tags[slice_.row][position]
+        for group in range(len(self.groups)):
+            for position in range(slice_.start, slice_.start + slice_.count):
+                block, offset = self._slot(slice_.row, group, position)
+                assert block[offset] is None, "a slot is written twice: shared, or not scrubbed"
+                block[offset] = self._tags[slice_.row][position] + group
 
     def _read(self, slice_: ScheduledSlice) -> bool:
-        for position in range(slice_.start + slice_.count):
-            block, offset = self._slot(slice_.row, position)
-            assert block[offset] == self._tags[slice_.row][position], "foreign or missing KV"
+        for number, group in enumerate(self.groups):
+            first = max(0, slice_.start - group.window + 1) if group.window else 0
+            for position in range(first, slice_.start + slice_.count):
+                block, offset = self._slot(slice_.row, number, position)
+                tag = self._tags[slice_.row][position] + number
+                assert block[offset] == tag, "foreign or missing KV"
         return True
 
     def _sample(self, slice_: ScheduledSlice) -> SampledToken:
@@ -118,7 +125,7 @@ class Simulation:
 
     def __init__(self, *, depth: int = 0, **limits: Any) -> None:
         self.scheduler = Scheduler(hash_key=b"penstock", **limits)
-        self.device = Device(self.scheduler.block_size)
+        self.device = Device(self.scheduler.block_size, self.scheduler.tables.groups)
         self.depth = depth
         self.in_flight: deque[Step] = deque()
         self.outputs: dict[int, Outputs] = {}
@@ -167,8 +174,8 @@ class Simulation:
     def _refusal(self, request: GenerateRequest) -> str | None:
         scheduler = self.scheduler
         total = len(request.prompt) + request.params.max_tokens
-        capacity = scheduler.pool.num_blocks * scheduler.block_size
-        if total > scheduler.max_model_len or total - 1 > capacity:
+        blocks = scheduler.tables.most_blocks(total - 1)
+        if total > scheduler.max_model_len or blocks > scheduler.pool.num_blocks:
             return "context_length_exceeded"
         queued = [s for s in scheduler.waiting if s.id not in self.admitted]
         tokens = sum(s.prompt_length for s in queued) + len(request.prompt)
@@ -255,9 +262,11 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     rng = random.Random(seed)
     block_size, num_blocks = rng.choice((1, 2, 3, 4)), rng.randint(3, 12)
     capacity = block_size * num_blocks
+    windows = rng.choice(((None,), (None,), (None, rng.randint(1, 9)), (5, 2), (1, None, None)))
     simulation = Simulation(
         depth=rng.choice((0, 1, 1, 2)),
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * len(windows),
+        groups=[KVGroup(1, window) for window in windows],
         block_size=block_size,
         max_model_len=rng.choice((capacity + 1, capacity // 2 + 2)),
         max_num_seqs=rng.choice((1, 2, 4, 8)),

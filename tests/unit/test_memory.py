@@ -13,11 +13,29 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory import plan_blocks
+from engine.protocol import KVGroup
 
 
 def plan(available: int = 10**9, max_model_len: int = 1000, **config: Any) -> tuple[int, int]:
     """With blocks of 64 tokens and 1000 bytes."""
-    return plan_blocks(EngineConfig(**config), 1000, max_model_len, available)
+    return plan_for(EngineConfig(**config), 1000, max_model_len, available)
+
+
+def plan_for(
+    config: EngineConfig,
+    block_bytes: int,
+    max_model_len: int,
+    available: int,
+    groups: tuple[KVGroup, ...] = (KVGroup(1),),
+) -> tuple[int, int]:
+    return plan_blocks(
+        config,
+        groups,
+        block_bytes,
+        max_model_len=max_model_len,
+        step_tokens=100,
+        available=available,
+    )
 
 
 def test_by_default_all_sequences_fit_or_a_quarter_of_the_memory_is_taken() -> None:
@@ -50,7 +68,7 @@ def test_a_context_asked_for_is_never_cut(config: dict[str, Any], limit: str) ->
     available = config.pop("available", 10**9)
     wanted = EngineConfig(max_model_len=1000, **config)
     with pytest.raises(ConfigError, match=f"1000 tokens needs 16 KV blocks .*{limit}"):
-        plan_blocks(wanted, 1000, 1000, available)
+        plan_for(wanted, 1000, 1000, available)
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
@@ -63,6 +81,7 @@ def test_a_context_asked_for_is_never_cut(config: dict[str, Any], limit: str) ->
     kv_bytes=st.none() | st.integers(1, 10**10),
     override=st.none() | st.integers(1, 10**5),
     seqs=st.integers(1, 4096),
+    windows=st.lists(st.none() | st.integers(1, 5000), min_size=1, max_size=3),
 )
 def test_a_sequence_of_the_length_served_always_fits(
     block_size: int,
@@ -73,7 +92,9 @@ def test_a_sequence_of_the_length_served_always_fits(
     kv_bytes: int | None,
     override: int | None,
     seqs: int,
+    windows: list[int | None],
 ) -> None:
+    groups = tuple(KVGroup(1, window) for window in windows)
     config = EngineConfig(
         block_size=block_size,
         max_model_len=length if asked else None,
@@ -82,12 +103,13 @@ def test_a_sequence_of_the_length_served_always_fits(
         max_num_seqs=seqs,
     )
     try:
-        blocks, served = plan_blocks(config, block_bytes, length, available)
+        blocks, served = plan_for(config, block_bytes, length, available, groups)
     except ConfigError as error:
         for advised in follow(config, str(error)):
-            plan_blocks(advised, block_bytes, advised.max_model_len or length, available)
+            plan_for(advised, block_bytes, advised.max_model_len or length, available, groups)
         return
-    assert 0 < served <= blocks * block_size
+    assert served > 0
+    assert sum(g.most_blocks(served, 100, block_size) for g in groups) <= blocks
     assert served == length or (not asked and served < length)
     assert blocks == override or blocks * block_bytes <= (kv_bytes or available // 4)
 

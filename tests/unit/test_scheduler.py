@@ -239,7 +239,7 @@ def test_what_never_fits_is_refused_with_the_numbers() -> None:
     scheduler = small(num_blocks=4, max_model_len=100).scheduler
     for prompt, max_tokens, code, number in (
         (90, 11, "context_length_exceeded", "100"),
-        (10, 8, "context_length_exceeded", "16"),
+        (10, 8, "context_length_exceeded", "5 KV blocks of 4"),
         (0, 5, "invalid_value", "0"),
         (5, 0, "invalid_value", "0"),
     ):
