@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from engine.errors import (
 from engine.protocol import (
     Abort,
     Admission,
+    EmbedOutput,
+    EmbedRequest,
     EngineStats,
     Fatal,
     FromEngine,
@@ -45,10 +47,11 @@ from engine.protocol import (
 )
 
 State = Literal["loading", "ready", "draining", "dead"]
-Delivery = tuple[float, TokenOutput]  # (engine's time of the step, what it produced)
+Request = GenerateRequest | EmbedRequest
+Output = TypeVar("Output", TokenOutput, EmbedOutput)
 
 
-class OutputStream:
+class OutputStream(Generic[Output]):
     """Outputs of the requests of one submission, merged; the slot between engine and reader.
 
     A slow reader costs one list: whatever has come since its last turn is handed over together.
@@ -59,12 +62,12 @@ class OutputStream:
     def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
         self.admissions: dict[int, Admission] = {}
         self._unfinished = set(ids)
-        self._pending: list[Delivery] = []
+        self._pending: list[tuple[float, Output]] = []
         self._error: Exception | None = None
         self._wake = asyncio.Event()
         self._abort = abort
 
-    def deliver(self, at: float, output: TokenOutput) -> None:
+    def deliver(self, at: float, output: Output) -> None:
         self._pending.append((at, output))
         if output.finish is not None:
             self._unfinished.discard(output.id)
@@ -74,7 +77,8 @@ class OutputStream:
         self._error = error
         self._wake.set()
 
-    async def __aiter__(self) -> AsyncIterator[list[Delivery]]:
+    async def __aiter__(self) -> AsyncIterator[list[tuple[float, Output]]]:
+        """Batches of (engine's time of the step, what it produced)."""
         while True:
             if self._pending:
                 batch, self._pending = self._pending, []
@@ -123,8 +127,11 @@ class EngineClient(Protocol):
     def admit(self, requests: int, tokens: int = 0) -> None:
         """Raises EngineUnavailableError or EngineOverloadedError; cheap, also before tokenising."""
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream:
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         """All or none; raises as `admit`, counting prompt tokens too."""
+
+    def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
+        """As `submit`, of texts that become vectors."""
 
     def next_id(self) -> int: ...
 
@@ -153,7 +160,7 @@ class ProcessClient:
         self.stats = EngineStats()
         self.on_step: Callable[[StepOutputs], None] | None = None
         self.config_error = False
-        self._streams: dict[int, OutputStream] = {}
+        self._streams: dict[int, OutputStream[Any]] = {}
         self._waiting: dict[int, int] = {}  # id -> prompt tokens, until admitted
         self._waiting_tokens = 0
         self._ids = 0
@@ -260,12 +267,17 @@ class ProcessClient:
             if stream := self._streams.get(admission.id):
                 stream.admissions[admission.id] = admission
         for output in outputs.tokens:
-            if stream := self._streams.get(output.id):
-                stream.deliver(outputs.at, output)
-                if output.finish is not None:
-                    del self._streams[output.id]
+            self._deliver(outputs.at, output)
+        for vector in outputs.embeddings:
+            self._deliver(outputs.at, vector)
         if self.on_step is not None:
             self.on_step(outputs)
+
+    def _deliver(self, at: float, output: TokenOutput | EmbedOutput) -> None:
+        if stream := self._streams.get(output.id):
+            stream.deliver(at, output)
+            if output.finish is not None:
+                del self._streams[output.id]
 
     def _admitted(self, request_id: int) -> None:
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
@@ -312,15 +324,22 @@ class ProcessClient:
         seconds = self._waiting_tokens / per_step * stats.step_seconds
         return int(min(max(seconds, 1.0), 60.0))
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream:
-        self.admit(len(requests), sum(len(r.prompt) for r in requests))
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
+        return self._submit(requests)
+
+    def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
+        return self._submit(requests)
+
+    def _submit(self, requests: Sequence[Request]) -> OutputStream[Any]:
+        sizes = {r.id: _prompt_tokens(r) for r in requests}
+        self.admit(len(requests), sum(sizes.values()))
         if not self._streams:
             self._last_sign = time.monotonic()  # an idle engine owes no sign
-        stream = OutputStream([r.id for r in requests], self._abort)
+        stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
         for request in requests:
             self._streams[request.id] = stream
-            self._waiting[request.id] = len(request.prompt)
-            self._waiting_tokens += len(request.prompt)
+            self._waiting[request.id] = sizes[request.id]
+            self._waiting_tokens += sizes[request.id]
             self._endpoint.send(request)
         return stream
 
@@ -361,3 +380,9 @@ class ProcessClient:
             process.kill()
         self.state = "dead"
         self._cleanup()
+
+
+def _prompt_tokens(request: Request) -> int:
+    if isinstance(request, EmbedRequest):
+        return len(request.tokens)
+    return len(request.prompt) + len(request.source)

@@ -71,6 +71,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | None
     ) = None
+    max_num_encoder_tokens: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="Token budget of an encoder's part of a step, whole texts; a longer "
+                "text goes alone. Default: 1024 on a CPU, 16384 on a GPU.",
+                extra=SCHEDULING | SIZE,
+            ),
+        ]
+        | None
+    ) = None
     block_size: Annotated[
         Literal[16, 32, 64, 128], Meta(description="Tokens in one KV block.", extra=SCHEDULING)
     ] = 64

@@ -11,6 +11,7 @@ from engine.errors import RequestRejectedError
 from engine.protocol import (
     Abort,
     Admission,
+    EmbedRequest,
     FromEngine,
     GenerateRequest,
     Ready,
@@ -48,6 +49,7 @@ class EngineCore:
             max_model_len=facts.max_model_len,
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_num_encoder_tokens=runner.max_num_encoder_tokens,
             groups=facts.kv_groups,
             # No bounds on the queue here: the client has applied them, to whole submissions.
             prefix_caching=config.enable_prefix_caching,
@@ -84,7 +86,7 @@ class EngineCore:
 
     def handle(self, message: ToEngine) -> None:
         match message:
-            case GenerateRequest():
+            case GenerateRequest() | EmbedRequest():
                 try:
                     self.scheduler.add(message)
                 except RequestRejectedError as error:
@@ -101,4 +103,5 @@ class EngineCore:
         outputs = self.scheduler.retire(pending.step, sampled)
         admitted, self.admitted = self.admitted, []
         stats = self.scheduler.stats(pending.step, now - pending.launched_at)
-        self.endpoint.send(StepOutputs(now, outputs, admitted, stats))
+        vectors = self.scheduler.embeds.retire(pending.embeddings())
+        self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors))

@@ -23,6 +23,8 @@ def plan_blocks(
 ) -> tuple[int, int]:
     """(usable KV blocks, longest sequence in tokens); `available` and `block_bytes` in bytes.
 
+    An encoder has no KV groups and needs no blocks.
+
     Where the model's own context does not fit and none was asked for, the longest that fits is
     served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit.
     """
@@ -30,6 +32,8 @@ def plan_blocks(
     def needed(tokens: int) -> int:
         return sum(g.most_blocks(tokens, step_tokens, config.block_size) for g in groups)
 
+    if not groups:
+        return 0, max_model_len
     per_sequence = needed(max_model_len)
     if config.num_gpu_blocks_override is not None:
         blocks, limit = config.num_gpu_blocks_override, "--num-gpu-blocks-override"

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "error"]
+Pooling = Literal["cls", "mean", "last"]
+ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
 TokenIds = list[int]
 
 
@@ -54,7 +56,10 @@ class TokenLogprobs(Record, frozen=True):
 
 
 class GenerateRequest(Message, frozen=True):
-    """Continue `prompt` as `params` say. A lower `priority` is served earlier, then FCFS."""
+    """Continue `prompt` as `params` say. A lower `priority` is served earlier, then FCFS.
+
+    For an encoder–decoder `source` is what its encoder reads, and `prompt` how the answer begins.
+    """
 
     id: int
     prompt: TokenIds
@@ -62,6 +67,17 @@ class GenerateRequest(Message, frozen=True):
     arrival: float  # when the HTTP request came in
     priority: int = 0
     salt: str = ""  # tenant: prefixes are shared only between requests of equal salt
+    source: TokenIds = []
+
+
+class EmbedRequest(Message, frozen=True):
+    """Encode `tokens` and pool their hidden states into one vector."""
+
+    id: int
+    tokens: TokenIds
+    pooling: Pooling
+    arrival: float
+    priority: int = 0
 
 
 class Abort(Message, frozen=True):
@@ -89,6 +105,7 @@ class KVGroup(Record, frozen=True):
 
     layers: int
     window: int | None = None  # None: all keys
+    cross: bool = False  # the keys are those of the source, written once
 
     def first_block(self, position: int, block_size: int) -> int:
         """The first block that a query at `position`, or at any later one, sees."""
@@ -106,6 +123,7 @@ class Ready(Message, frozen=True):
     """The engine serves. Facts of the loaded model, all in tokens, blocks, bytes and seconds."""
 
     architecture: str
+    kind: ModelKind
     dtype: str
     device: str
     vocab_size: int
@@ -121,6 +139,7 @@ class Ready(Message, frozen=True):
     attention_backend: str
     threads: int
     kv_groups: tuple[KVGroup, ...]
+    start_token: int | None = None  # with which an encoder–decoder's answer begins
 
 
 class TokenOutput(Record, frozen=True):
@@ -130,6 +149,14 @@ class TokenOutput(Record, frozen=True):
     token: int
     finish: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
+
+
+class EmbedOutput(Record, frozen=True):
+    """One text's vector as little-endian float32; `finish` is "error" where it is not finite."""
+
+    id: int
+    vector: bytes
+    finish: FinishReason = "stop"
 
 
 class Admission(Record, frozen=True):
@@ -153,7 +180,7 @@ class EngineStats(Record, frozen=True):
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
     step_seconds: float = 0.0  # wall time of this step
-    step_prefill_tokens: int = 0
+    step_prefill_tokens: int = 0  # of prompts, and of texts encoded
     step_decode_tokens: int = 0
 
 
@@ -164,6 +191,7 @@ class StepOutputs(Message, frozen=True):
     tokens: list[TokenOutput]
     admitted: list[Admission]
     stats: EngineStats
+    embeddings: list[EmbedOutput] = []
 
 
 class Rejected(Message, frozen=True):
@@ -182,5 +210,5 @@ class Fatal(Message, frozen=True):
     config_error: bool = False
 
 
-ToEngine = GenerateRequest | Abort | Shutdown
+ToEngine = GenerateRequest | EmbedRequest | Abort | Shutdown
 FromEngine = Progress | Ready | StepOutputs | Rejected | Fatal

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import msgspec
 from sse_starlette.sse import SendTimeoutError
 
-from engine.client import Delivery
 from engine.errors import EngineError, RequestRejectedError
 from engine.protocol import GenerateRequest, TokenLogprobs, TokenOutput
 from server.detokenizer import Detokenizer, StopMatcher
@@ -110,7 +109,7 @@ class Generation:
             [self._request(i, choice) for i, choice in self._by_id.items()]
         )
         self._batches = aiter(self._stream)
-        self._early: list[Delivery] = []
+        self._early: list[tuple[float, TokenOutput]] = []
         self._closed = False
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
@@ -148,7 +147,7 @@ class Generation:
             pass
         return [choice.take() for choice in self.choices]
 
-    def _consume(self, batch: list[Delivery]) -> list[Choice]:
+    def _consume(self, batch: list[tuple[float, TokenOutput]]) -> list[Choice]:
         touched: dict[int, Choice] = {}
         for at, output in batch:
             choice = self._by_id[output.id]

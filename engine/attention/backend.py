@@ -21,7 +21,8 @@ class GroupLayout:
 
     block_tables: torch.Tensor  # [sequences, max blocks] int64, padded with the null block
     token_blocks: torch.Tensor  # [T] int64: the block each token's KV goes to
-    window: int | None
+    window: int | None = None
+    key_lens: Sequence[int] | None = None  # of each sequence's keys; None: they are its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,21 @@ class AttentionPlan(Protocol):
     def attend(
         self,
         spec: AttentionSpec,
-        kv: LayerKV,
+        kv: LayerKV | None,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store key and value [T, Hkv, D] in their slots, attend; query and result [T, H, D]."""
+        """Store key and value [T, Hkv, D] in their slots, attend; query and result [T, H, D].
+
+        A cross layer gives no key and value: `store` has put them there. A layer without KV gives
+        None for it, and attends to what the step itself holds of each sequence. `bias` is the
+        table [buckets, H] of a spec with `relative`.
+        """
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write key and value [T, Hkv, D] of the step's tokens."""
 
 
 class AttentionBackend(Protocol):

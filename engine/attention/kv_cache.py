@@ -1,9 +1,9 @@
 """KVCache: the paged keys and values of all layers.
 
-Layers that see the same keys form a class: all of them, or a sliding window of one size. Classes
-are cut into groups of equally many layers, and every group has a block table of its own over one
-pool of blocks: a block holds some tokens' KV for the layers of whichever group took it. So layers
-with a window keep only the blocks their window covers, whatever the other layers keep.
+Layers that see the same keys form a class: all of the sequence's, a window of them of one size, or
+the source's. Classes are cut into groups of equally many layers, and every group has a block table
+of its own over one pool of blocks: a block holds some tokens' KV for the layers of whichever group
+took it. So layers with a window keep only what it covers, whatever the other layers keep.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ class KVGroups:
 
 def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
     """Groups as large as the smallest class, so that little of a block is left unused."""
-    classes: dict[int | None, list[int]] = {}
+    classes: dict[tuple[int | None, bool], list[int]] = {}
     for layer, spec in enumerate(specs):
-        classes.setdefault(spec.window, []).append(layer)
+        classes.setdefault((spec.window, spec.kind == "cross"), []).append(layer)
     shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
     if len(set(shapes)) > 1:  # blocks of different groups would differ in size
-        classes = {None: list(range(len(specs)))}
-    size = min(map(len, classes.values()))
+        assert not any(cross for _, cross in classes), "cross layers are shaped like the others"
+        classes = {(None, False): list(range(len(specs)))}
+    size = min(map(len, classes.values()), default=0)
     groups: list[KVGroup] = []
     owners, slots = [0] * len(specs), [0] * len(specs)
-    for window, layers in classes.items():
+    for (window, cross), layers in classes.items():
         for first in range(0, len(layers), size):
             for slot, layer in enumerate(members := layers[first : first + size]):
                 owners[layer], slots[layer] = len(groups), slot
-            groups.append(KVGroup(len(members), window))
+            groups.append(KVGroup(len(members), window, cross))
     return KVGroups(tuple(groups), tuple(owners), tuple(slots), tuple(shapes[:size]))
 
 

@@ -15,7 +15,8 @@ import torch
 
 from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.spec import AttentionSpec
+from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.ops.relative import relative_buckets
 
 SPLIT = 256  # keys; below it, oneDNN's bf16 matmul reduces fewer keys as if zeros followed
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
@@ -25,8 +26,9 @@ SMALL_PRODUCT = 16**3
 # A group is cut where padding short sequences to its longest would more than double the work.
 MAX_PADDING = 2
 
-# Of one sequence: the blocks [first, end) that are gathered, and from which on queries see them.
-Reach = tuple[int, int, int]  # first, seen, end
+# Of one sequence: the blocks [first, end) that are gathered, of which queries see those from `seen`
+# on, and its last key.
+Reach = tuple[int, int, int, int]  # first, seen, end, last key
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class QueryGroup:
     positions: torch.Tensor  # [sequences, count] of the queries
     tables: torch.Tensor  # [sequences, blocks]
     first_keys: torch.Tensor | None  # [sequences] where each table begins; None: all at key 0
+    last_keys: torch.Tensor  # [sequences] the last key there is
     order: torch.Tensor | None = None  # [sequences] token indices, where they are no neighbours
 
 
@@ -59,22 +62,29 @@ class TorchPlan:
 
     def __init__(self, layout: StepLayout) -> None:
         self._layout = layout
-        self._query_groups = [_query_groups(layout, group) for group in layout.groups]
+        self._kv = list(layout.groups)
+        self._query_groups: dict[int, list[QueryGroup]] = {}
+        self._scratch: dict[tuple[int, int], LayerKV] = {}
         self._store_index: dict[tuple[int, int], torch.Tensor] = {}
         self._gather_index: dict[tuple[int, int, int], torch.Tensor] = {}
-        self._masks: dict[tuple[int, int, bool, int | None], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, str, int | None], torch.Tensor] = {}
+        self._biases: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def attend(
         self,
         spec: AttentionSpec,
-        kv: LayerKV,
+        kv: LayerKV | None,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self._store(kv, key, value)
-        groups = self._query_groups[kv.group]
-        outputs = [self._attend_group(i, g, spec, kv, query) for i, g in enumerate(groups)]
+        kv = kv or self._step_kv(spec, query)
+        if key is not None and value is not None:
+            self.store(kv, key, value)
+        if (groups := self._query_groups.get(kv.group)) is None:
+            groups = self._query_groups[kv.group] = _query_groups(self._layout, self._kv[kv.group])
+        outputs = [self._attend_group(i, g, spec, kv, query, bias) for i, g in enumerate(groups)]
         if len(outputs) == 1 and groups[0].order is None:
             return outputs[0]
         result = torch.empty_like(query)
@@ -85,12 +95,22 @@ class TorchPlan:
                 result.index_copy_(0, group.order, output)
         return result
 
-    def _store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def _step_kv(self, spec: AttentionSpec, like: torch.Tensor) -> LayerKV:
+        """Blocks for this step alone: whole sequences without KV attend by the same code."""
+        shape = spec.num_kv_heads, self._layout.block_size, spec.head_dim
+        if (kv := self._scratch.get(shape[::2])) is None:
+            group, blocks = _whole_sequences(self._layout)
+            self._kv.append(group)
+            keys, values = (like.new_zeros(blocks + 1, *shape) for _ in range(2))
+            kv = self._scratch[shape[::2]] = LayerKV(keys, values, len(self._kv) - 1)
+        return kv
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         _, heads, block_size, dim = kv.keys.shape
         index = self._store_index.get((kv.group, heads))
         if index is None:  # [T * heads]: where (token, head) lies in the cache seen as rows of dim
             head = torch.arange(heads, device=key.device)
-            blocks = self._layout.groups[kv.group].token_blocks
+            blocks = self._kv[kv.group].token_blocks
             rows = blocks[:, None] * heads + head
             index = (rows * block_size + self._layout.token_offsets[:, None]).flatten()
             self._store_index[kv.group, heads] = index
@@ -98,7 +118,13 @@ class TorchPlan:
         kv.values.view(-1, dim).index_copy_(0, index, value.reshape(-1, dim))
 
     def _attend_group(
-        self, number: int, group: QueryGroup, spec: AttentionSpec, kv: LayerKV, query: torch.Tensor
+        self,
+        number: int,
+        group: QueryGroup,
+        spec: AttentionSpec,
+        kv: LayerKV,
+        query: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         sequences, count = group.sequences, group.count
         heads, dim, size = spec.num_kv_heads, spec.head_dim, self._layout.block_size
@@ -123,7 +149,11 @@ class TorchPlan:
         if spec.softcap is not None:
             scores = scores.float().div_(spec.softcap).tanh_().mul_(spec.softcap)
         visible = scores[:, :rows].view(sequences, heads, shared, count, keys)
-        hidden = self._hidden((kv.group, number, spec.causal, spec.window), group, keys)
+        if spec.relative is not None:
+            assert bias is not None
+            cache_key = kv.group, number, id(bias)
+            visible += self._bias(cache_key, spec.relative, group, keys, bias).view_as(visible)
+        hidden = self._hidden((kv.group, number, spec.kind, spec.window), group, keys)
         visible.masked_fill_(hidden, float("-inf"))
         weights = torch.softmax(scores, dim=-1).to(v.dtype)  # fp32 inside
         if splits > 1:
@@ -148,18 +178,37 @@ class TorchPlan:
             self._gather_index[cache_key] = index
         return index
 
+    def _bias(
+        self,
+        cache_key: tuple[int, int, int],
+        relative: RelativeBias,
+        group: QueryGroup,
+        num_keys: int,
+        table: torch.Tensor,
+    ) -> torch.Tensor:
+        """[S, H, count, keys]: what the table [buckets, H] adds to the scores."""
+        bias = self._biases.get(cache_key)
+        if bias is None:
+            keys = torch.arange(num_keys, device=group.tables.device)
+            distance = keys - group.positions[:, :, None]
+            buckets = relative_buckets(
+                distance, relative.num_buckets, relative.max_distance, relative.bidirectional
+            )
+            bias = table[buckets].permute(0, 3, 1, 2).contiguous()
+            self._biases[cache_key] = bias
+        return bias
+
     def _hidden(
-        self, cache_key: tuple[int, int, bool, int | None], group: QueryGroup, num_keys: int
+        self, cache_key: tuple[int, int, str, int | None], group: QueryGroup, num_keys: int
     ) -> torch.Tensor:
         """[S, 1, 1, count, keys]: True where a query must not see a key."""
-        mask, (_, _, causal, window) = self._masks.get(cache_key), cache_key
+        mask, (_, _, kind, window) = self._masks.get(cache_key), cache_key
         if mask is None:
             keys = torch.arange(num_keys, device=group.tables.device)
             if group.first_keys is not None:
                 keys = keys + group.first_keys[:, None, None]
             query = group.positions[:, :, None]
-            last = query if causal else group.positions[:, -1:, None]
-            mask = keys > last
+            mask = keys > (query if kind == "causal" else group.last_keys[:, None, None])
             if window is not None:
                 mask = mask | (keys <= query - window)
             mask = mask[:, None, None]
@@ -189,32 +238,47 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
 
 
 def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
-    """Decodes by similar length, prompt chunks one by one."""
+    """Decodes by similar length, chunks one by one or with neighbours that are just alike."""
     counts = layout.query_lens
     decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
-    reach = _reach(layout, kv.window)
+    reach = _reach(layout, kv)
     groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
-    first = decodes
-    for index in range(decodes, len(counts)):
-        count = counts[index]
-        positions = layout.positions[first : first + count].view(1, count)
-        tables = _tables(layout, kv, slice(index, index + 1), reach[index : index + 1])
-        groups.append(QueryGroup(first, 1, count, positions, *tables))
-        first += count
+    first = index = decodes
+    while index < len(counts):
+        count, end = counts[index], index + 1
+        while end < len(counts) and counts[end] == count and reach[end] == reach[index]:
+            end += 1
+        positions = layout.positions[first : first + (end - index) * count].view(-1, count)
+        tables = _tables(layout, kv, slice(index, end), reach[index:end])
+        groups.append(QueryGroup(first, end - index, count, positions, *tables))
+        first, index = first + (end - index) * count, end
     return groups
 
 
-def _reach(layout: StepLayout, window: int | None) -> list[Reach]:
-    size = layout.block_size
+def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
+    """Blocks 1, 2, ... for all keys of the step's sequences, and how many these are."""
+    assert list(layout.query_lens) == list(layout.seq_lens), "an encoder reads a text at once"
+    device, size = layout.positions.device, layout.block_size
+    lengths = torch.tensor(layout.seq_lens, device=device)
+    ends = (-(-lengths // size)).cumsum(0)
+    firsts = 1 + torch.cat([ends.new_zeros(1), ends[:-1]])
+    tables = firsts[:, None] + torch.arange(-(-max(layout.seq_lens) // size), device=device)
+    tables = tables.where(tables <= ends[:, None], 0)
+    token_blocks = firsts.repeat_interleave(lengths) + layout.positions // size
+    return GroupLayout(tables, token_blocks), int(ends[-1])
+
+
+def _reach(layout: StepLayout, kv: GroupLayout) -> list[Reach]:
+    size, window = layout.block_size, kv.window
     reach = []
-    for count, length in zip(layout.query_lens, layout.seq_lens, strict=True):
+    for count, length in zip(layout.query_lens, kv.key_lens or layout.seq_lens, strict=True):
         seen = 0 if window is None else max(0, length - count - window + 1)
-        reach.append((seen // SPLIT * SPLIT // size, seen // size, -(-length // size)))
+        reach.append((seen // SPLIT * SPLIT // size, seen // size, -(-length // size), length - 1))
     return reach
 
 
 def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> list[QueryGroup]:
-    blocks = [end - first for first, _, end in reach]
+    blocks = [end - first for first, _, end, _ in reach]
     if max(blocks) * len(blocks) <= MAX_PADDING * sum(blocks):
         everyone = slice(0, len(blocks))
         positions = layout.positions[everyone].view(-1, 1)
@@ -235,13 +299,13 @@ def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> l
 
 def _tables(
     layout: StepLayout, kv: GroupLayout, members: slice | torch.Tensor, reach: list[Reach]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The members' tables as far as their queries look, and the key each begins with."""
-    tables, width = kv.block_tables[members], max(end - first for first, _, end in reach)
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The members' tables as far as their queries look, and each one's first and last key."""
+    tables, width = kv.block_tables[members], max(end - first for first, _, end, _ in reach)
+    first, seen, end, last = torch.tensor(reach, device=tables.device).T
     if kv.window is None:
-        return tables[:, :width], None
-    first, seen, end = torch.tensor(reach, device=tables.device).T[:, :, None]
-    entries = first + torch.arange(width, device=tables.device)
-    visible = (entries >= seen) & (entries < end)
+        return tables[:, :width], None, last
+    entries = first[:, None] + torch.arange(width, device=tables.device)
+    visible = (entries >= seen[:, None]) & (entries < end[:, None])
     tables = tables.gather(1, entries.clamp(max=tables.shape[1] - 1))
-    return tables.where(visible, 0), first.flatten() * layout.block_size
+    return tables.where(visible, 0), first * layout.block_size, last

@@ -14,14 +14,18 @@ from engine.weights.rules import WeightMap
 
 
 class Model(Protocol):
-    """A decoder over ragged tokens. Built on the meta device from a Hugging Face config.
+    """A model over ragged tokens. Built on the meta device from a Hugging Face config.
 
     Every implementation is an nn.Module with `__init__(config, *, max_positions, dtype)`, where
-    `max_positions` is how many positions will be served.
+    `max_positions` is how many positions will be served. A decoder has `forward` and `logits`, an
+    encoder `encode`, an encoder–decoder all three; the registry says which it is.
     """
 
-    specs: Sequence[AttentionSpec]  # one a layer
+    specs: Sequence[AttentionSpec]  # one for each layer with KV, at its Attention's index
     vocab_size: int
+
+    def encode(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [T, hidden] of whole texts; writes the KV of cross layers."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, hidden] of all tokens, after the final norm."""

@@ -6,21 +6,29 @@ from importlib import import_module
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.protocol import ModelKind
 
-ARCHITECTURES = {
+DECODERS = {
     "LlamaForCausalLM": ("engine.models.llama", "Llama"),
     "GPT2LMHeadModel": ("engine.models.gpt2", "GPT2"),
 }
+ENCODERS: dict[str, tuple[str, str]] = {}
+ENCODER_DECODERS: dict[str, tuple[str, str]] = {}
+ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
+    **{name: ("decoder", *where) for name, where in DECODERS.items()},
+    **{name: ("encoder", *where) for name, where in ENCODERS.items()},
+    **{name: ("encoder-decoder", *where) for name, where in ENCODER_DECODERS.items()},
+}
 
 
-def model_class(config: dict[str, Any]) -> tuple[str, Any]:
-    """(architecture, class) for a config.json; ConfigError lists what is served."""
+def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
+    """(architecture, kind, class) for a config.json; ConfigError lists what is served."""
     given = config.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
     for name in names:
         if name in ARCHITECTURES:
-            module, attribute = ARCHITECTURES[name]
-            return name, getattr(import_module(module), attribute)
+            kind, module, attribute = ARCHITECTURES[name]
+            return name, kind, getattr(import_module(module), attribute)
     raise ConfigError(
         f"Architecture {', '.join(names) or '(none given)'} is not served; "
         f"served are {', '.join(sorted(ARCHITECTURES))}."

@@ -33,14 +33,20 @@ def build_batch(
     token_rows = torch.from_numpy(token_rows_host).to(device)
 
     seq_lens = (starts + counts).tolist()
-    tables = rows.block_tables[:, :, : -(-max(seq_lens) // kv.block_size)]
+    longest = max(seq_lens + [rows.source_length[s.row] for s in step.slices])
+    tables = rows.block_tables[:, :, : -(-longest // kv.block_size)]
     tables = tables.index_select(1, torch.from_numpy(slice_rows).to(device))
     token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
     layout = StepLayout(
         query_lens=counts.tolist(),
         seq_lens=seq_lens,
         groups=[
-            GroupLayout(tables[number], token_blocks[number], group.window)
+            GroupLayout(
+                tables[number],
+                token_blocks[number],
+                group.window,
+                [rows.source_length[s.row] for s in step.slices] if group.cross else None,
+            )
             for number, group in enumerate(kv.groups)
         ],
         token_offsets=positions % kv.block_size,

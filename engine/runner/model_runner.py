@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,14 +21,16 @@ from engine.memory import plan_blocks
 from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.platform import available_memory, cpu_count, select_device, select_dtype
-from engine.protocol import Progress, Ready, SamplingParams, TokenLogprobs
+from engine.protocol import EmbedOutput, Progress, Ready, SamplingParams, TokenLogprobs
 from engine.runner.batch import build_batch
+from engine.runner.encode import build_encoder_batch, pooled
 from engine.runner.rows import SequenceRows
 from engine.sampling.sampler import sample
-from engine.scheduling.step import NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
 from engine.weights.loader import load_weights
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
+CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,23 @@ class PendingStep:
     tokens: torch.Tensor  # [samples] int64
     logprobs: list[TokenLogprobs | None]
     launched_at: float  # CLOCK_MONOTONIC
+    vectors: torch.Tensor | None = None  # [texts to embed, hidden] fp32
 
     def wait(self) -> list[SampledToken]:
         """The single point of synchronisation: one SampledToken per sampling slice."""
         return [
             SampledToken(token, logprobs)
             for token, logprobs in zip(self.tokens.tolist(), self.logprobs, strict=True)
+        ]
+
+    def embeddings(self) -> list[EmbedOutput]:
+        """The vectors of the step's texts; waits like `wait`."""
+        if self.vectors is None:
+            return []
+        ids = [encode.id for encode in self.step.encodes if encode.pooling]
+        return [
+            EmbedOutput(i, v.tobytes(), "stop" if np.isfinite(v).all() else "error")
+            for i, v in zip(ids, self.vectors.cpu().numpy(), strict=True)
         ]
 
 
@@ -56,7 +70,8 @@ class ModelRunner:
         began = time.monotonic()
         folder = model_folder(config.model)
         hf_config = read_json(folder / "config.json")
-        self.architecture, build = model_class(hf_config)
+        self.architecture, self.kind, build = model_class(hf_config)
+        self.start_token = _start_token(hf_config) if self.kind == "encoder-decoder" else None
         self.device = select_device(config.device)
         self.dtype = select_dtype(config.dtype, self.device)
         self.threads = config.threads or cpu_count()
@@ -81,6 +96,9 @@ class ModelRunner:
         per_block = block_bytes(self.model.specs, config.block_size, self.dtype)
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if self.device.type == "cpu" else GPU_STEP_TOKENS
+        )
+        self.max_num_encoder_tokens = config.max_num_encoder_tokens or (
+            CPU_ENCODER_TOKENS if self.device.type == "cpu" else GPU_ENCODER_TOKENS
         )
         groups = group_layers(self.model.specs).groups
         blocks, self.max_model_len = plan_blocks(
@@ -108,11 +126,14 @@ class ModelRunner:
         if step.scrub:
             self.kv.scrub(step.scrub)
         self.rows.apply(step.new_rows, step.new_blocks)
+        vectors = self._encode(step.encodes) if step.encodes else None
+        if not step.slices:
+            return PendingStep(step, torch.empty(0), [], launched_at, vectors)
         batch = build_batch(step, self.rows, self.kv, self.backend)
         hidden = self.model.forward(batch)
         sampling = [s for s in step.slices if s.samples]
         if not sampling:
-            return PendingStep(step, batch.logit_index, [], launched_at)
+            return PendingStep(step, torch.empty(0), [], launched_at, vectors)
         logits = self.model.logits(hidden.index_select(0, batch.logit_index))
         ends = [s.start + s.count for s in sampling]
         sampled, logprobs = sample(
@@ -121,20 +142,32 @@ class ModelRunner:
         )
         rows = torch.tensor([s.row for s in sampling], device=self.device)
         self.rows.append(rows, torch.tensor(ends, device=self.device), sampled)
-        return PendingStep(step, sampled, logprobs, launched_at)
+        return PendingStep(step, sampled, logprobs, launched_at, vectors)
+
+    def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
+        """Sources, whose KV is written, and texts, whose vectors are returned."""
+        batch = build_encoder_batch(encodes, self.kv, self.backend, self.device)
+        hidden = self.model.encode(batch)
+        return pooled(hidden, encodes) if encodes[0].pooling else None
 
     def _warm_up(self) -> None:
         """One token through everything, so that the first request pays for nothing but itself."""
-        row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0))
+        if self.kind == "encoder":
+            self.launch(Step(0, (), (), (), (), (Encode(0, (0,), "mean"),))).embeddings()
+            return
+        row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0), source_length=1)
         slice_ = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
         blocks = tuple(NewBlocks(0, group, 0, (1,)) for group in range(len(self.kv.groups)))
-        self.launch(Step(0, (slice_,), (row,), blocks, ())).wait()
+        source = tuple((n, (1,)) for n, group in enumerate(self.kv.groups) if group.cross)
+        encodes = (Encode(0, (0,), blocks=source),) if source else ()
+        self.launch(Step(0, (slice_,), (row,), blocks, (), encodes)).wait()
         self.kv.scrub([1])
 
     def facts(self) -> Ready:
         """What the server and its users are told."""
         return Ready(
             architecture=self.architecture,
+            kind=self.kind,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             vocab_size=self.model.vocab_size,
@@ -150,6 +183,7 @@ class ModelRunner:
             attention_backend=self.backend.name,
             threads=self.threads,
             kv_groups=self.kv.groups,
+            start_token=self.start_token,
         )
 
 
@@ -164,6 +198,14 @@ def _max_model_len(config: EngineConfig, hf_config: dict[str, Any]) -> int:
             f"was made for. Use --max-model-len {own} or less."
         )
     return config.max_model_len or own
+
+
+def _start_token(hf_config: dict[str, Any]) -> int:
+    """The token an encoder–decoder's answer begins with."""
+    token = hf_config.get("decoder_start_token_id", hf_config.get("pad_token_id"))
+    if type(token) is not int:
+        raise ConfigError("config.json lacks 'decoder_start_token_id', which this model needs.")
+    return token
 
 
 def _prepack(model: nn.Module) -> None:

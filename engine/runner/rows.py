@@ -32,6 +32,7 @@ class SequenceRows:
         self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.prompt_length: list[int] = [0] * max_num_seqs
+        self.source_length: list[int] = [0] * max_num_seqs
 
     def apply(self, rows: Iterable[NewRow], blocks: Iterable[NewBlocks]) -> None:
         """Write new rows and appended blocks, before the step that reads them."""
@@ -41,6 +42,7 @@ class SequenceRows:
             self.block_tables[:, new.row] = 0
             self.params[new.row] = new.params
             self.prompt_length[new.row] = new.prompt_length
+            self.source_length[new.row] = new.source_length
         for added in blocks:
             ids = torch.tensor(added.blocks, dtype=torch.int64)
             end = added.first + len(added.blocks)

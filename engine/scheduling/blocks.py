@@ -23,15 +23,21 @@ class BlockHasher:
         self.block_size = block_size
         self._key = key
 
-    def extend(self, hashes: list[bytes], tokens: Sequence[int], salt: str) -> None:
+    def root(self, salt: str, source: Sequence[int]) -> bytes:
+        """What all hashes of a sequence rest on: its tenant, and the source its answer is about."""
+        return self._digest(source, salt.encode()) if source else salt.encode()
+
+    def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes) -> None:
         """Append to `hashes` those of the full blocks of `tokens` it does not cover yet."""
         size = self.block_size
         for index in range(len(hashes), len(tokens) // size):
-            parent = hashes[-1] if hashes else salt.encode()
-            content = array("i", tokens[index * size : (index + 1) * size]).tobytes()
-            digest = hashlib.blake2b(content, digest_size=16, key=self._key)
-            digest.update(parent)
-            hashes.append(digest.digest())
+            parent = hashes[-1] if hashes else root
+            hashes.append(self._digest(tokens[index * size : (index + 1) * size], parent))
+
+    def _digest(self, tokens: Sequence[int], parent: bytes) -> bytes:
+        digest = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16, key=self._key)
+        digest.update(parent)
+        return digest.digest()
 
 
 class BlockPool:

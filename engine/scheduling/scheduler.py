@@ -19,6 +19,7 @@ from collections.abc import Sequence as Seq
 from engine.errors import RequestRejectedError
 from engine.protocol import (
     Admission,
+    EmbedRequest,
     EngineStats,
     FinishReason,
     GenerateRequest,
@@ -26,8 +27,9 @@ from engine.protocol import (
     TokenOutput,
 )
 from engine.scheduling.blocks import BlockHasher, BlockPool
+from engine.scheduling.embedding import EmbedQueue
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
 from engine.scheduling.tables import BlockTables
 
 
@@ -46,6 +48,7 @@ class Scheduler:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        max_num_encoder_tokens: int = 1 << 30,
         groups: Seq[KVGroup] = (KVGroup(1),),
         max_num_queued_reqs: int = 1 << 30,
         max_num_queued_tokens: int = 1 << 60,
@@ -56,6 +59,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_encoder_tokens = max_num_encoder_tokens
         self.max_num_queued_reqs = max_num_queued_reqs
         self.max_num_queued_tokens = max_num_queued_tokens
         self.pool = BlockPool(num_blocks)
@@ -66,28 +70,35 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # sorted by rank
         self.running: list[Sequence] = []  # sorted by rank
         self.sequences: dict[int, Sequence] = {}
+        self.embeds = EmbedQueue()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._queued_reqs = 0  # never admitted yet; preempted sequences do not count
         self._queued_tokens = 0
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
-        self._admitted: list[Sequence] = []
+        self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
 
     # ---- what comes in -----------------------------------------------------------------------
 
-    def add(self, request: GenerateRequest) -> None:
+    def add(self, request: GenerateRequest | EmbedRequest) -> None:
         """Queue a request; raises RequestRejectedError with the numbers where it cannot be."""
+        if isinstance(request, EmbedRequest):
+            self._add_embedding(request)
+            return
         length, wanted = len(request.prompt), request.params.max_tokens
+        source = len(request.source)
+        assert bool(source) == any(group.cross for group in self.tables.groups)
         if not length or wanted < 1:
             raise RequestRejectedError(
                 "invalid_value", f"A request needs a prompt and an answer: {length} and {wanted}."
             )
-        if length + wanted > self.max_model_len:
+        if max(length + wanted, source) > self.max_model_len:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{length} prompt tokens and {wanted} new ones are more than the "
+                f"{source or length} prompt tokens and {wanted} new ones are more than the "
                 f"{self.max_model_len} tokens of the context.",
             )
-        blocks = self.tables.most_blocks(length + wanted - 1)  # the last token's is never needed
+        # The last token's KV is never needed.
+        blocks = self.tables.most_blocks(length + wanted - 1, source)
         if blocks > self.pool.num_blocks:
             raise RequestRejectedError(
                 "context_length_exceeded",
@@ -96,7 +107,7 @@ class Scheduler:
             )
         if self._queued_reqs and (
             self._queued_reqs >= self.max_num_queued_reqs
-            or self._queued_tokens + length > self.max_num_queued_tokens
+            or self._queued_tokens + length + source > self.max_num_queued_tokens
         ):
             raise RequestRejectedError(
                 "server_overloaded", f"{self._queued_reqs} requests wait already."
@@ -106,22 +117,33 @@ class Scheduler:
         self.sequences[sequence.id] = sequence
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
         self._queued_reqs += 1
-        self._queued_tokens += length
+        self._queued_tokens += sequence.num_prompt_tokens
+
+    def _add_embedding(self, request: EmbedRequest) -> None:
+        if not 0 < len(request.tokens) <= self.max_model_len:
+            raise RequestRejectedError(
+                "context_length_exceeded",
+                f"{len(request.tokens)} tokens; a text has 1 to {self.max_model_len}.",
+            )
+        self.embeds.add(request)
 
     def abort(self, ids: Iterable[int]) -> None:
         """Forget these sequences; unknown ids are ignored."""
-        for request_id in ids:
-            if sequence := self.sequences.get(request_id):
-                self._remove(sequence)
+        ids = set(ids)
+        self.embeds.abort(ids)
+        for request_id in ids & self.sequences.keys():
+            self._remove(self.sequences[request_id])
 
     @property
     def has_work(self) -> bool:
-        return bool(self.sequences)
+        return bool(self.sequences or self.embeds)
 
     # ---- one step ----------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """The next step, or None when nothing can be launched now."""
+        encodes = self.embeds.take(self.max_num_encoder_tokens)
+        self._admitted += [(encode.id, 0) for encode in encodes]
         slices: list[ScheduledSlice] = []
         new_rows: list[NewRow] = []
         new_blocks: list[NewBlocks] = []
@@ -140,21 +162,37 @@ class Scheduler:
             slices.append(self._take(sequence, count))
             budget -= count
         # After a preemption nobody is admitted: it would be taken away again at once.
-        while budget and self._preemptions == preemptions and (admitted := self._admit()):
+        encode_budget = self.max_num_encoder_tokens
+        while budget and self._preemptions == preemptions:
+            if (admitted := self._admit(encode_budget)) is None:
+                break
             row, count = admitted.row, min(admitted.num_uncomputed, budget)
-            tokens = tuple(admitted.tokens)
-            new_rows.append(NewRow(row, tokens, admitted.prompt_length, admitted.params))
+            new_rows.append(_new_row(admitted))
+            if admitted.encode_due:
+                encodes.append(self._encode(admitted))
+                encode_budget -= len(admitted.source)
             self.tables.extend(admitted, count)
             for group, table in enumerate(admitted.tables):
                 new_blocks.append(NewBlocks(row, group, 0, tuple(table)))
-                scrub += table[admitted.num_registered :]
+            scrub += self.tables.fresh(admitted)
             slices.append(self._take(admitted, count))
             budget -= count
-        if not slices:
+        if not slices and not encodes:
             return None
         self._steps += 1
         slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind in rank order
-        return Step(self._steps, tuple(slices), tuple(new_rows), tuple(new_blocks), tuple(scrub))
+        return Step(
+            self._steps,
+            tuple(slices),
+            tuple(new_rows),
+            tuple(new_blocks),
+            tuple(scrub),
+            tuple(encodes),
+        )
+
+    def _encode(self, sequence: Sequence) -> Encode:
+        blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross)
+        return Encode(sequence.id, sequence.source, blocks=blocks)
 
     def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
         """Account for the next `count` tokens of a sequence whose blocks are there."""
@@ -177,11 +215,13 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self, encode_budget: int) -> Sequence | None:
         """Move the first waiting sequence to the running ones, with blocks for all its tokens."""
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[0]
+        if len(sequence.source) > encode_budget < self.max_num_encoder_tokens:
+            return None  # unless it is the first of its step: then it is as long as it is
         if not self.tables.open(sequence, self.watermark if self.running else 0):
             return None  # the head waits, and so does everyone behind it: no starvation
         del self.waiting[0]
@@ -191,10 +231,10 @@ class Scheduler:
             sequence.admitted = True
             sequence.cached_tokens = sequence.num_computed
             self._queued_reqs -= 1
-            self._queued_tokens -= sequence.prompt_length
+            self._queued_tokens -= sequence.num_prompt_tokens
             self._prefix_queries += sequence.prompt_length
             self._prefix_hits += sequence.cached_tokens
-            self._admitted.append(sequence)
+            self._admitted.append((sequence.id, sequence.cached_tokens))
         return sequence
 
     # ---- what comes back ---------------------------------------------------------------------
@@ -227,7 +267,7 @@ class Scheduler:
     def take_admissions(self, at: float) -> list[Admission]:
         """Sequences admitted for the first time since the last call."""
         admitted, self._admitted = self._admitted, []
-        return [Admission(s.id, at, s.cached_tokens) for s in admitted]
+        return [Admission(request_id, at, cached) for request_id, cached in admitted]
 
     # ---- leaving the running ones ------------------------------------------------------------
 
@@ -253,7 +293,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         if not sequence.admitted:
             self._queued_reqs -= 1
-            self._queued_tokens -= sequence.prompt_length
+            self._queued_tokens -= sequence.num_prompt_tokens
 
     # ---- facts -------------------------------------------------------------------------------
 
@@ -261,8 +301,8 @@ class Scheduler:
         decode = step.num_decode_tokens if step else 0
         return EngineStats(
             step=self._steps,
-            running=len(self.running),
-            waiting=len(self.waiting),
+            running=len(self.running) + len(self.embeds.in_flight),
+            waiting=len(self.waiting) + len(self.embeds.waiting),
             blocks_held=self.pool.num_held,
             blocks_cached=self.pool.num_cached,
             blocks_total=self.pool.num_blocks,
@@ -285,7 +325,7 @@ class Scheduler:
         assert len(self.waiting) + len(self.running) == len(self.sequences), "a sequence is twice"
         queued = [s for s in self.waiting if not s.admitted]
         assert self._queued_reqs == len(queued)
-        assert self._queued_tokens == sum(s.prompt_length for s in queued)
+        assert self._queued_tokens == sum(s.num_prompt_tokens for s in queued)
         for sequence in self.waiting:
             assert not sequence.tables, "a waiting sequence holds blocks"
             assert sequence.row == -1
@@ -294,4 +334,9 @@ class Scheduler:
             assert sequence.num_computed <= sequence.num_tokens
             assert len(sequence.tokens) <= sequence.num_tokens
             assert sequence.num_outputs < sequence.params.max_tokens
-            assert all(sequence.num_registered <= len(table) for table in sequence.tables)
+
+
+def _new_row(sequence: Sequence) -> NewRow:
+    tokens = tuple(sequence.tokens)
+    source_length = len(sequence.source)
+    return NewRow(sequence.row, tokens, sequence.prompt_length, sequence.params, source_length)

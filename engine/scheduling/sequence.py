@@ -16,6 +16,7 @@ class Sequence:
     __slots__ = (
         "admitted",
         "cached_tokens",
+        "encode_due",
         "epoch",
         "hashes",
         "id",
@@ -25,8 +26,10 @@ class Sequence:
         "params",
         "priority",
         "prompt_length",
+        "root",
         "row",
         "salt",
+        "source",
         "tables",
         "tokens",
     )
@@ -38,9 +41,12 @@ class Sequence:
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
         self.salt: str = request.salt
+        self.source: tuple[int, ...] = tuple(request.source)
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
         self.tables: list[list[int]] = []  # one per KV group; 0 is a block given back
+        self.encode_due: bool = False  # the KV of its source is not there yet
+        self.root: bytes = b""  # what its hashes rest on
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
         self.row: int = -1
@@ -59,6 +65,11 @@ class Sequence:
         if self.num_tokens - self.prompt_length >= self.params.max_tokens:
             return 0
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """What the queue counts: of the source too."""
+        return self.prompt_length + len(self.source)
 
     @property
     def num_outputs(self) -> int:

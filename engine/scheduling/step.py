@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.protocol import SamplingParams, TokenLogprobs
+from engine.protocol import Pooling, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,20 @@ class ScheduledSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class Encode:
+    """A text the encoder reads whole: to be pooled to a vector, or as the source of a sequence.
+
+    The source's keys and values go to the blocks of each cross group, written once for all who
+    share them.
+    """
+
+    id: int
+    tokens: tuple[int, ...]
+    pooling: Pooling | None = None  # None: a source
+    blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (group, its blocks)
+
+
+@dataclass(frozen=True, slots=True)
 class NewRow:
     """A sequence takes a row: all its known tokens, of which `prompt_length` are the prompt."""
 
@@ -27,6 +41,7 @@ class NewRow:
     tokens: tuple[int, ...]
     prompt_length: int
     params: SamplingParams
+    source_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +56,7 @@ class NewBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch. Rows and blocks are written before the slices are computed."""
+    """One launch. Rows and blocks are written, then texts encoded, then slices computed."""
 
     number: int
     slices: tuple[ScheduledSlice, ...]  # decodes first, then prompt chunks
@@ -49,6 +64,7 @@ class Step:
     new_blocks: tuple[NewBlocks, ...]
     # Blocks just allocated, to be zeroed: a former owner's NaN passes any mask, as 0 * NaN.
     scrub: tuple[int, ...]
+    encodes: tuple[Encode, ...] = ()
 
     @property
     def num_decode_tokens(self) -> int:
@@ -56,7 +72,8 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.count for s in self.slices)
+        """Of slices and of texts encoded."""
+        return sum(s.count for s in self.slices) + sum(len(e.tokens) for e in self.encodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,15 @@ class BlockTables:
         self.groups = groups
         self.block_size = block_size
         self.step_tokens = step_tokens
+        self._own = [(number, group) for number, group in enumerate(groups) if not group.cross]
+        self.cross = [number for number, group in enumerate(groups) if group.cross]
 
-    def most_blocks(self, tokens: int) -> int:
+    def most_blocks(self, tokens: int, source_tokens: int = 0) -> int:
         """Blocks a sequence of `tokens` holds at once, at most."""
-        return sum(g.most_blocks(tokens, self.step_tokens, self.block_size) for g in self.groups)
+        return sum(
+            g.most_blocks(source_tokens if g.cross else tokens, self.step_tokens, self.block_size)
+            for g in self.groups
+        )
 
     def open(self, sequence: Sequence, spare: int) -> bool:
         """Take what the cache knows of a waiting sequence and blocks for the rest of its tokens.
@@ -47,39 +52,42 @@ class BlockTables:
         self._hash(sequence)
         # The last token is always computed: its logits are what the first sample needs.
         tables = self._match(sequence.hashes[: (tokens - 1) // size])
+        matched = max(map(len, tables))
+        self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]
-        missing = self.most_blocks(tokens) - len(found)
+        missing = self.most_blocks(tokens, len(sequence.source)) - len(found)
         if missing + spare > self.pool.num_available - self.pool.num_idle(found):
             return False
         self.pool.hold(found)
-        matched = len(tables[0])
         for group, table in zip(self.groups, tables, strict=True):
             if group.window is None:
-                table += self.pool.allocate(-(-tokens // size) - matched)
+                length = len(sequence.source) if group.cross else tokens
+                table += self.pool.allocate(-(-length // size) - len(table))
         sequence.tables = tables
         sequence.num_computed = matched * size
         sequence.num_registered = matched
+        self._register_source(sequence)
         return True
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Tables of the longest prefix of which every group still has what later queries see."""
         size, length = self.block_size, len(hashes)
         known: list[list[int]] = [[] for _ in self.groups]
-        for number, group in enumerate(self.groups):
+        for number, group in self._own:
             if group.window is None:
                 names = (_name(digest, number) for digest in hashes[:length])
-                length = len(table := self.pool.lookup(names))
-                known[number] = table
-        for number, group in enumerate(self.groups):
+                known[number] = self.pool.lookup(names)
+                length = len(known[number])
+        for number, group in self._own:
             if group.window is not None:
                 known[number] = [self.pool.find(_name(d, number)) for d in hashes[:length]]
         while True:
             firsts = [group.first_block(length * size, size) for group in self.groups]
             holes = [
                 index
-                for table, first in zip(known, firsts, strict=True)
-                for index in range(first, length)
-                if not table[index]
+                for number, _ in self._own
+                for index in range(firsts[number], length)
+                if not known[number][index]
             ]
             if not holes:
                 break
@@ -87,6 +95,27 @@ class BlockTables:
         return [
             [0] * first + table[first:length] for table, first in zip(known, firsts, strict=True)
         ]
+
+    def _match_source(self, sequence: Sequence, tables: list[list[int]]) -> None:
+        """The source's blocks, if the cache has them all; else it must be encoded."""
+        sequence.encode_due = False
+        for number in self.cross:
+            names = self._source_names(sequence, number)
+            tables[number] = self.pool.lookup(names) if self.hasher else []
+            sequence.encode_due |= len(tables[number]) < len(names)
+        for number in self.cross if sequence.encode_due else ():
+            tables[number] = []
+
+    def _register_source(self, sequence: Sequence) -> None:
+        """Whoever is admitted from now on shares it: the pass that writes it comes first."""
+        for number in self.cross if self.hasher else ():
+            names = self._source_names(sequence, number)
+            for block, name in zip(sequence.tables[number], names, strict=True):
+                self.pool.register(block, name)
+
+    def _source_names(self, sequence: Sequence, group: int) -> list[bytes]:
+        blocks = -(-len(sequence.source) // self.block_size)
+        return [_name(sequence.root + index.to_bytes(4, "big"), group) for index in range(blocks)]
 
     def give_back(self, sequence: Sequence) -> None:
         """Release what no token still to be computed will see."""
@@ -101,17 +130,28 @@ class BlockTables:
     def missing(self, sequence: Sequence, count: int) -> int:
         """Blocks to be allocated before `count` more tokens are computed."""
         wanted = -(-(sequence.num_computed + count) // self.block_size)
-        return sum(max(wanted - len(table), 0) for table in sequence.tables)
+        return sum(max(wanted - len(sequence.tables[number]), 0) for number, _ in self._own)
 
     def extend(self, sequence: Sequence, count: int) -> list[NewBlocks]:
         """Allocate what `missing` counts; returns what was appended to which table."""
         wanted = -(-(sequence.num_computed + count) // self.block_size)
         appended = []
-        for number, table in enumerate(sequence.tables):
+        for number, _ in self._own:
+            table = sequence.tables[number]
             if (first := len(table)) < wanted:
                 table += self.pool.allocate(wanted - first)
                 appended.append(NewBlocks(sequence.row, number, first, tuple(table[first:])))
         return appended
+
+    def fresh(self, sequence: Sequence) -> list[int]:
+        """Of a sequence just opened, the blocks that were allocated and not found."""
+        fresh: list[int] = []
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if not group.cross:
+                fresh += table[sequence.num_registered :]
+            elif sequence.encode_due:
+                fresh += table
+        return fresh
 
     def close(self, sequence: Sequence) -> None:
         """Release everything a sequence holds."""
@@ -129,22 +169,26 @@ class BlockTables:
             return
         self._hash(sequence)
         for index in range(sequence.num_registered, known):
-            for number, table in enumerate(sequence.tables):
-                if block := table[index]:
+            for number, _ in self._own:
+                if block := sequence.tables[number][index]:
                     self.pool.register(block, _name(sequence.hashes[index], number))
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
         """Whatever holds these tokens for this sequence alone must not be found again."""
-        for digest in sequence.hashes:
-            for number in range(len(self.groups)):
-                block = self.pool.find(_name(digest, number))
-                if block and not self.pool.is_shared(block):
-                    self.pool.forget(block)
+        names = [_name(digest, number) for digest in sequence.hashes for number, _ in self._own]
+        for number in self.cross:
+            names += self._source_names(sequence, number)
+        for name in names:
+            block = self.pool.find(name)
+            if block and not self.pool.is_shared(block):
+                self.pool.forget(block)
 
     def _hash(self, sequence: Sequence) -> None:
         if self.hasher is not None:
-            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.salt)
+            if not sequence.root:
+                sequence.root = self.hasher.root(sequence.salt, sequence.source)
+            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.root)
 
     def check(self, sequences: Collection[Sequence]) -> None:
         """Assert that the tables account for every reference, and that windows keep no more."""
@@ -153,7 +197,9 @@ class BlockTables:
         for sequence in sequences:
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 blocks = [block for block in table if block]
-                assert len(table) * self.block_size >= sequence.num_computed
+                computed = len(sequence.source) if group.cross else sequence.num_computed
+                assert len(table) * self.block_size >= computed
+                assert group.cross or sequence.num_registered <= len(table)
                 assert group.window is None or len(blocks) <= 1 + -(
                     -(group.window - 1 + self.step_tokens) // self.block_size
                 ), "a window holds more than it sees"

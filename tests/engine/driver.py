@@ -16,6 +16,7 @@ from engine.core import EngineCore
 from engine.protocol import (
     Abort,
     Admission,
+    EmbedOutput,
     EngineStats,
     FromEngine,
     GenerateRequest,
@@ -50,6 +51,10 @@ class LatePendingStep:
             self._runner.compute_one()
         return self.result.wait()
 
+    def embeddings(self) -> list[EmbedOutput]:
+        assert self.result is not None, "the core waits first"
+        return self.result.embeddings()
+
 
 class LateRunner:
     """ModelRunner as a slow GPU: a step is computed only when its tokens are waited for.
@@ -60,6 +65,8 @@ class LateRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
+
+        self.max_num_encoder_tokens = runner.max_num_encoder_tokens
 
     def facts(self) -> Ready:
         return self._runner.facts()

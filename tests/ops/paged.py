@@ -133,7 +133,7 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
         q, k, v = q.double(), k.double(), v.double()
         out = torch.zeros_like(q)
         for position in range(len(q)):
-            last = position if spec.causal else (seen[index] if seen else len(k)) - 1
+            last = position if spec.kind == "causal" else (seen[index] if seen else len(k)) - 1
             first = max(0, position - spec.window + 1) if spec.window else 0
             for head in range(spec.num_heads):
                 scores = k[first : last + 1, head // shared] @ q[position, head] * spec.scale

@@ -10,7 +10,7 @@ import torch
 from engine.attention.kv_cache import KVCache, block_bytes
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec
-from engine.attention.torch_backend import MAX_PADDING, SPLIT, TorchPlan
+from engine.attention.torch_backend import MAX_PADDING, SPLIT, _query_groups
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,11 +32,10 @@ def check(sequences: Sequences, outputs: list[torch.Tensor]) -> None:
 
 FEATURES = {
     "causal": PLAIN,
-    "full": replace(PLAIN, causal=False),
+    "full": replace(PLAIN, kind="cross"),
     "window-1": replace(PLAIN, window=1),
     "window-5": replace(PLAIN, window=5),
     "window-16": replace(PLAIN, window=16),
-    "full-window": replace(PLAIN, causal=False, window=7),
     "softcap": replace(PLAIN, softcap=1.5),
     "softcap-window": replace(PLAIN, softcap=3.0, window=9),
     "scale": replace(PLAIN, scale=1.0),
@@ -50,7 +49,7 @@ FEATURES = {
 def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
     sequences = random_sequences(spec, LENGTHS, dtype)
     check(sequences, PagedRun(sequences, 16).whole())
-    if spec.causal:
+    if spec.kind == "causal":
         for size in (1, 7):
             check(sequences, PagedRun(sequences, 16).chunked(size))
 
@@ -84,7 +83,7 @@ def test_window_counts_the_query_itself(length: int) -> None:
     alone = Sequences(
         PLAIN, [sequences.queries[0][last:]], [sequences.keys[0][-9:]], [sequences.values[0][-9:]]
     )
-    full = replace(alone, spec=replace(PLAIN, causal=False))
+    full = replace(alone, spec=replace(PLAIN, kind="cross"))
     torch.testing.assert_close(found[last:].double(), dense(full)[0], rtol=1e-5, atol=1e-5)
 
 
@@ -158,10 +157,11 @@ def test_decodes_of_unlike_lengths(
     sequences = random_sequences(spec, lengths)
     run = PagedRun(sequences, 16)
     run.step([(i, 0, n - 1) for i, n in enumerate(lengths) if n > 1])
-    plan = TorchPlan(run.layout([(i, n - 1, 1) for i, n in enumerate(lengths)]))
+    layout = run.layout([(i, n - 1, 1) for i, n in enumerate(lengths)])
+    query_groups = _query_groups(layout, layout.groups[0])
     if window is None:
-        assert [group.sequences for group in plan._query_groups[0]] == groups
-    for group in plan._query_groups[0] if window is None else ():
+        assert [group.sequences for group in query_groups] == groups
+    for group in query_groups if window is None else ():
         used = (group.tables != 0).sum(1)
         assert int(used.max()) == group.tables.shape[1], "padded beyond the longest"
         if len(groups) > 1:
@@ -175,7 +175,7 @@ def last_tokens(sequences: Sequences) -> Sequences:
     """The last query of each, with the keys its window leaves, as attention without a mask."""
     window = sequences.spec.window or 0
     return Sequences(
-        replace(sequences.spec, causal=False, window=None),
+        replace(sequences.spec, kind="cross", window=None),
         [query[-1:] for query in sequences.queries],
         [keys[-window:] for keys in sequences.keys],
         [values[-window:] for values in sequences.values],

@@ -32,6 +32,7 @@ NOT_FINITE = -1  # in a script: the model's numbers break down here
 
 INFO = Ready(
     architecture="Fake",
+    kind="decoder",
     dtype="float32",
     device="cpu",
     vocab_size=258,
@@ -53,7 +54,7 @@ INFO = Ready(
 @dataclass
 class Running:
     request: GenerateRequest
-    stream: OutputStream
+    stream: OutputStream[TokenOutput]
     tokens: list[int]
     done: int = 0
 
@@ -130,9 +131,9 @@ class FakeEngine:
         if self.overloaded:
             raise EngineOverloadedError("The queue is full.", retry_after=7)
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream:
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         self.admit(len(requests))
-        stream = OutputStream([r.id for r in requests], self._abort)
+        stream: OutputStream[TokenOutput] = OutputStream([r.id for r in requests], self._abort)
         for request in requests:
             self.requests.append(request)
             self.running[request.id] = Running(request, stream, list(self.script(request)))

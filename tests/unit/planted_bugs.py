@@ -43,7 +43,7 @@ def tenants_share(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         BlockHasher,
         "extend",
-        lambda self, hashes, tokens, salt: original(self, hashes, tokens, ""),
+        lambda self, hashes, tokens, root: original(self, hashes, tokens, b""),
     )
 
 
@@ -82,6 +82,19 @@ def windows_keep_everything(patch: pytest.MonkeyPatch) -> None:
 
 def groups_find_each_others_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tables, "_name", lambda digest, group: digest)
+
+
+def sources_are_shared_by_tenants(patch: pytest.MonkeyPatch) -> None:
+    original = BlockHasher.root
+    patch.setattr(BlockHasher, "root", lambda self, salt, source: original(self, "", source))
+
+
+def a_source_found_is_scrubbed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        BlockTables,
+        "fresh",
+        lambda self, s: [b for table in s.tables for b in table[s.num_registered :]],
+    )
 
 
 def evicted_blocks_keep_their_names(patch: pytest.MonkeyPatch) -> None:
@@ -126,6 +139,8 @@ PLANTED: tuple[Plant, ...] = (
     windows_give_back_a_block_too_much,
     windows_keep_everything,
     groups_find_each_others_blocks,
+    sources_are_shared_by_tenants,
+    a_source_found_is_scrubbed,
     evicted_blocks_keep_their_names,
     tokens_in_flight_survive_a_preemption,
     the_oldest_is_preempted,

@@ -14,9 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.errors import RequestRejectedError
-from engine.protocol import FinishReason, GenerateRequest, KVGroup, SamplingParams
+from engine.protocol import (
+    EmbedOutput,
+    EmbedRequest,
+    FinishReason,
+    GenerateRequest,
+    KVGroup,
+    SamplingParams,
+)
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import SampledToken, ScheduledSlice, Step
+from engine.scheduling.step import Encode, SampledToken, ScheduledSlice, Step
 
 VOCAB = 11
 Outputs = list[tuple[int, FinishReason | None]]
@@ -30,8 +37,11 @@ def next_token(tag: int) -> int:
     return (tag >> 8) % VOCAB
 
 
-def tags_of(salt: str, tokens: Iterable[int]) -> list[int]:
+def tags_of(salt: str, tokens: Iterable[int], source: Sequence[int] = ()) -> list[int]:
+    """Of tokens that continue `source`, if there is one: their KV depends on all of it."""
     tag, tags = zlib.crc32(salt.encode()), []
+    if source:
+        tag = extend(tag, hash(tuple(source)))
     for token in tokens:
         tag = extend(tag, token)
         tags.append(tag)
@@ -41,7 +51,7 @@ def tags_of(salt: str, tokens: Iterable[int]) -> list[int]:
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
     """What this request must get when nothing goes wrong around it."""
     outputs: Outputs = []
-    tag, params = tags_of(request.salt, request.prompt)[-1], request.params
+    tag, params = tags_of(request.salt, request.prompt, request.source)[-1], request.params
     for count in range(1, params.max_tokens + 1):
         if count - 1 == fails_at:
             return [*outputs, (-1, "error")]
@@ -71,15 +81,18 @@ class Device:
         for block in step.scrub:
             self._kv[block] = [None] * self.block_size
         self._take_rows(step)
+        for encode in step.encodes:
+            self._encode(encode)
         for slice_ in step.slices:  # a layer stores the keys of all tokens before it attends
             self._write(slice_)
         return [self._sample(s) for s in step.slices if self._read(s) and s.samples]
 
     def _take_rows(self, step: Step) -> None:
         for new in step.new_rows:
-            salt = next(self.requests[s.id][0].salt for s in step.slices if s.row == new.row)
+            request = next(self.requests[s.id][0] for s in step.slices if s.row == new.row)
+            assert new.source_length == len(request.source)
             self._tokens[new.row] = list(new.tokens)
-            self._tags[new.row] = tags_of(salt, new.tokens)
+            self._tags[new.row] = tags_of(request.salt, new.tokens, request.source)
             self._tables[new.row] = [[] for _ in self.groups]
         for added in step.new_blocks:
             table = self._tables[added.row][added.group]
@@ -92,8 +105,23 @@ class Device:
         assert block, "the null block was handed out"
         return self._kv[block], offset
 
+    def _encode(self, encode: Encode) -> None:
+        """A source's KV depends on all of it: tags from the first token on would be too weak."""
+        for group, blocks in encode.blocks:
+            assert self.groups[group].cross
+            tags = self._source_tags(encode.id)
+            assert len(blocks) == -(-len(tags) // self.block_size)
+            for position, tag in enumerate(tags):
+                block = self._kv[blocks[position // self.block_size]]
+                assert block[position % self.block_size] is None, "a source is written twice"
+                block[position % self.block_size] = tag
+
+    def _source_tags(self, request_id: int) -> list[int]:
+        request, _ = self.requests[request_id]
+        return tags_of(request.salt, request.source, request.source)
+
     def _write(self, slice_: ScheduledSlice) -> None:
-        for group in range(len(self.groups)):
+        for group in (n for n, group in enumerate(self.groups) if not group.cross):
             for position in range(slice_.start, slice_.start + slice_.count):
                 block, offset = self._slot(slice_.row, group, position)
                 assert block[offset] is None, "a slot is written twice: shared, or not scrubbed"
@@ -101,6 +129,11 @@ class Device:
 
     def _read(self, slice_: ScheduledSlice) -> bool:
         for number, group in enumerate(self.groups):
+            if group.cross:
+                for position, tag in enumerate(self._source_tags(slice_.id)):
+                    block, offset = self._slot(slice_.row, number, position)
+                    assert block[offset] == tag, "a source is not there, or another's"
+                continue
             first = max(0, slice_.start - group.window + 1) if group.window else 0
             for position in range(first, slice_.start + slice_.count):
                 block, offset = self._slot(slice_.row, number, position)
@@ -133,12 +166,14 @@ class Simulation:
         self.aborted: set[int] = set()
         self.admitted: dict[int, int] = {}  # id -> prompt tokens found in the cache
         self.most_preemptions = 0  # of one request
+        self.texts: dict[int, list[int]] = {}  # to be embedded
+        self.vectors: dict[int, bytes] = {}
         self._ids = 0
         self._work = 0
 
     @property
     def live(self) -> list[int]:
-        return list(self.scheduler.sequences)
+        return [*self.scheduler.sequences, *(self.texts.keys() - self.vectors - self.aborted)]
 
     def add(
         self,
@@ -147,6 +182,7 @@ class Simulation:
         *,
         priority: int = 0,
         salt: str = "",
+        source: Sequence[int] = (),
         stops: tuple[int, ...] = (),
         min_tokens: int = 0,
         fails_at: int | None = None,
@@ -154,7 +190,7 @@ class Simulation:
         """The id of the request, or None where it was refused, which must have been right."""
         self._ids += 1
         params = SamplingParams(max_tokens, stop_token_ids=stops, min_tokens=min_tokens)
-        request = GenerateRequest(self._ids, prompt, params, 0.0, priority, salt)
+        request = GenerateRequest(self._ids, prompt, params, 0.0, priority, salt, list(source))
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
         try:
@@ -167,18 +203,26 @@ class Simulation:
             return None
         self.expected[request.id] = answer(request, fails_at)
         self.outputs[request.id] = []
-        self._work += len(prompt) + max_tokens
+        self._work += len(prompt) + len(source) + max_tokens
         self.check()
         return request.id
+
+    def embed(self, tokens: list[int], priority: int = 0) -> int:
+        self._ids += 1
+        self.scheduler.add(EmbedRequest(self._ids, tokens, "mean", 0.0, priority))
+        self.texts[self._ids] = tokens
+        self._work += 1
+        return self._ids
 
     def _refusal(self, request: GenerateRequest) -> str | None:
         scheduler = self.scheduler
         total = len(request.prompt) + request.params.max_tokens
-        blocks = scheduler.tables.most_blocks(total - 1)
-        if total > scheduler.max_model_len or blocks > scheduler.pool.num_blocks:
+        source = len(request.source)
+        blocks = scheduler.tables.most_blocks(total - 1, source)
+        if max(total, source) > scheduler.max_model_len or blocks > scheduler.pool.num_blocks:
             return "context_length_exceeded"
         queued = [s for s in scheduler.waiting if s.id not in self.admitted]
-        tokens = sum(s.prompt_length for s in queued) + len(request.prompt)
+        tokens = sum(s.num_prompt_tokens for s in queued) + len(request.prompt) + source
         full = len(queued) >= scheduler.max_num_queued_reqs
         if queued and (full or tokens > scheduler.max_num_queued_tokens):
             return "server_overloaded"
@@ -207,7 +251,12 @@ class Simulation:
         self.check()
 
     def _inspect(self, step: Step) -> None:
-        assert 0 < step.num_tokens <= self.scheduler.max_num_batched_tokens, "budget"
+        assert step.slices or step.encodes, "an empty step"
+        assert sum(s.count for s in step.slices) <= self.scheduler.max_num_batched_tokens, "budget"
+        for kind in (None, "mean"):
+            lengths = [len(e.tokens) for e in step.encodes if e.pooling == kind]
+            budget = self.scheduler.max_num_encoder_tokens
+            assert len(lengths) < 2 or sum(lengths) <= budget, "the encoder's budget"
         assert all(s.count > 0 for s in step.slices)
         for values in ([s.id for s in step.slices], [s.row for s in step.slices]):
             assert len(set(values)) == len(values), "a sequence is twice in a step"
@@ -218,6 +267,8 @@ class Simulation:
         for admission in self.scheduler.take_admissions(0.0):
             assert admission.id not in self.admitted, "admitted twice"
             self.admitted[admission.id] = admission.cached_tokens
+            if admission.id in self.texts:
+                continue
             request, _ = self.device.requests[admission.id]
             assert admission.cached_tokens < len(request.prompt)
             assert admission.cached_tokens % self.scheduler.block_size == 0
@@ -226,6 +277,13 @@ class Simulation:
         self.most_preemptions = max(
             [self.most_preemptions, *(s.epoch for s in self.scheduler.sequences.values())]
         )
+        vectors = [
+            EmbedOutput(e.id, bytes(t % 256 for t in e.tokens)) for e in step.encodes if e.pooling
+        ]
+        for vector in self.scheduler.embeds.retire(vectors):
+            assert vector.id not in self.aborted | self.vectors.keys()
+            assert vector.vector == bytes(t % 256 for t in self.texts[vector.id])
+            self.vectors[vector.id] = vector.vector
         results = self.device.execute(step)
         for output in self.scheduler.retire(step, results):
             assert output.id not in self.aborted, "an aborted request got a token"
@@ -245,6 +303,7 @@ class Simulation:
         for request_id, due in self.expected.items():
             if request_id not in self.aborted:
                 assert self.outputs[request_id] == due, f"request {request_id} has no end"
+        assert self.texts.keys() <= self.vectors.keys() | self.aborted, "a text has no vector"
         pool = self.scheduler.pool
         assert pool.num_held == 0
         assert pool.num_available == pool.num_blocks
@@ -252,7 +311,7 @@ class Simulation:
     def check(self) -> None:
         scheduler = self.scheduler
         scheduler.check()
-        queued = [s.prompt_length for s in scheduler.waiting if not s.admitted]
+        queued = [s.num_prompt_tokens for s in scheduler.waiting if not s.admitted]
         assert len(queued) <= scheduler.max_num_queued_reqs
         assert len(queued) <= 1 or sum(queued) <= scheduler.max_num_queued_tokens
 
@@ -263,10 +322,13 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     block_size, num_blocks = rng.choice((1, 2, 3, 4)), rng.randint(3, 12)
     capacity = block_size * num_blocks
     windows = rng.choice(((None,), (None,), (None, rng.randint(1, 9)), (5, 2), (1, None, None)))
+    cross = [KVGroup(1, cross=True)] * (rng.random() < 0.3)
+    groups = [KVGroup(1, window) for window in windows]
     simulation = Simulation(
         depth=rng.choice((0, 1, 1, 2)),
-        num_blocks=num_blocks * len(windows),
-        groups=[KVGroup(1, window) for window in windows],
+        num_blocks=num_blocks * (len(groups) + len(cross)),
+        groups=[*cross, *groups] if rng.random() < 0.5 else [*groups, *cross],
+        max_num_encoder_tokens=rng.choice((1, 7, 100)),
         block_size=block_size,
         max_model_len=rng.choice((capacity + 1, capacity // 2 + 2)),
         max_num_seqs=rng.choice((1, 2, 4, 8)),
@@ -279,17 +341,19 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     for _ in range(operations):
         action = rng.random()
         if action < 0.35:
-            _add(simulation, rng, stem)
+            _add(simulation, rng, stem, bool(cross))
+        elif action < 0.36:
+            simulation.embed([rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
         elif action < 0.40 and simulation.live:
             # Ids that are unknown or done are harmless.
-            simulation.abort(rng.choice(simulation.live), *([10**6] if action < 0.36 else []))
+            simulation.abort(rng.choice(simulation.live), *([10**6] if action < 0.38 else []))
         else:
             simulation.turn()
     simulation.drain()
     return simulation
 
 
-def _add(simulation: Simulation, rng: random.Random, stem: list[int]) -> None:
+def _add(simulation: Simulation, rng: random.Random, stem: list[int], cross: bool) -> None:
     shared = rng.randint(0, len(stem) // 2)
     own = [rng.randrange(VOCAB) for _ in range(rng.randint(0 if shared else 1, 4))]
     simulation.add(
@@ -297,6 +361,7 @@ def _add(simulation: Simulation, rng: random.Random, stem: list[int]) -> None:
         max_tokens=rng.randint(1, max(1, len(stem) * 2 // 3)),
         priority=rng.choice((0, 0, 0, 0, 1, -1)),
         salt=rng.choice(("", "", "", "tenant")),
+        source=stem[: rng.randint(1, len(stem) // 2 + 1)] if cross else (),
         stops=rng.choice(((), (3,), (3, 5))),
         min_tokens=rng.choice((0, 0, 3)),
         fails_at=rng.choice((None, None, None, None, None, 0, 2)),

@@ -159,7 +159,7 @@ def test_using_a_prefix_makes_it_the_last_to_go() -> None:
 
 def hashes(tokens: list[int], salt: str = "", key: bytes = b"key", size: int = 4) -> list[bytes]:
     result: list[bytes] = []
-    BlockHasher(size, key).extend(result, tokens, salt)
+    BlockHasher(size, key).extend(result, tokens, salt.encode())
     return result
 
 
@@ -188,6 +188,6 @@ def test_only_full_blocks_are_hashed_and_growing_gives_the_same_chain() -> None:
     tokens = [rng.randrange(50_000) for _ in range(50)]
     hasher, grown = BlockHasher(4, b"key"), []
     for length in range(51):
-        hasher.extend(grown, tokens[:length], "salt")
+        hasher.extend(grown, tokens[:length], b"salt")
         assert len(grown) == length // 4
     assert grown == hashes(tokens, salt="salt")

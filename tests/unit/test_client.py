@@ -33,7 +33,9 @@ from engine.protocol import (
     TokenOutput,
 )
 
-READY = Ready("Llama", "float32", "cpu", 512, 256, 64, 9, 8, 64, 1, 1, 1, 0.1, "torch", 1, ())
+READY = Ready(
+    "Llama", "decoder", "float32", "cpu", 512, 256, 64, 9, 8, 64, 1, 1, 1, 0.1, "torch", 1, ()
+)
 
 
 class FakeEndpoint:

@@ -49,6 +49,7 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False),
         str: st.text(max_size=20),
+        bytes: st.binary(max_size=16),
         bool: st.booleans(),
         type(None): st.none(),
     }

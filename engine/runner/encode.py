@@ -1,0 +1,60 @@
+"""The encoder's part of a step: whole texts in, hidden states out, pooled to vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import KVCache
+from engine.scheduling.step import Encode
+
+
+def build_encoder_batch(
+    encodes: Sequence[Encode], kv: KVCache, backend: AttentionBackend, device: torch.device
+) -> ForwardBatch:
+    """All texts one after another; sources know the blocks of each cross group."""
+    lengths = [len(encode.tokens) for encode in encodes]
+    input_ids = torch.tensor([token for e in encodes for token in e.tokens], device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    layout = StepLayout(
+        query_lens=lengths,
+        seq_lens=lengths,
+        groups=[_source_blocks(encodes, group, kv, device) for group in range(len(kv.groups))],
+        token_offsets=positions % kv.block_size,
+        positions=positions,
+        block_size=kv.block_size,
+    )
+    last = torch.tensor(lengths, device=device).cumsum(0) - 1
+    prev_ids = torch.cat([input_ids[:1], input_ids[:-1]])
+    return ForwardBatch(input_ids, prev_ids, positions, last, kv, backend.plan(layout))
+
+
+def _source_blocks(
+    encodes: Sequence[Encode], group: int, kv: KVCache, device: torch.device
+) -> GroupLayout:
+    """Where the tokens of each source go in one group; nowhere, if it is not a cross group."""
+    blocks = [
+        dict(encode.blocks)[group][position // kv.block_size]
+        for encode in encodes
+        if group in dict(encode.blocks)
+        for position in range(len(encode.tokens))
+    ]
+    nothing_read = torch.zeros(len(encodes), 1, dtype=torch.int64, device=device)
+    return GroupLayout(nothing_read, torch.tensor(blocks, dtype=torch.int64, device=device))
+
+
+def pooled(hidden: torch.Tensor, encodes: Sequence[Encode]) -> torch.Tensor:
+    """Hidden states [T, hidden] of texts one after another -> [texts, hidden] in fp32."""
+    vectors = []
+    for encode, states in zip(encodes, hidden.split([len(e.tokens) for e in encodes]), strict=True):
+        match encode.pooling:
+            case "cls":
+                vectors.append(states[0].float())
+            case "last":
+                vectors.append(states[-1].float())
+            case "mean":
+                vectors.append(states.float().mean(0))
+    return torch.stack(vectors)
