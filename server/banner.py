@@ -57,7 +57,6 @@ def base_url(host: str, port: int) -> str:
 def banner(config: ServerConfig, engine: EngineConfig, ready: Ready, port: int) -> str:
     """The facts of the loaded model and a curl line that works as printed."""
     name = served_names(config, engine.model)[0]
-    tokens = ready.num_blocks * ready.block_size
     key = "on" if _has_keys(config) else "off"
     prefixes = "on" if engine.enable_prefix_caching else "off"
     url = base_url(config.host, port)
@@ -66,9 +65,7 @@ def banner(config: ServerConfig, engine: EngineConfig, ready: Ready, port: int) 
         f"{_count(ready.parameters)} parameters, {ready.dtype}",
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {_bytes(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
-        f"  KV cache  {ready.num_blocks} blocks x {ready.block_size} = {tokens} tokens "
-        f"({_bytes(ready.kv_cache_bytes)}): {tokens / ready.max_model_len:.1f} requests "
-        f"of full length ({ready.max_model_len} tokens)",
+        *_kv_cache(ready),
         f"  features  prefix cache {prefixes}, API key {key}, "
         f"at most {ready.max_num_seqs} sequences in a step",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
@@ -80,6 +77,34 @@ def banner(config: ServerConfig, engine: EngineConfig, ready: Ready, port: int) 
             "it; see --api-key-file"
         )
     return "\n".join(lines)
+
+
+def _kv_cache(ready: Ready) -> list[str]:
+    """What the blocks hold, and what windows save; an encoder has none."""
+    if not ready.kv_groups:
+        return []
+    length = ready.max_model_len
+    each = sum(
+        g.most_blocks(length, ready.max_num_batched_tokens, ready.block_size)
+        for g in ready.kv_groups
+    )
+    lines = [
+        f"  KV cache  {ready.num_blocks} blocks of {ready.block_size} tokens "
+        f"({_bytes(ready.kv_cache_bytes)}): {ready.num_blocks / each:.1f} requests "
+        f"of full length ({length} tokens)"
+    ]
+    layers = sum(group.layers for group in ready.kv_groups)
+    windows = sorted({group.window for group in ready.kv_groups if group.window})
+    if windows:
+        windowed = sum(group.layers for group in ready.kv_groups if group.window)
+        per_block = max(group.layers for group in ready.kv_groups)
+        saved = 1 - each * per_block / (layers * -(-length // ready.block_size))
+        sizes = " or ".join(map(str, windows))
+        lines.append(
+            f"  windows   {windowed} of {layers} layers keep the last {sizes} tokens: "
+            f"{saved:.0%} less KV for a request of full length"
+        )
+    return lines
 
 
 def curl(config: ServerConfig, engine: EngineConfig, url: str) -> str:

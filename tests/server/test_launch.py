@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import psutil
 import pytest
+
+from engine.config import EngineConfig
+from engine.protocol import KVGroup
+from server.banner import banner
+from server.config import ServerConfig
+from tests.server.fake_engine import INFO
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_serve.py")
@@ -91,7 +98,7 @@ def test_the_banner_says_the_facts_in_under_15_lines(start: Any) -> None:
     server = start(host="0.0.0.0")
     server.wait_for("warning .*without an API key")
     banner = server.log[server.log.index("penstock 0") :]
-    assert "64 blocks x 16 = 1024 tokens (4 B): 2.0 requests of full length (512" in banner
+    assert "64 blocks of 16 tokens (4 B): 2.0 requests of full length (512" in banner
     assert "serves tiny: Fake, 1 parameters, float32" in banner
     assert len(banner.splitlines()) < 15
 
@@ -235,3 +242,18 @@ def test_a_damaged_checkpoint_ends_the_process_with_2(
     assert server.status(60) == 2
     assert "model.safetensors" in server.log.splitlines()[-1]
     assert "Traceback" not in server.log
+
+
+def test_the_banner_tells_what_windows_save() -> None:
+    """Gemma 2 at 8k: 13 of 26 layers see 4096 tokens."""
+    ready = msgspec.structs.replace(
+        INFO,
+        max_model_len=8192,
+        block_size=64,
+        num_blocks=1024,
+        kv_groups=(KVGroup(13), KVGroup(13, window=4096)),
+    )
+    page = banner(ServerConfig(), EngineConfig(), ready, 8000)
+    assert "13 of 26 layers keep the last 4096 tokens: 23% less KV" in page
+    # Full layers hold 128 blocks of a request, the others 69: 4095 and a step's 256 tokens.
+    assert f"{1024 / (128 + 69):.1f} requests of full length" in page
