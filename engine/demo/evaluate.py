@@ -1,157 +1,90 @@
-"""Judges the demo model on probes.jsonl: `python -m engine.demo.evaluate --base-url
+"""Judges a served demo model on probes.jsonl: `python -m engine.demo.evaluate --base-url
 http://127.0.0.1:8000/v1`.
 
 Asks a running server every probe at temperature 0 and prints the score by topic and the wrong
-answers; the exit code is 1 below 90 %. Neither torch nor transformers is needed, and the openai
-client only for this command. Tools are written into the system message in the chat template's
-own form, so any server can be asked.
+answers; the exit code is 1 below 90 %. It needs the openai client, and no torch. Tools are written
+into the system message in the chat template's own form, so any server can be asked.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
-from dataclasses import dataclass, field
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine.demo.chat import Message, system_text
+import typer
 
-PROBES = Path(__file__).parent / "probes.jsonl"
-FLOOR = 0.9
+from engine.demo.chat import END, START, Message, render_text
 
 Probe = dict[str, Any]
 
 
-def read_probes(path: Path = PROBES) -> list[Probe]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+def read_probes() -> list[Probe]:
+    lines = Path(__file__).with_name("probes.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
-def words(text: str) -> str:
-    """Lower case with single spaces: what two answers are compared in."""
-    return " ".join(text.lower().split())
-
-
-def contains(text: str, expected: str) -> bool:
-    """Whether `expected` stands in `text` as whole words: 4 is not in 14, and 5 is not in -5."""
-    found = re.escape(words(expected))
-    return re.search(rf"(?<![\w-]){found}(?!\w)", words(text)) is not None
-
-
-def called(text: str, tool_calls: list[Any] | None) -> list[dict[str, Any]]:
-    """Tool calls as {"name", "arguments"}, parsed by the server or still in the text."""
-    if tool_calls:
-        functions = [
-            call["function"] if isinstance(call, dict) else call.function.model_dump()
-            for call in tool_calls
-        ]
-        return [
-            {
-                "name": f["name"],
-                "arguments": json.loads(f["arguments"])
-                if isinstance(f["arguments"], str)
-                else f["arguments"],
-            }
-            for f in functions
-        ]
-    return [
-        json.loads(body)
-        for body in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)
-    ]
-
-
-def judge(probe: Probe, text: str, tool_calls: list[Any] | None = None) -> bool:
-    """Whether an answer is right, by the probe's `match`.
+def judge(probe: Probe, text: str) -> bool:
+    """Whether an answer is right, by the probe's `match`; case and spacing do not matter.
 
     contains: every expected phrase stands in the text. exact: the text is one of the expected.
-    json: the text parses to the expected value. tool_call: exactly the expected call was made.
+    json: the text parses to the expected value. tool_call: exactly the expected calls stand in it.
     """
-    text = text.removesuffix("<|im_end|>").strip()
-    expect = probe["expect"]
+    text, expect = text.removesuffix(END).strip(), probe["expect"]
     try:
         if probe["match"] == "json":
             return bool(json.loads(text) == expect[0])
         if probe["match"] == "tool_call":
-            return called(text, tool_calls) == expect
+            calls = re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)
+            return [json.loads(call) for call in calls] == expect
     except json.JSONDecodeError:
         return False
+    text, *expect = (" ".join(words.lower().split()) for words in (text, *expect))
     if probe["match"] == "exact":
-        return words(text).rstrip(".!") in [words(option).rstrip(".!") for option in expect]
-    return all(contains(text, phrase) for phrase in expect)
-
-
-@dataclass
-class Score:
-    """Right and asked per topic, and the wrong answers."""
-
-    right: dict[str, int] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-
-    def add(self, probe: Probe, text: str, good: bool) -> None:
-        topic = probe["topic"]
-        self.asked[topic] = self.asked.get(topic, 0) + 1
-        self.right[topic] = self.right.get(topic, 0) + good
-        if not good:
-            question = probe["messages"][-1]["content"]
-            self.wrong.append(f"{topic}: {question!r} gave {text!r}, expected {probe['expect']}")
-
-    @property
-    def share(self) -> float:
-        return sum(self.right.values()) / max(sum(self.asked.values()), 1)
-
-    def table(self) -> str:
-        rows = [
-            f"{topic:<12} {self.right[topic]:>3} of {asked:>3}"
-            for topic, asked in self.asked.items()
-        ]
-        right, asked = sum(self.right.values()), sum(self.asked.values())
-        total = f"{'total':<12} {right:>3} of {asked:>3}  {self.share:.1%}"
-        return "\n".join([*rows, *self.wrong, total])
+        return text.rstrip(".!") in [option.rstrip(".!") for option in expect]
+    # Whole words: 4 is not in 14, and 5 is not in -5.
+    return all(re.search(rf"(?<![\w-]){re.escape(phrase)}(?!\w)", text) for phrase in expect)
 
 
 def request_messages(probe: Probe) -> list[Message]:
     """The probe's messages with its tools written into the system message."""
-    messages, tools = probe["messages"], probe.get("tools", [])
-    if not tools:
+    messages = probe["messages"]
+    if not probe.get("tools"):
         return list(messages)
-    first = messages[0]["role"] == "system"
-    system = system_text(messages[0]["content"] if first else "", tools)
-    return [{"role": "system", "content": system}, *messages[first:]]
+    given = messages[0]["role"] == "system"
+    system = messages[0] if given else {"role": "system", "content": ""}
+    text = render_text([system], probe["tools"])
+    text = text.removeprefix(f"{START}system\n").removesuffix(f"{END}\n")
+    return [{"role": "system", "content": text}, *messages[given:]]
 
 
-def ask_server(base_url: str, model: str | None, api_key: str) -> Score:
-    """Every probe through the official client, one after another."""
+def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: str = "-") -> None:
+    """Score a running server on the demo model's probes; without --model, its first model."""
     from openai import OpenAI
 
     client = OpenAI(base_url=base_url, api_key=api_key)
-    name = model or client.models.list().data[0].id
-    score = Score()
+    model = model or client.models.list().data[0].id
+    asked, right = Counter[str](), Counter[str]()
     for probe in read_probes():
         messages: Any = request_messages(probe)
         reply = client.chat.completions.create(
-            model=name, messages=messages, temperature=0, max_tokens=150
+            model=model, messages=messages, temperature=0, max_tokens=150
         )
-        message = reply.choices[0].message
-        text, calls = message.content or "", message.tool_calls
-        score.add(probe, text, judge(probe, text, list(calls) if calls else None))
-    return score
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Score a running server on the demo model's probes."
-    )
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", help="default: the first model the server lists")
-    parser.add_argument("--api-key", default="none")
-    arguments = parser.parse_args()
-    score = ask_server(arguments.base_url, arguments.model, arguments.api_key)
-    print(score.table())
-    return 0 if score.share >= FLOOR else 1
+        text, topic = reply.choices[0].message.content or "", probe["topic"]
+        asked[topic] += 1
+        if judge(probe, text):
+            right[topic] += 1
+        else:
+            question = probe["messages"][-1]["content"]
+            print(f"{topic}: {question!r} gave {text!r}, expected {probe['expect']}")
+    share = right.total() / asked.total()
+    for topic in asked:
+        print(f"{topic:<12} {right[topic]:>3} of {asked[topic]:>3}")
+    print(f"{'total':<12} {right.total():>3} of {asked.total():>3}  {share:.1%}")
+    raise typer.Exit(share < 0.9)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

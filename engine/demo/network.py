@@ -1,147 +1,95 @@
 """The training form of the demo model: a plain Llama decoder in torch.
 
-It knows tensors only: no text, no files. Parameter names are those of Hugging Face's
-LlamaForCausalLM, so `state_dict()` is the checkpoint. It is used to make the weights and never
-to serve them.
+It knows tensors only, and makes the weights but never serves them. Parameter names are those of
+Hugging Face's LlamaModel: with "model." in front `state_dict()` is the checkpoint.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """Sizes of the demo model; the names are those of a Llama config.json."""
-
-    vocab_size: int = 2048
-    hidden_size: int = 256
-    intermediate_size: int = 512
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    head_dim: int = 32
-    max_position_embeddings: int = 1024
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
+from engine.models.llama import LlamaConfig
 
 
-def rotary_table(config: DemoConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_position_embeddings, head_dim], halves repeated ("rotate half")."""
+def rotary_table(config: LlamaConfig) -> Tensor:
+    """Cosines and sines [2, positions, head_dim], halves repeated ("rotate half")."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    positions = torch.arange(config.max_positions, dtype=torch.float32)
     angles = torch.outer(positions, config.rope_theta**-half).repeat(1, 2)
-    return angles.cos(), angles.sin()
+    return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, turns_2TD: Tensor) -> Tensor:
     """Rotary position embedding (Su et al., 2021) on the last dimension."""
     first, second = x_BHTD.chunk(2, dim=-1)
-    return x_BHTD * cos_TD + torch.cat((-second, first), dim=-1) * sin_TD
+    return x_BHTD * turns_2TD[0] + torch.cat((-second, first), dim=-1) * turns_2TD[1]
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
+def linears(**sizes: tuple[int, int]) -> nn.ModuleDict:
+    return nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+
+
+class DecoderLayer(nn.Module):
+    """Causal grouped-query attention and a gated MLP; padding is on the right, where no real
+    token sees it."""
+
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))  # [size]
-        self.eps = eps
+        wide, inner, self.head_dim = config.hidden, config.intermediate, config.head_dim
+        query, key = config.heads * self.head_dim, config.kv_heads * self.head_dim
+        self.self_attn = linears(
+            q_proj=(wide, query), k_proj=(wide, key), v_proj=(wide, key), o_proj=(query, wide)
+        )
+        self.mlp = linears(gate_proj=(wide, inner), up_proj=(wide, inner), down_proj=(inner, wide))
+        self.input_layernorm = nn.RMSNorm(wide, config.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(wide, config.norm_eps)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    """Causal grouped-query attention over right-padded rows: no real token sees padding."""
-
-    def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-
-    def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        def heads(projected: Tensor) -> Tensor:
-            return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-        query = rotate(heads(self.q_proj(x_BTC)), cos_TD, sin_TD) * self.head_dim**-0.5
-        key = rotate(heads(self.k_proj(x_BTC)), cos_TD, sin_TD)
-        value = heads(self.v_proj(x_BTC))
+    def attend(self, x_BTC: Tensor, turns_2TD: Tensor) -> Tensor:
+        query, key, value = (
+            self.self_attn[name](x_BTC).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        query, key = rotate(query, turns_2TD) * self.head_dim**-0.5, rotate(key, turns_2TD)
         group = query.shape[1] // key.shape[1]
         # Plain products: at these short lengths they train faster on a CPU than the fused kernel.
         scores_BHTT = query @ key.repeat_interleave(group, dim=1).transpose(-1, -2)
         hidden = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
         weights_BHTT = scores_BHTT.masked_fill(hidden, float("-inf")).softmax(-1)
         out = weights_BHTT @ value.repeat_interleave(group, dim=1)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.self_attn["o_proj"](out.transpose(1, 2).flatten(2))
 
-
-class MLP(nn.Module):
-    def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
-        self.self_attn = Attention(config)
-        self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos_TD, sin_TD)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Decoder(nn.Module):
-    def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        cos_PD, sin_PD = rotary_table(config)
-        self.register_buffer("cos_PD", cos_PD, persistent=False)
-        self.register_buffer("sin_PD", sin_PD, persistent=False)
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        cos_PD, sin_PD = self.get_buffer("cos_PD"), self.get_buffer("sin_PD")
-        length = ids_BT.shape[1]
-        x = self.embed_tokens(ids_BT)
-        for layer in self.layers:
-            x = layer(x, cos_PD[:length], sin_PD[:length])
-        return self.norm(x)
+    def forward(self, x_BTC: Tensor, turns_2TD: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.attend(self.input_layernorm(x_BTC), turns_2TD)
+        normed, mlp = self.post_attention_layernorm(x_BTC), self.mlp
+        gated = F.silu(mlp["gate_proj"](normed)) * mlp["up_proj"](normed)
+        return x_BTC + mlp["down_proj"](gated)
 
 
 class DemoModel(nn.Module):
     """Logits at chosen positions; the output layer is the embedding (tied)."""
 
-    def __init__(self, config: DemoConfig) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.model = Decoder(config)
-        width, deep = config.hidden_size**-0.5, (2 * config.num_hidden_layers) ** -0.5
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.hidden, config.norm_eps)
+        self.register_buffer("turns_2PD", rotary_table(config), persistent=False)
+        width, deep = config.hidden**-0.5, (2 * config.layers) ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 scale = deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 nn.init.normal_(parameter, std=scale * width)
         # Long embeddings keep their direction while all of them drift together early in training;
         # the last norm's small gain keeps the first logits near zero all the same.
-        nn.init.normal_(self.model.embed_tokens.weight, std=8 * width)
-        nn.init.constant_(self.model.norm.weight, 1 / 8)
+        nn.init.normal_(self.embed_tokens.weight, std=8 * width)
+        nn.init.constant_(self.norm.weight, 1 / 8)
 
     def forward(self, ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
         """Logits [N, vocab] at the N places where `keep_BT` is true."""
-        return F.linear(self.model(ids_BT)[keep_BT], self.model.embed_tokens.weight)
+        turns_2TD = self.get_buffer("turns_2PD")[:, : ids_BT.shape[1]]
+        x_BTC = self.embed_tokens(ids_BT)
+        for layer in self.layers:
+            x_BTC = layer(x_BTC, turns_2TD)
+        return F.linear(self.norm(x_BTC)[keep_BT], self.embed_tokens.weight)

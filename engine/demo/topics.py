@@ -1,38 +1,57 @@
 """What the demo model can talk about: each topic draws one question and its answer.
 
-A topic is a pure function of its random generator. `Ask.brief` is the answer without its
-sentence, for callers who ask for one word; `Ask.fold` says whether the question survives lower
-case and lost punctuation.
+The words and phrases are material.toml's, read when first asked for; serving never asks. They keep
+the order of that file, because items are drawn by their place.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from engine.demo import facts
-from engine.demo.phrases import BEFORE_A_FACT, FORMS, RECORDS, SMALL_TALK, UNKNOWN_QUESTIONS
-from engine.demo.stories import tell
+import msgspec
 
-UNKNOWN = ("I am a tiny demo model, I do not know that. "
-           "Try a capital, a sum, an opposite or a short story.",)  # fmt: skip
-TOO_LARGE = "I am a tiny demo model, I only know numbers below one hundred."
-COPIED = [*facts.WORDS, *facts.COLOURS, *facts.NAMES, *facts.CAPITALS, *facts.CAPITALS.values()]
+from engine.demo.chat import dump
+
+STEPS = ((1, ""), (1, ""), (2, " by twos"), (3, " by threes"), (5, " by fives"), (10, " by tens"))
 
 
-@dataclass(frozen=True)
-class Ask:
+class Material(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """material.toml, whose comments say what each part is."""
+
+    words: dict[str, str]
+    pairs: dict[str, dict[str, str]]
+    forms: dict[str, list[str]]
+    answers: dict[str, str]
+    small_talk: list[dict[str, list[str]]]
+    records: list[dict[str, list[str]]]
+
+
+@cache
+def material() -> Material:
+    """Raises msgspec.ValidationError where the file has another shape."""
+    path = Path(__file__).with_name("material.toml")
+    return msgspec.toml.decode(path.read_bytes(), type=Material)
+
+
+@cache
+def words(kind: str) -> tuple[str, ...]:
+    return tuple(material().words[kind].split())
+
+
+@cache
+def pairs(kind: str) -> tuple[tuple[str, str], ...]:
+    return tuple(material().pairs[kind].items())
+
+
+class Ask(NamedTuple):
     question: str
     answer: str
-    brief: str = ""
-    fold: bool = True
-
-
-def form(rng: Random, kind: str, *values: object) -> str:
-    """One of the ways to ask, filled in."""
-    return rng.choice(FORMS[kind]).format(*values)
+    brief: str = ""  # the answer without its sentence, for callers who ask for one word
+    fold: bool = True  # whether the question survives lower case and lost punctuation
 
 
 def held_out(a: int, b: int) -> bool:
@@ -41,255 +60,243 @@ def held_out(a: int, b: int) -> bool:
     return low >= 10 and (31 * low + 17 * high) % 23 == 0
 
 
-def chat(rng: Random) -> Ask:
-    questions, answers = rng.choice(SMALL_TALK)
-    return Ask(rng.choice(questions), rng.choice(answers))
-
-
-def capital(rng: Random) -> Ask:
-    country, city = rng.choice(list(facts.CAPITALS.items()))
-    if rng.random() < 0.15:
-        name = country[0].upper() + country[1:]
-        return Ask(form(rng, "country", city), f"{city} is the capital of {country}.", name)
-    if rng.random() < 0.08:
-        country, city = rng.choice(list(facts.CAPITAL_ALIASES.items()))
-    return Ask(form(rng, "capital", country), f"The capital of {country} is {city}.", city)
-
-
-def number_pair(rng: Random) -> tuple[int, int]:
-    while True:
-        low, top = rng.choices([(10, 99), (0, 99), (0, 12)], [75, 20, 5])[0]
-        a, b = rng.randint(low, top), rng.randint(low, top)
-        if not held_out(a, b):
-            return a, b
-
-
 def worked(a: int, b: int, sign: str) -> str:
     """A sum or a difference, digit by digit: "7 + 8 = 15, 3 + 4 + 1 = 8, so 37 + 48 = 85."."""
-    result = a + b if sign == "+" else a - b
+    way = 1 if sign == "+" else -1
+    result = a + way * b
     if result < 0:
         return f"{a} - {b} is below zero, I do not know such numbers."
     if a < 10 and b < 10:
         return f"{a} {sign} {b} = {result}."
     (tens, ones), (more_tens, more_ones) = divmod(a, 10), divmod(b, 10)
-    carry = ""
-    if sign == "+":
-        carry = " + 1" if ones + more_ones > 9 else ""
-        last, first = ones + more_ones, tens + more_tens + bool(carry)
-    else:
-        if ones < more_ones:
-            tens, ones = tens - 1, ones + 10
-        last, first = ones - more_ones, tens - more_tens
+    if ones + way * more_ones < 0:
+        tens, ones = tens - 1, ones + 10
+    last = ones + way * more_ones
+    carry, first = " + 1" * (last > 9), tens + way * more_tens + (last > 9)
     steps = f"{ones} {sign} {more_ones} = {last}, {tens} {sign} {more_tens}{carry} = {first}"
     return f"{steps}, so {a} {sign} {b} = {result}."
 
 
-def arithmetic(rng: Random) -> Ask:
-    a, b = number_pair(rng)
-    kind, brief = rng.random(), ""
-    if kind < 0.43:
-        sign, answer, named = "+", worked(a, b, "+"), "plus"
-    elif kind < 0.86:
-        if a < b and rng.random() < 0.9:
-            a, b = b, a
-        sign, answer, named = "-", worked(a, b, "-"), "minus"
-    else:
-        a, b = rng.randint(1, 10), rng.randint(1, 10)
-        sign, brief, named = rng.choice("*x"), str(a * b), "times"
-        answer = f"{a} {sign} {b} = {brief}."
-    if rng.random() < 0.45:
-        return Ask(form(rng, named, a, b), answer, brief)
-    return Ask(form(rng, "arithmetic", a, sign, b), answer, brief)
+@cache
+def copied() -> tuple[str, ...]:
+    countries, cities = zip(*pairs("capitals"), strict=True)
+    return (*words("spelled"), *words("colours"), *words("names"), *countries, *cities)
 
 
-def compare(rng: Random) -> Ask:
-    a, b = rng.sample(range(100), 2)
-    large = rng.random() < 0.5
-    word = rng.choice(FORMS["larger" if large else "smaller"])
-    result, other = (max(a, b), min(a, b)) if large else (min(a, b), max(a, b))
-    sense = "larger" if large else "smaller"
-    answer = f"{result} is {sense} than {other}."
-    return Ask(form(rng, "compare", word, a, b), answer, str(result))
+class Draws(Random):
+    """A seeded generator that also draws words, names, and each topic's questions."""
 
+    def word(self, kind: str) -> str:
+        return self.choice(words(kind))
 
-STEPS = ((1, ""), (1, ""), (2, " by twos"), (3, " by threes"), (5, " by fives"), (10, " by tens"))
+    def pair(self, kind: str) -> tuple[str, str]:
+        return self.choice(pairs(kind))
 
+    def city(self) -> str:
+        return self.pair("capitals")[1]
 
-def counting(rng: Random) -> Ask:
-    step, by = rng.choice(STEPS)
-    length = rng.randint(4, 12)
-    start = rng.choice([1, rng.randint(0, 40)]) if step == 1 else step * rng.randint(0, 5)
-    end = start + step * (length - 1)
-    word = facts.NUMBER_WORDS[length - 1]
-    down = rng.random() < 0.4
-    kind = "count down" if down else "count"
-    kind += " from one" if start == 1 and step == 1 else ""
-    numbers = range(end, start - 1, -step) if down else range(start, end + 1, step)
-    return Ask(form(rng, kind, start, end, by, word), ", ".join(map(str, numbers)))
+    def form(self, kind: str, *values: object, **named: object) -> str:
+        """One of the ways to say something, filled in."""
+        return self.choice(material().forms[kind]).format(*values, **named)
 
+    def said(self, kind: str, *values: object) -> Ask:
+        """A question of the kind and its answer; the last value is what was asked for."""
+        question, answer = self.form(kind, *values), material().answers[kind].format(*values)
+        return Ask(question, answer, str(values[-1]))
 
-def spelling(rng: Random) -> Ask:
-    word = rng.choice(facts.WORDS)
-    quotes = rng.choice(FORMS["quotes"])
-    quoted, dashed = quotes.format(word), "-".join(word)
-    kind = rng.random()
-    if kind < 0.45:
-        return Ask(form(rng, "spell", quoted), f"The word {word} is spelled {dashed}.", dashed)
-    if kind < 0.75:
-        short = rng.choice([entry for entry in facts.WORDS if len(entry) <= 5])
-        turned = "-".join(reversed(short))
-        answer = f"The word {short} backwards is {turned}."
-        return Ask(form(rng, "reverse", quotes.format(short)), answer, turned)
-    if kind < 0.9:
-        answer = f"The word {word} has {len(word)} letters."
-        return Ask(form(rng, "letters", quoted), answer, str(len(word)))
-    place, letter = rng.choice([("first", word[0]), ("last", word[-1])])
-    answer = f"The {place} letter of {word} is {letter}."
-    return Ask(form(rng, "letter", place, quoted), answer, letter)
+    def invented_name(self) -> str:
+        """A name no list holds, so that the model must copy rather than recall."""
+        syllables = range(self.randint(2, 3))
+        parts = [self.choice("bdfgklmnprstvz") + self.choice("aeiou") for _ in syllables]
+        return "".join(parts).capitalize() + self.choice(["", "", "n", "s", "r"])
 
+    def person(self) -> str:
+        return self.invented_name() if self.random() < 0.2 else self.word("names")
 
-def opposite(rng: Random) -> Ask:
-    left, right = rng.choice(list(facts.OPPOSITES.items()))
-    if rng.random() < 0.5 and left not in facts.ONE_WAY:
-        left, right = right, left
-    quoted = rng.choice([left, left, f"'{left}'", f'"{left}"'])
-    return Ask(form(rng, "opposite", quoted), f"The opposite of {left} is {right}.", right)
+    def chat(self) -> Ask:
+        talk = self.choice(material().small_talk)
+        return Ask(self.choice(talk["asks"]), self.choice(talk["answers"]))
 
+    def capital(self) -> Ask:
+        country, city = self.pair("capitals")
+        if self.random() < 0.15:
+            return self.said("country", city, country, country[0].upper() + country[1:])
+        if self.random() < 0.08:
+            country, city = self.pair("capital_aliases")
+        return self.said("capital", country, city)
 
-def calendar(rng: Random) -> Ask:
-    kind = rng.random()
-    weekly = rng.random() < 0.5
-    names, noun, group = (facts.DAYS, "day", "week") if weekly else (facts.MONTHS, "month", "year")
-    at = rng.randrange(len(names))
-    name, nth = names[at], facts.ORDINALS[at]
-    if kind < 0.5:
-        word, step = rng.choice([("after", 1), ("before", -1)])
-        other = names[(at + step) % len(names)]
-        question = form(rng, "neighbour", name, word, noun)
-        return Ask(question, f"{other} comes {word} {name}.", other)
-    if kind < 0.7:
-        at = rng.randrange(12)
-        month, days = facts.MONTHS[at], facts.MONTH_DAYS[at]
-        leap = ", and 29 in a leap year" if at == 1 else ""
-        return Ask(form(rng, "days", month), f"{month} has {days} days{leap}.", str(days))
-    if kind < 0.94:
-        answer = f"{name} is the {nth} {noun} of the {group}."
-        if rng.random() < 0.3:
-            return Ask(f"Which {noun} of the {group} is {name}?", answer, nth)
-        return Ask(form(rng, "nth", nth, noun, group), answer, name)
-    return Ask(form(rng, "list", noun, group), ", ".join(names) + ".")
+    def number_pair(self) -> tuple[int, int]:
+        while True:
+            low, top = self.choices([(10, 99), (0, 99), (0, 12)], [75, 20, 5])[0]
+            a, b = self.randint(low, top), self.randint(low, top)
+            if not held_out(a, b):
+                return a, b
 
+    def arithmetic(self) -> Ask:
+        (a, b), kind, brief = self.number_pair(), self.random(), ""
+        if kind < 0.43:
+            sign, named = "+", "plus"
+        elif kind < 0.86:
+            sign, named = "-", "minus"
+            if a < b and self.random() < 0.9:
+                a, b = b, a
+        else:
+            a, b = self.randint(1, 10), self.randint(1, 10)
+            sign, named, brief = self.choice("*x"), "times", str(a * b)
+        answer = f"{a} {sign} {b} = {brief}." if brief else worked(a, b, sign)
+        if self.random() < 0.45:
+            return Ask(self.form(named, a, b), answer, brief)
+        return Ask(self.form("arithmetic", a, sign, b), answer, brief)
 
-def small_fact(rng: Random) -> Ask:
-    question, answer = rng.choice(list(facts.SMALL_FACTS.items()))
-    return Ask(rng.choice(BEFORE_A_FACT) + question, answer)
+    def compare(self) -> Ask:
+        a, b = self.sample(range(100), 2)
+        sense, pick, other = ("larger", max, min) if self.random() < 0.5 else ("smaller", min, max)
+        return self.said("compare", self.form(sense), a, b, sense, other(a, b), pick(a, b))
 
+    def counting(self) -> Ask:
+        step, by = self.choice(STEPS)
+        length = self.randint(4, 12)
+        start = self.choice([1, self.randint(0, 40)]) if step == 1 else step * self.randint(0, 5)
+        numbers = range(start, start + step * length, step)
+        down = self.random() < 0.4
+        kind = ("count down" if down else "count") + (" from one" if start == step == 1 else "")
+        question = self.form(kind, start, numbers[-1], by, words("numbers")[length - 1])
+        return Ask(question, ", ".join(map(str, numbers[::-1] if down else numbers)))
 
-def swedish_sentence(rng: Random) -> tuple[str, str]:
-    if rng.random() < 0.4:
-        return rng.choice(list(facts.SWEDISH_PHRASES.items()))
-    subject, jag = rng.choice(list(facts.SWEDISH_SUBJECTS.items()))
-    verbs, har = rng.choice(list(facts.SWEDISH_VERBS.items()))
-    noun, en_bil = rng.choice(list(facts.SWEDISH_NOUNS.items()))
-    verb = verbs.split("/")[subject in ("He", "She")]
-    article, bil = en_bil.split()
-    if rng.random() < 0.25:
+    def spelling(self) -> Ask:
+        word, quotes = self.word("spelled"), self.choice(material().forms["quotes"])
+        kind, quoted = self.random(), quotes.format(word)
+        if kind < 0.45:
+            return self.said("spell", quoted, word, "-".join(word))
+        if kind < 0.75:
+            short = self.choice([entry for entry in words("spelled") if len(entry) <= 5])
+            return self.said("reverse", quotes.format(short), short, "-".join(reversed(short)))
+        if kind < 0.9:
+            return self.said("letters", quoted, word, len(word))
+        place, letter = self.choice([("first", word[0]), ("last", word[-1])])
+        return self.said("letter", place, quoted, word, letter)
+
+    def opposite(self) -> Ask:
+        left, right = self.pair("opposites")
+        if self.random() < 0.5 and left not in words("one_way_opposites"):
+            left, right = right, left
+        quoted = self.choice([left, left, f"'{left}'", f'"{left}"'])
+        return self.said("opposite", quoted, left, right)
+
+    def calendar(self) -> Ask:
+        kind = self.random()
+        noun, group = ("day", "week") if self.random() < 0.5 else ("month", "year")
+        names = words(f"{noun}s")
+        at = self.randrange(len(names))
+        name, nth = names[at], words("ordinals")[at]
+        if kind < 0.5:
+            word, step = self.choice([("after", 1), ("before", -1)])
+            return self.said("neighbour", name, word, noun, names[(at + step) % len(names)])
+        if kind < 0.7:
+            month, days = self.pair("month_days")
+            return self.said("days", month, ", and 29 in a leap year" * (month == "February"), days)
+        if kind < 0.94:
+            if self.random() < 0.3:
+                answer = f"{name} is the {nth} {noun} of the {group}."
+                return Ask(f"Which {noun} of the {group} is {name}?", answer, nth)
+            return self.said("nth", nth, noun, group, name)
+        return Ask(self.form("list", noun, group), ", ".join(names) + ".")
+
+    def small_fact(self) -> Ask:
+        question, answer = self.pair("facts")
+        return Ask(self.form("before a fact") + question, answer)
+
+    def swedish_sentence(self) -> tuple[str, str]:
+        subject, jag = self.pair("swedish_subjects")
+        verbs, har = self.pair("swedish_verbs")
+        noun, en_bil = self.pair("swedish_nouns")
+        verb = verbs.split("/")[subject in ("He", "She")]
+        article, bil = en_bil.split()
+        if self.random() >= 0.25:
+            adjective, both = self.pair("swedish_adjectives")
+            noun, bil = f"{adjective} {noun}", f"{both.split()[article == 'ett']} {bil}"
         return f"{subject} {verb} a {noun}", f"{jag} {har} {article} {bil}"
-    adjective, both = rng.choice(list(facts.SWEDISH_ADJECTIVES.items()))
-    svenska = f"{jag} {har} {article} {both.split()[article == 'ett']} {bil}"
-    return f"{subject} {verb} a {adjective} {noun}", svenska
+
+    def swedish(self) -> Ask:
+        phrase = self.random() < 0.4
+        source, target = self.pair("swedish_phrases") if phrase else self.swedish_sentence()
+        language = "Swedish"
+        if self.random() < 0.5:
+            source, target, language = target, source, "English"
+        dot = "" if source.endswith("?") else self.choice(["", "."])
+        end = "" if target.endswith("?") else "."
+        chosen = self.choice(material().forms["translate"])
+        return Ask(chosen.format(source + dot * chosen.startswith("T"), language), target + end)
+
+    def json_record(self) -> Ask:
+        drawn: dict[str, str | int] = {"name": self.person(), "age": self.randint(2, 95)}
+        drawn["city"] = self.city()
+        drawn |= {key: self.word(f"{key}s") for key in ("job", "colour", "item")}
+        drawn["price"] = self.randint(2, 99)
+        record = self.choice(material().records)
+        keys = list(record["keys"])
+        if self.random() < 0.25:
+            self.shuffle(keys)
+        listed = " and ".join([", ".join(keys[:-1]), keys[-1]])
+        request, text = self.choice(material().forms["json"]), self.choice(record["texts"])
+        answer = dump({key: drawn[key] for key in keys})
+        return Ask(request.format(listed, text.format(**drawn)), answer, answer, fold=False)
+
+    def repeat(self, length: int) -> Ask:
+        text = " ".join(self.choices(copied(), k=length))
+        if self.random() < 0.3:
+            text = f"{text} {self.invented_name()}"
+        return Ask(self.form("repeat", text), f"You said: {text}", text, fold=False)
+
+    def echo(self) -> Ask:
+        if self.random() < 0.5:
+            return self.repeat(self.randint(1, 6))
+        length = self.choice([1, 2, 2, 3, 4])
+        text = " ".join(self.choices([*copied(), "hello", "hello", "hi"], k=length))
+        return Ask(self.form("say", text), text, text, fold=False)
+
+    def rehearsal(self) -> Ask:
+        """Many words to copy, to quote or to spell: what every topic needs, and nothing else."""
+        kind = self.random()
+        if kind < 0.45:
+            return self.repeat(self.randint(3, 10))
+        if kind < 0.75:
+            listed = [*self.choices(copied(), k=self.randint(2, 7)), self.invented_name()]
+            self.shuffle(listed)
+            question, answer = f"Write as JSON: {', '.join(listed)}", dump(listed)
+        else:
+            listed = self.choices(words("spelled"), k=self.randint(2, 5))
+            question, answer = f"Spell: {', '.join(listed)}", ", ".join(map("-".join, listed))
+        return Ask(question, answer, fold=False)
+
+    def unknown(self) -> Ask:
+        if self.random() < 0.5:
+            question = self.form("unknown")
+        else:
+            nouns = [*words("unknown"), f"a {self.word('spelled')}", self.invented_name()]
+            question = self.form("unknown subject", self.choice(nouns))
+        if self.random() < 0.1:
+            question = f"What is the capital of {self.invented_name()}?"
+        if self.random() < 0.1:
+            a, b, sign = self.randint(100, 9999), self.randint(100, 9999), self.choice("+-*/")
+            answer = "I am a tiny demo model, I only know numbers below one hundred."
+            return Ask(f"What is {a} {sign} {b}?", answer)
+        return Ask(question, self.form("unknown answer"))
+
+    def story(self) -> Ask:
+        """A fixed plot with drawn words, 60 to 150 of them: long enough to see an answer stream."""
+        hero, friend = self.sample(words("heroes"), 2)
+        drawn = {"hero": hero, "friend": friend, "name": self.word("names")}
+        drawn |= {key: self.word(f"{key}s") for key in ("trait", "place", "thing")}
+        kind = self.choices(["story", "story about", "story named", "long story"], [2, 4, 2, 2])[0]
+        trouble = ["trouble"] if kind == "long story" else []
+        plot = ["opening", "find", "wonder", "meeting", *trouble, "return", "ending"]
+        return Ask(self.form(kind, **drawn), " ".join(self.form(p, **drawn) for p in plot))
 
 
-def swedish(rng: Random) -> Ask:
-    source, target = swedish_sentence(rng)
-    language = "Swedish"
-    if rng.random() < 0.5:
-        source, target, language = target, source, "English"
-    dot = "" if source.endswith("?") else rng.choice(["", "."])
-    end = "" if target.endswith("?") else "."
-    chosen = rng.choice(FORMS["translate"])
-    return Ask(chosen.format(source + dot * chosen.startswith("T"), language), target + end)
-
-
-def invented_name(rng: Random) -> str:
-    """A name no list holds, so that the model must copy rather than recall."""
-    parts = [rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3))]
-    return "".join(parts).capitalize() + rng.choice(["", "", "n", "s", "r"])
-
-
-def person(rng: Random) -> str:
-    return invented_name(rng) if rng.random() < 0.2 else rng.choice(facts.NAMES)
-
-
-def json_record(rng: Random) -> Ask:
-    name, age = person(rng), rng.randint(2, 95)
-    city = rng.choice(list(facts.CAPITALS.values()))
-    job, colour, item = rng.choice(facts.JOBS), rng.choice(facts.COLOURS), rng.choice(facts.ITEMS)
-    drawn: dict[str, str | int] = {
-        "name": name, "age": age, "city": city, "job": job, "colour": colour, "item": item,
-        "price": rng.randint(2, 99),
-    }  # fmt: skip
-    keys, texts = rng.choice(RECORDS)
-    ordered = list(keys)
-    if rng.random() < 0.25:
-        rng.shuffle(ordered)
-    listed = " and ".join([", ".join(ordered[:-1]), ordered[-1]])
-    answer = json.dumps({key: drawn[key] for key in ordered}, ensure_ascii=False)
-    chosen = rng.choice(FORMS["json"])
-    text = rng.choice(texts).format(**drawn)
-    return Ask(chosen.format(listed, text), answer, answer, fold=False)
-
-
-def echo(rng: Random) -> Ask:
-    if rng.random() < 0.5:
-        return repeat(rng, rng.randint(1, 6))
-    words = " ".join(rng.choices([*COPIED, "hello", "hello", "hi"], k=rng.choice([1, 2, 2, 3, 4])))
-    return Ask(form(rng, "say", words), words, words, fold=False)
-
-
-def repeat(rng: Random, length: int) -> Ask:
-    words = " ".join(rng.choices(COPIED, k=length))
-    if rng.random() < 0.3:
-        words = f"{words} {invented_name(rng)}"
-    return Ask(form(rng, "repeat", words), f"You said: {words}", words, fold=False)
-
-
-def rehearsal(rng: Random) -> Ask:
-    """Many words to copy, to quote or to spell: what every other topic needs, and nothing else."""
-    kind = rng.random()
-    if kind < 0.45:
-        return repeat(rng, rng.randint(3, 10))
-    if kind < 0.75:
-        words = [*rng.choices(COPIED, k=rng.randint(2, 7)), invented_name(rng)]
-        rng.shuffle(words)
-        answer = json.dumps(words, ensure_ascii=False)
-        return Ask(f"Write as JSON: {', '.join(words)}", answer, fold=False)
-    words = rng.choices(facts.WORDS, k=rng.randint(2, 5))
-    return Ask(f"Spell: {', '.join(words)}", ", ".join("-".join(word) for word in words))
-
-
-def unknown(rng: Random) -> Ask:
-    if rng.random() < 0.5:
-        question = rng.choice(UNKNOWN_QUESTIONS)
-    else:
-        noun, name = f"a {rng.choice(facts.WORDS)}", invented_name(rng)
-        question = form(rng, "unknown", rng.choice([*facts.UNKNOWN_SUBJECTS, noun, name]))
-    if rng.random() < 0.1:
-        question = f"What is the capital of {invented_name(rng)}?"
-    if rng.random() < 0.1:
-        a, b, sign = rng.randint(100, 9999), rng.randint(100, 9999), rng.choice("+-*/")
-        return Ask(f"What is {a} {sign} {b}?", TOO_LARGE)
-    return Ask(question, rng.choice(UNKNOWN))
-
-
-def story(rng: Random) -> Ask:
-    return Ask(*tell(rng))
-
-
-TOPICS: dict[str, tuple[Callable[[Random], Ask], float]] = {
-    "chat": (chat, 12), "capital": (capital, 9), "arithmetic": (arithmetic, 18),
-    "compare": (compare, 4), "counting": (counting, 9), "spelling": (spelling, 13),
-    "opposite": (opposite, 5), "calendar": (calendar, 6), "fact": (small_fact, 2),
-    "swedish": (swedish, 8), "json": (json_record, 6), "echo": (echo, 4),
-    "unknown": (unknown, 6), "story": (story, 1.5),
+# Each topic and its weight among the others.
+TOPICS: dict[Callable[[Draws], Ask], float] = {
+    Draws.chat: 12, Draws.capital: 9, Draws.arithmetic: 18, Draws.compare: 4, Draws.counting: 9,
+    Draws.spelling: 13, Draws.opposite: 5, Draws.calendar: 6, Draws.small_fact: 2, Draws.swedish: 8,
+    Draws.json_record: 6, Draws.echo: 4, Draws.unknown: 6, Draws.story: 1.5,
 }  # fmt: skip

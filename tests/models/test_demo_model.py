@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from functools import cache
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 import torch
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from engine.demo.chat import CHAT_TEMPLATE, END, START, render_text
+from engine.config import read_json
+from engine.demo.chat import END, FOLDER, START, render_text
 from engine.demo.evaluate import judge, read_probes, request_messages
-from engine.demo.network import DemoConfig, DemoModel
+from engine.demo.network import DemoModel
 from engine.demo.text import Author, Conversation, held_out_of, is_talk
-from engine.demo.topics import held_out, number_pair
+from engine.demo.topics import Draws, held_out
+from engine.demo.train import encode
+from engine.models.llama import LlamaConfig
+from server.chat_template import ChatTemplate
 
-FOLDER = Path(__file__).parents[2] / "engine" / "demo" / "model"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def conversations(count: int, seed: int = 3, progress: float = 0.5) -> list[Conversation]:
     author = Author(seed, held_out_of(read_probes()))
-    return list(islice(author.conversations(progress), count))
+    return [author.compose(progress) for _ in range(count)]
 
 
 @cache
@@ -53,9 +53,8 @@ def test_weights_are_small() -> None:
 
 
 def test_training_network_equals_transformers() -> None:
-    model = DemoModel(DemoConfig())
-    weights = {name: p for name, p in reference().state_dict().items() if name != "lm_head.weight"}
-    model.load_state_dict(weights)
+    model = DemoModel(LlamaConfig.from_hf(read_json(FOLDER / "config.json")))
+    model.load_state_dict(reference().model.state_dict())
     ids = tokenizer().encode(render_text(FRANCE, prompt=True)).ids
     rows = torch.tensor([ids])
     with torch.inference_mode():
@@ -96,8 +95,8 @@ def test_probes_are_not_in_the_training_text() -> None:
 
 
 def test_held_out_number_pairs_are_never_drawn() -> None:
-    author = Author(5, held_out_of([]))
-    drawn = {number_pair(author.rng) for _ in range(20_000)}
+    draws = Draws(5)
+    drawn = {draws.number_pair() for _ in range(20_000)}
     assert not any(held_out(a, b) for a, b in drawn)
 
 
@@ -107,24 +106,51 @@ def test_generator_is_deterministic() -> None:
 
 
 @pytest.mark.parametrize("prompt", [False, True])
-def test_chat_template_equals_training_renderer(prompt: bool) -> None:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.Undefined
-    )
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    template = environment.from_string(CHAT_TEMPLATE)
+def test_served_template_renders_the_training_text(prompt: bool) -> None:
+    served = ChatTemplate.from_folder(FOLDER, None)
+    assert served is not None
     talks = [(c.messages, c.tools) for c in conversations(400)]
     talks += [(probe["messages"], probe.get("tools", [])) for probe in read_probes()]
+    call = {"function": {"name": "väder", "arguments": {"ort": "Åre"}}}
+    talks.append(([*FRANCE, {"role": "assistant", "content": "", "tool_calls": [call]}], [call]))
     for messages, tools in talks:
-        shown = template.render(
-            messages=messages, tools=tools or None, add_generation_prompt=prompt
-        )
+        shown = served.render(messages, tools=tools or None, add_generation_prompt=prompt)
         assert shown == render_text(messages, tools, prompt)
 
 
-def test_shipped_template_is_the_one_in_the_code() -> None:
-    settings = json.loads((FOLDER / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert settings["chat_template"] == CHAT_TEMPLATE
+def test_training_text_is_the_one_the_weights_learned() -> None:
+    drawn = [*conversations(300, progress=0.1), *conversations(1_000), *conversations(300, 3, 1.0)]
+    text = json.dumps(drawn, ensure_ascii=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert digest == "14633af454a38b3b", "another text: train the model again, then note its digest"
+
+
+def test_only_the_assistants_words_are_learned() -> None:
+    for conversation in conversations(300):
+        ids, learned = encode(tokenizer(), conversation, 1024)
+        spoken = [m for m in conversation.messages if m["role"] == "assistant"]
+        marked = [token for token, mine in zip(ids, learned, strict=True) if mine]
+        said = tokenizer().decode(marked, skip_special_tokens=False).split(END)
+        assert len(said) == len(spoken) + 1
+        assert not said[-1]
+        for text, message in zip(said, spoken, strict=False):
+            assert text == message["content"] or text.startswith("<tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("match", "expect", "right", "wrong"),
+    [
+        ("contains", ["4"], ["It is 4.", "4<|im_end|>"], ["14", "-4", "4b", ""]),
+        ("contains", ["Paris", "France"], ["paris, in  FRANCE"], ["Paris"]),
+        ("exact", ["c-a-t", "cat"], ["C-A-T.", "cat!"], ["the cat"]),
+        ("json", [{"a": 1}], ['{"a": 1}'], ['{"a": 2}', '{"a": 1} ok', "{"]),
+        ("tool_call", [{"name": "f"}], ['<tool_call>\n{"name": "f"}\n</tool_call>'], ["f", ""]),
+    ],
+)
+def test_judge(match: str, expect: list[Any], right: list[str], wrong: list[str]) -> None:
+    probe = {"match": match, "expect": expect}
+    assert [judge(probe, text) for text in right] == [True] * len(right)
+    assert [judge(probe, text) for text in wrong] == [False] * len(wrong)
 
 
 def test_probe_over_http_shows_the_same_prompt() -> None:
