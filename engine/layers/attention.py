@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.layers.linear import Linear
+from engine.ops.rotary import apply_rotary
 
 
 class Attention(nn.Module):
@@ -35,3 +39,42 @@ class Attention(nn.Module):
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         """Write a cross layer's keys and values [T, Hkv, D] of the source, once."""
         batch.plan.store(batch.kv.layers[self.index], k, v)
+
+
+class RotaryAttention(nn.Module):
+    """Grouped-query attention (arXiv 2305.13245) of layer `index` over rotated queries and keys.
+
+    `qk_norm` makes the norm over head_dim that each head's query and key pass before the rotation
+    (arXiv 2302.05442).
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        spec: AttentionSpec,
+        index: int,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.qkv = Linear(hidden, {"q": queries, "k": keys, "v": keys}, bias=qkv_bias)
+        self.q_norm = qk_norm() if qk_norm else None
+        self.k_norm = qk_norm() if qk_norm else None
+        self.attend = Attention(spec, index)
+        self.out = Linear(queries, hidden, bias=out_bias)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
+        qk = apply_rotary(qk, cos, sin)
+        return self.out(self.attend(qk[:, :heads], qk[:, heads:], v, batch))

@@ -20,6 +20,17 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
+class ScaledEmbedding(Embedding):
+    """Rows times `scale`, which is rounded to the model's dtype first, as it was in training."""
+
+    def __init__(self, count: int, dim: int, scale: float, dtype: torch.dtype) -> None:
+        super().__init__(count, dim)
+        self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * self.scale
+
+
 class LMHead(nn.Module):
     """Logits [L, vocabulary] in fp32. Tied to an embedding, it holds no parameter of its own."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -11,6 +11,16 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.errors import ConfigError
 from engine.weights.rules import WeightMap
+
+Number = TypeVar("Number", int, float)
+
+
+class Facts(Protocol):
+    """What the runner asks of an architecture's own config, before it builds the model."""
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context the model was made for."""
 
 
 class Model(Protocol):
@@ -23,6 +33,10 @@ class Model(Protocol):
 
     specs: Sequence[AttentionSpec]  # one for each layer with KV, at its Attention's index
     vocab_size: int
+
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Facts:
+        """The frozen facts of a config.json; ConfigError where they are not what is served."""
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, hidden] of whole texts; writes the KV of cross layers."""
@@ -59,6 +73,51 @@ def positive_float(config: dict[str, Any], key: str) -> float:
     if type(value) not in (int, float) or not value > 0:
         raise ConfigError(f"config.json has {key} = {value!r}; it must be a number above 0.")
     return float(value)
+
+
+def attention_heads(config: dict[str, Any]) -> tuple[int, int, int]:
+    """(query heads, key/value heads, head_dim); ConfigError where they cannot go together."""
+    heads = positive(config, "num_attention_heads")
+    kv_heads = positive(config, "num_key_value_heads", heads)
+    head_dim = positive(config, "head_dim", max(positive(config, "hidden_size") // heads, 1))
+    if heads % kv_heads:
+        raise ConfigError(
+            f"config.json has {heads} attention heads and {kv_heads} key/value heads; each of "
+            "these must serve equally many of those."
+        )
+    if head_dim % 2:
+        raise ConfigError(f"config.json has head_dim = {head_dim}; rotary needs an even one.")
+    return heads, kv_heads, head_dim
+
+
+def nullable(
+    config: dict[str, Any], key: str, read: Callable[[dict[str, Any], str], Number]
+) -> Number | None:
+    """read(config, key), or None where the config says null; ConfigError where it says nothing."""
+    if key not in config:
+        raise ConfigError(f"config.json lacks {key!r}; null means none.")
+    return None if config[key] is None else read(config, key)
+
+
+def layer_windows(
+    config: dict[str, Any], window: int | None, slides: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """For each layer its window, None where it sees everything.
+
+    Which layers slide is said by `layer_types`, in older configs by the rule `slides(index)`.
+    """
+    layers = positive(config, "num_hidden_layers")
+    kinds = ("full_attention", "sliding_attention")
+    given = config.get("layer_types")
+    types = [kinds[slides(i)] for i in range(layers)] if given is None else given
+    if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
+        raise ConfigError(
+            f"config.json has layer_types = {given!r}; it must say {' or '.join(kinds)} for each "
+            f"of {layers} layers."
+        )
+    if window is None and "sliding_attention" in types:
+        raise ConfigError("config.json has layers of sliding_attention without a sliding_window.")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def expect(config: dict[str, Any], key: str, *allowed: Any) -> None:

@@ -74,9 +74,11 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(nn.Module):
+    read_config = staticmethod(GPT2Config.from_hf)
+
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config = c = GPT2Config.from_hf(config)
+        self.config = c = self.read_config(config)
         self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.position = Embedding(c.max_positions, c.hidden)

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
-from engine.layers.attention import Attention
+from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import Embedding, LMHead
-from engine.layers.linear import Linear
+from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
-from engine.models.base import expect, positive, positive_float
-from engine.ops.gated import silu_mul
-from engine.ops.rotary import apply_rotary
-from engine.weights.rules import Target, WeightMap
+from engine.models.base import attention_heads, expect, positive, positive_float
+from engine.weights.rules import WeightMap, targets_by_module
+
+# Where a checkpoint keeps what each of our modules holds.
+NAMES = {
+    "embed": "model.embed_tokens",
+    "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
+    "blocks.{i}.attention.qkv": "model.layers.{i}.self_attn.{part}_proj",
+    "blocks.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm",
+    "blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm",
+    "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
+    "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
+    "blocks.{i}.mlp.gate_up": "model.layers.{i}.mlp.{part}_proj",
+    "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The facts of a Llama checkpoint."""
+    """The facts of a Llama checkpoint, or of a relative that computes the same."""
 
     vocab_size: int
     hidden: int
@@ -37,81 +50,63 @@ class LlamaConfig:
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling
-    attention_bias: bool
+    activation: str
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     tied: bool
+    windows: tuple[int | None, ...]  # one a layer
+    qk_norm: bool = False
 
     @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> LlamaConfig:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
-        expect(config, "hidden_act", "silu")
-        heads, hidden = positive(config, "num_attention_heads"), positive(config, "hidden_size")
-        kv_heads = positive(config, "num_key_value_heads", heads)
-        head_dim = positive(config, "head_dim", max(hidden // heads, 1))
-        if heads % kv_heads:
-            raise ConfigError(
-                f"config.json has {heads} attention heads and {kv_heads} key/value heads; each of "
-                "these must serve equally many of those."
-            )
-        if head_dim % 2:
-            raise ConfigError(f"config.json has head_dim = {head_dim}; rotary needs an even one.")
-        return cls(
-            vocab_size=positive(config, "vocab_size"),
-            hidden=hidden,
-            intermediate=positive(config, "intermediate_size"),
-            layers=positive(config, "num_hidden_layers"),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_positions=positive(config, "max_position_embeddings"),
-            norm_eps=positive_float(config, "rms_norm_eps"),
-            rope_theta=rope_theta(config),
-            rope_scaling=RopeScaling.from_hf(config),
-            attention_bias=bool(config.get("attention_bias", False)),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
+    def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
+        """From config.json and the facts a relative reads in its `own` way, which come first.
 
-
-class LlamaAttention(nn.Module):
-    def __init__(self, config: LlamaConfig, index: int) -> None:
-        super().__init__()
-        c, dim = config, config.head_dim
-        self.spec = AttentionSpec(c.heads, c.kv_heads, dim, scale=dim**-0.5)
-        sizes = {"q": c.heads * dim, "k": c.kv_heads * dim, "v": c.kv_heads * dim}
-        self.qkv = Linear(c.hidden, sizes, bias=c.attention_bias)
-        self.out = Linear(c.heads * dim, c.hidden, bias=c.attention_bias)
-        self.attend = Attention(self.spec, index)
-
-    def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
-    ) -> torch.Tensor:
-        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
-        qk = apply_rotary(qkv[:, : heads + kv_heads], cos, sin)
-        return self.out(
-            self.attend(qk[:, :heads], qk[:, heads:], qkv[:, heads + kv_heads :], batch)
-        )
-
-
-class LlamaMLP(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        sizes = {"gate": config.intermediate, "up": config.intermediate}
-        self.gate_up = Linear(config.hidden, sizes, bias=config.mlp_bias)
-        self.down = Linear(config.intermediate, config.hidden, bias=config.mlp_bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(silu_mul(self.gate_up(x)))
+        Raises ConfigError for a missing key or a variant not computed here.
+        """
+        expect(config, "hidden_act", *GATED)
+        heads, kv_heads, head_dim = attention_heads(config)
+        layers = positive(config, "num_hidden_layers")
+        facts = {
+            "vocab_size": positive(config, "vocab_size"),
+            "hidden": positive(config, "hidden_size"),
+            "intermediate": positive(config, "intermediate_size"),
+            "layers": layers,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_positions": positive(config, "max_position_embeddings"),
+            "norm_eps": positive_float(config, "rms_norm_eps"),
+            "rope_theta": rope_theta(config),
+            "rope_scaling": RopeScaling.from_hf(config),
+            "activation": config.get("hidden_act", "silu"),
+            "qkv_bias": bool(config.get("attention_bias", False)),
+            "out_bias": bool(config.get("attention_bias", False)),
+            "mlp_bias": bool(config.get("mlp_bias", False)),
+            "tied": bool(config.get("tie_word_embeddings", False)),
+            "windows": (None,) * layers,
+        }
+        return cls(**(facts | own))
 
 
 class LlamaBlock(nn.Module):
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.attention = LlamaAttention(config, index)
-        self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.mlp = LlamaMLP(config)
+        c, norm = config, partial(RMSNorm, eps=config.norm_eps)
+        spec = AttentionSpec(
+            c.heads, c.kv_heads, c.head_dim, scale=c.head_dim**-0.5, window=c.windows[index]
+        )
+        self.attention_norm = norm(c.hidden)
+        self.attention = RotaryAttention(
+            c.hidden,
+            spec,
+            index,
+            qkv_bias=c.qkv_bias,
+            out_bias=c.out_bias,
+            qk_norm=partial(norm, c.head_dim) if c.qk_norm else None,
+        )
+        self.mlp_norm = norm(c.hidden)
+        self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
@@ -121,9 +116,11 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
+    read_config = staticmethod(LlamaConfig.from_hf)
+
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config = c = LlamaConfig.from_hf(config)
+        self.config = c = self.read_config(config)
         self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.rotary = RotaryEmbedding(
@@ -145,27 +142,7 @@ class Llama(nn.Module):
         return self.head(hidden)
 
     def weight_map(self) -> WeightMap:
-        targets = {
-            "model.embed_tokens.weight": Target("embed.weight"),
-            "model.norm.weight": Target("norm.weight"),
-        }
-        if not self.config.tied:
-            targets["lm_head.weight"] = Target("head.weight")
-        linears = {
-            "self_attn.q_proj": ("attention.qkv", "q", self.config.attention_bias),
-            "self_attn.k_proj": ("attention.qkv", "k", self.config.attention_bias),
-            "self_attn.v_proj": ("attention.qkv", "v", self.config.attention_bias),
-            "self_attn.o_proj": ("attention.out", "", self.config.attention_bias),
-            "mlp.gate_proj": ("mlp.gate_up", "gate", self.config.mlp_bias),
-            "mlp.up_proj": ("mlp.gate_up", "up", self.config.mlp_bias),
-            "mlp.down_proj": ("mlp.down", "", self.config.mlp_bias),
-        }
-        for i in range(self.config.layers):
-            layer, block = f"model.layers.{i}", f"blocks.{i}"
-            targets[f"{layer}.input_layernorm.weight"] = Target(f"{block}.attention_norm.weight")
-            targets[f"{layer}.post_attention_layernorm.weight"] = Target(f"{block}.mlp_norm.weight")
-            for name, (module, part, bias) in linears.items():
-                for kind in ("weight", "bias") if bias else ("weight",):
-                    targets[f"{layer}.{name}.{kind}"] = Target(f"{block}.{module}.{kind}", part)
         tied_copies = ("lm_head.weight",) if self.config.tied else ()
-        return WeightMap(targets, ignored=("rotary_emb.inv_freq", *tied_copies))
+        return WeightMap(
+            targets_by_module(self, NAMES), ignored=("rotary_emb.inv_freq", *tied_copies)
+        )

@@ -76,7 +76,7 @@ class ModelRunner:
         self.dtype = select_dtype(config.dtype, self.device)
         self.threads = config.threads or cpu_count()
         torch.set_num_threads(self.threads)
-        max_model_len = _max_model_len(config, hf_config)
+        max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
         with torch.device("meta"):
             module: nn.Module = build(hf_config, max_positions=max_model_len, dtype=self.dtype)
         self.model = cast(Model, module)
@@ -187,11 +187,8 @@ class ModelRunner:
         )
 
 
-def _max_model_len(config: EngineConfig, hf_config: dict[str, Any]) -> int:
+def _max_model_len(config: EngineConfig, own: int) -> int:
     """The context served: what was asked for, within what the model was made for."""
-    own = hf_config.get("max_position_embeddings") or hf_config.get("n_positions")
-    if not isinstance(own, int):
-        raise ConfigError("config.json gives no context length (max_position_embeddings).")
     if config.max_model_len is not None and config.max_model_len > own:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the {own} positions this model "

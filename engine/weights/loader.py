@@ -79,15 +79,22 @@ def _names(file: Path) -> list[str]:
 
 def _assign(names: dict[str, Path], weight_map: WeightMap, folder: Path) -> dict[str, Target]:
     """Checkpoint name -> target, or ConfigError listing what is missing and what is left over."""
+    prefixes = sorted(  # the commonest first: a missing tensor is named as its neighbours are
+        weight_map.prefixes,
+        key=lambda prefix: -sum(prefix + name in names for name in weight_map.targets),
+    )
 
     def spelled(name: str) -> str:
-        known = (prefix + name for prefix in weight_map.prefixes if prefix + name in names)
-        return next(known, weight_map.prefixes[0] + name)
+        known = (prefix + name for prefix in prefixes if prefix + name in names)
+        return next(known, prefixes[0] + name)
 
     targets = {spelled(name): target for name, target in weight_map.targets.items()}
     missing = sorted(targets.keys() - names.keys())
     extra = sorted(
-        n for n in names.keys() - targets.keys() if not n.endswith(tuple(weight_map.ignored))
+        name
+        for name in names.keys() - targets.keys()
+        if not name.endswith(tuple(weight_map.ignored))
+        and not name.startswith(tuple(weight_map.ignored_prefixes))
     )
     if missing:
         raise ConfigError(f"The safetensors in {folder} lack {_listed(missing)}.")

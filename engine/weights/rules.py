@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from torch import nn
+
+BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +22,29 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """Every tensor a checkpoint must hold. `prefixes` are alternatives in front of all names,
-    `ignored` are suffixes of tensors that carry nothing we need (buffers, tied copies)."""
+    """Every tensor a checkpoint must hold. `prefixes` are alternatives in front of all names.
+
+    What carries nothing we need is `ignored` by the end of its name (buffers, tied copies) or by
+    its beginning (`ignored_prefixes`: the vision half of a multimodal checkpoint).
+    """
 
     targets: dict[str, Target]
     prefixes: Sequence[str] = ("",)
     ignored: Sequence[str] = field(default_factory=tuple)
+    ignored_prefixes: Sequence[str] = field(default_factory=tuple)
+
+
+def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, Target]:
+    """A target for every parameter of `model`, by what the checkpoint calls the module it is in.
+
+    In `names` {i} is the number of a block and {part} the name of a slice of a stacked linear.
+    """
+    targets = {}
+    for parameter, _ in model.named_parameters():
+        module, _, kind = parameter.rpartition(".")
+        number = BLOCK_NUMBER.search(module)
+        name = names[BLOCK_NUMBER.sub("{i}", module)]
+        for part in getattr(model.get_submodule(module), "parts", [""]):
+            spelled = name.format(i=number and number[0], part=part)
+            targets[f"{spelled}.{kind}"] = Target(parameter, part)
+    return targets

@@ -1,0 +1,26 @@
+"""Feed-forward layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.layers.linear import Linear
+from engine.ops.gated import gelu_tanh_mul, silu_mul
+
+GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)) (arXiv 2002.05202); the activation is a key of GATED."""
+
+    def __init__(
+        self, hidden: int, intermediate: int, activation: str, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate_up = Linear(hidden, {"gate": intermediate, "up": intermediate}, bias=bias)
+        self.gated = GATED[activation]
+        self.down = Linear(intermediate, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.gated(self.gate_up(x)))
