@@ -38,7 +38,8 @@ class RopeScaling:
             )
         if kind == "yarn" and {"mscale", "mscale_all_dim"} & given.keys():
             raise ConfigError("rope_scaling yarn with mscale is not supported.")
-        if (given.get("partial_rotary_factor") or 1.0) != 1.0:
+        partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor")
+        if (partial or 1.0) != 1.0:
             raise ConfigError("rope_scaling with a partial_rotary_factor is not supported.")
         own = config["max_position_embeddings"]
         return cls(
@@ -63,9 +64,17 @@ def rope_theta(config: dict[str, Any]) -> float:
 
 
 def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if new and old and new != old:
+        raise ConfigError("config.json has rope_parameters and another rope_scaling; keep one.")
+    given = new or old or {}
     if not isinstance(given, dict):
         raise ConfigError(f"config.json has rope_parameters = {given!r}; it must be an object.")
+    if apart := [key for key, value in given.items() if isinstance(value, dict)]:
+        raise ConfigError(
+            f"config.json has rope_parameters for {' and '.join(apart)} each; this architecture "
+            "rotates all layers alike."
+        )
     return given
 
 

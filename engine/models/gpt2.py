@@ -74,7 +74,9 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    read_config = staticmethod(GPT2Config.from_hf)
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> GPT2Config:
+        return GPT2Config.from_hf(config)
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()

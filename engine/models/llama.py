@@ -116,7 +116,9 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    read_config = staticmethod(LlamaConfig.from_hf)
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> LlamaConfig:
+        return LlamaConfig.from_hf(config)
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()

@@ -9,8 +9,11 @@ from engine.errors import ConfigError
 from engine.protocol import ModelKind
 
 DECODERS = {
-    "LlamaForCausalLM": ("engine.models.llama", "Llama"),
     "GPT2LMHeadModel": ("engine.models.gpt2", "GPT2"),
+    "LlamaForCausalLM": ("engine.models.llama", "Llama"),
+    "MistralForCausalLM": ("engine.models.mistral", "Mistral"),
+    "Qwen2ForCausalLM": ("engine.models.qwen2", "Qwen2"),
+    "Qwen3ForCausalLM": ("engine.models.qwen3", "Qwen3"),
 }
 ENCODERS: dict[str, tuple[str, str]] = {}
 ENCODER_DECODERS: dict[str, tuple[str, str]] = {}

@@ -1,0 +1,18 @@
+"""Mistral 7B (arXiv 2310.06825): Llama with a sliding window on every layer; none from v0.2 on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.models.base import expect, nullable, positive
+from engine.models.llama import Llama, LlamaConfig
+
+
+class Mistral(Llama):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> LlamaConfig:
+        """The reference slides all layers or none, whatever `layer_types` says: it is refused."""
+        expect(config, "layer_types", None)
+        windows = [nullable(config, "sliding_window", positive)]
+        windows *= positive(config, "num_hidden_layers")
+        return LlamaConfig.from_hf(config, windows=tuple(windows))
