@@ -14,6 +14,10 @@ DECODERS = {
     "MistralForCausalLM": ("engine.models.mistral", "Mistral"),
     "Qwen2ForCausalLM": ("engine.models.qwen2", "Qwen2"),
     "Qwen3ForCausalLM": ("engine.models.qwen3", "Qwen3"),
+    "GemmaForCausalLM": ("engine.models.gemma", "Gemma"),
+    "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
+    "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
+    "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
 }
 ENCODERS: dict[str, tuple[str, str]] = {}
 ENCODER_DECODERS: dict[str, tuple[str, str]] = {}

@@ -17,9 +17,10 @@ import torch
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch_backend import SPLIT
 from engine.layers.linear import can_prepack, pack, packed_linear
-from engine.ops.gated import gelu_tanh, silu_mul
-from engine.ops.norm import layer_norm, rms_norm
+from engine.ops.gated import gelu_tanh, gelu_tanh_mul, silu_mul
+from engine.ops.norm import layer_norm, offset_rms_norm, rms_norm
 from engine.ops.rotary import apply_rotary
+from engine.ops.softcap import softcap
 from engine.runner.model_runner import ModelRunner
 from tests.engine.driver import tiny_llama
 from tests.models.forward import Plan, chunked, forward, whole
@@ -71,9 +72,18 @@ def test_row_wise_operations(size: int, dtype: torch.dtype) -> None:
     weight = torch.randn(size, generator=generator).to(dtype)
     angles = torch.randn(2, 128, 1, 64, generator=generator).to(dtype)
     operations = {
+        "head_norm": lambda rows: rms_norm(
+            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6
+        ),
+        "offset_head_norm": lambda rows: offset_rms_norm(
+            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6
+        ),
         "rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-5),
+        "offset_rms_norm": lambda rows: offset_rms_norm(x[rows], weight, 1e-6),
         "layer_norm": lambda rows: layer_norm(x[rows], weight, weight, 1e-5),
         "silu_mul": lambda rows: silu_mul(x[rows]),
+        "gelu_tanh_mul": lambda rows: gelu_tanh_mul(x[rows]),
+        "softcap": lambda rows: softcap(x[rows], 2.0),
         "gelu_tanh": lambda rows: gelu_tanh(x[rows]),
         "rotary": lambda rows: apply_rotary(
             x[rows].view(-1, size // 64, 64), angles[0, rows], angles[1, rows]

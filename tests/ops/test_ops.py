@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from engine.layers.norm import LayerNorm, RMSNorm
-from engine.ops.gated import gelu_tanh, silu_mul
-from engine.ops.norm import layer_norm, rms_norm
+from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from engine.ops.gated import gelu_tanh, gelu_tanh_mul, silu_mul
+from engine.ops.norm import layer_norm, offset_rms_norm, rms_norm
 from engine.ops.rotary import apply_rotary
+from engine.ops.softcap import softcap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Relative to the exact result rounded once: bf16 may land on the neighbouring value.
@@ -41,6 +42,15 @@ def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> Non
 
 
 @dtypes
+@shapes
+def test_offset_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, scale=0.3, seed=1)
+    exact = x.double()
+    due = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + weight.double())
+    check(offset_rms_norm(x, weight, 1e-6), due, dtype)
+
+
+@dtypes
 def test_rms_norm_of_huge_and_tiny_values(dtype: torch.dtype) -> None:
     """The squares are summed in fp32: bf16 would lose small terms, fp16 would overflow."""
     x = torch.full((2, 1000), 1.0, dtype=dtype)
@@ -68,10 +78,11 @@ def test_layer_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> N
 
 def test_norm_layers_use_their_weights() -> None:
     x = draw(3, 8, dtype=torch.float32)
-    rms, layer = RMSNorm(8, 1e-5), LayerNorm(8, 1e-5)
-    for parameter in (rms.weight, layer.weight, layer.bias):
+    rms, offset, layer = RMSNorm(8, 1e-5), OffsetRMSNorm(8, 1e-5), LayerNorm(8, 1e-5)
+    for parameter in (rms.weight, offset.weight, layer.weight, layer.bias):
         parameter.data = draw(8, dtype=torch.float32, seed=parameter.dim())
     assert torch.equal(rms(x), rms_norm(x, rms.weight, 1e-5))
+    assert torch.equal(offset(x), offset_rms_norm(x, offset.weight, 1e-5))
     assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, 1e-5))
 
 
@@ -99,6 +110,25 @@ def test_gelu_tanh(shape: tuple[int, int], dtype: torch.dtype) -> None:
     exact = x.double()
     inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
     check(gelu_tanh(x), exact / 2 * (1 + inner.tanh()), dtype)
+
+
+@dtypes
+def test_gelu_tanh_mul(dtype: torch.dtype) -> None:
+    gate, up = draw(5, 97, dtype=dtype), draw(5, 97, dtype=dtype, seed=1)
+    exact = gate.double()
+    inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
+    due = exact / 2 * (1 + inner.tanh()) * up.double()
+    check(gelu_tanh_mul(torch.cat([gate, up], -1)), due, dtype)
+
+
+@dtypes
+def test_softcap_is_bounded_and_in_fp32(dtype: torch.dtype) -> None:
+    """In bf16 logits near the cap would tie."""
+    x = draw(5, 97, dtype=dtype, scale=30.0)
+    found = softcap(x, 30.0)
+    check(found, 30 * torch.tanh(x.double() / 30), torch.float32)
+    assert found.abs().max() <= 30
+    assert (found.bfloat16() != found).any()
 
 
 def test_gelu_is_the_tanh_form_not_the_error_function() -> None:
@@ -129,7 +159,10 @@ def test_operations_leave_their_inputs_alone() -> None:
     before = x.clone()
     rms_norm(x, torch.ones(8), 1e-5)
     layer_norm(x, torch.ones(8), torch.zeros(8), 1e-5)
+    offset_rms_norm(x, torch.ones(8), 1e-5)
+    softcap(x, 2.0)
     silu_mul(x)
+    gelu_tanh_mul(x)
     gelu_tanh(x)
     apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8))
     assert torch.equal(x, before)

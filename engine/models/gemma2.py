@@ -1,0 +1,119 @@
+"""Gemma 2 (arXiv 2408.00118): norms before and after each sublayer, softcaps, windows on every
+other layer, and a scale of its own for the scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.spec import AttentionSpec
+from engine.layers.attention import Attention, RotaryAttention
+from engine.layers.embedding import LMHead, ScaledEmbedding
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import OffsetRMSNorm
+from engine.layers.rotary import RotaryEmbedding
+from engine.models.base import layer_windows, nullable, positive, positive_float
+from engine.models.gemma import gemma_spelling
+from engine.models.llama import NAMES, LlamaConfig
+from engine.ops.softcap import softcap
+from engine.weights.rules import WeightMap, targets_by_module
+
+NAMES_GEMMA2 = NAMES | {
+    "blocks.{i}.attention_post_norm": "model.layers.{i}.post_attention_layernorm",
+    "blocks.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm",
+    "blocks.{i}.mlp_post_norm": "model.layers.{i}.post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma2Config(LlamaConfig):
+    """The facts of a Gemma 2 checkpoint."""
+
+    scale: float  # of the scores, instead of head_dim^-0.5
+    attention_softcap: float | None
+    final_softcap: float | None
+
+
+class Gemma2Block(nn.Module):
+    """A block of Gemma 2, or with `qk_norm` of Gemma 3."""
+
+    def __init__(self, config: Gemma2Config, index: int) -> None:
+        super().__init__()
+        c, norm = config, partial(OffsetRMSNorm, eps=config.norm_eps)
+        spec = AttentionSpec(
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            scale=c.scale,
+            window=c.windows[index],
+            softcap=c.attention_softcap,
+        )
+        self.attention_norm = norm(c.hidden)
+        self.attention = RotaryAttention(
+            c.hidden,
+            spec,
+            index,
+            qkv_bias=c.qkv_bias,
+            out_bias=c.out_bias,
+            qk_norm=partial(norm, c.head_dim) if c.qk_norm else None,
+        )
+        self.attention_post_norm = norm(c.hidden)
+        self.mlp_norm = norm(c.hidden)
+        self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
+        self.mlp_post_norm = norm(c.hidden)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        attended = self.attention(self.attention_norm(x), cos, sin, batch)
+        x = x + self.attention_post_norm(attended)
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+
+
+class Gemma2(nn.Module):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Gemma2Config:
+        """The facts of a Gemma 2 checkpoint; ConfigError for a missing key or another variant."""
+        return Gemma2Config.from_hf(
+            gemma_spelling(config),
+            windows=layer_windows(
+                config, nullable(config, "sliding_window", positive), lambda i: i % 2 == 0
+            ),
+            scale=positive_float(config, "query_pre_attn_scalar") ** -0.5,
+            attention_softcap=nullable(config, "attn_logit_softcapping", positive_float),
+            final_softcap=nullable(config, "final_logit_softcapping", positive_float),
+        )
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = self.read_config(config)
+        self.vocab_size = c.vocab_size
+        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
+        self.rotary = RotaryEmbedding(
+            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
+        )
+        self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
+        self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
+        self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
+        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed(batch.input_ids)
+        cos, sin = self.rotary(batch.positions)
+        for block in self.blocks:
+            x = block(x, cos, sin, batch)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits, cap = self.head(hidden), self.config.final_softcap
+        return logits if cap is None else softcap(logits, cap)
+
+    def weight_map(self) -> WeightMap:
+        tied_copies = ("lm_head.weight",) if self.config.tied else ()
+        return WeightMap(targets_by_module(self, NAMES_GEMMA2), ignored=tied_copies)

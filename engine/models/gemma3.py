@@ -1,0 +1,144 @@
+"""Gemma 3, text (arXiv 2503.19786): five windowed layers to a global one, each kind with a rotary
+base of its own; query and key norms instead of softcaps.
+
+Multimodal checkpoints are served as the language model they contain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.errors import ConfigError
+from engine.layers.attention import Attention
+from engine.layers.embedding import LMHead, ScaledEmbedding
+from engine.layers.norm import OffsetRMSNorm
+from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
+from engine.models.base import expect, layer_windows, nullable, positive, positive_float
+from engine.models.gemma import gemma_spelling
+from engine.models.gemma2 import NAMES_GEMMA2, Gemma2Block, Gemma2Config
+from engine.weights.rules import WeightMap, targets_by_module
+
+# A nested text_config leaves out whatever equals these.
+TEXT_DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+THETA = {
+    "full_attention": ("rope_theta", 1e6),
+    "sliding_attention": ("rope_local_base_freq", 1e4),
+}
+VISION = ("vision_tower.", "multi_modal_projector.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    """The facts of a Gemma 3 checkpoint; `rope_theta` and `rope_scaling` are the global layers'."""
+
+    local_theta: float
+    local_scaling: RopeScaling
+    nested: bool  # in a multimodal checkpoint
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config["text_config"]
+    if not isinstance(text, dict):
+        raise ConfigError(f"config.json has text_config = {text!r}; it must be an object.")
+    tied = config.get("tie_word_embeddings", True)
+    expect(text, "tie_word_embeddings", tied)
+    return TEXT_DEFAULTS | text | {"tie_word_embeddings": tied}
+
+
+def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The config as if all layers were of one kind, from either spelling of rotary parameters."""
+    key, default = THETA[kind]
+    own: dict[str, Any] = {"rope_theta": config.get(key) or default}
+    given = config.get("rope_parameters")
+    if given is None:
+        if kind == "sliding_attention":
+            own["rope_scaling"] = None  # meant for the global layers
+        return config | own
+    if not isinstance(given, dict) or not given.keys() <= THETA.keys():
+        raise ConfigError(
+            f"config.json has rope_parameters = {given!r}; this architecture has them for "
+            f"{' and '.join(THETA)} each."
+        )
+    expect(config, "rope_scaling", None)
+    return config | own | {"rope_parameters": given.get(kind)}
+
+
+class Gemma3(nn.Module):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Gemma3Config:
+        """The facts of a Gemma 3 checkpoint; ConfigError for a missing key or another variant."""
+        nested = "text_config" in config
+        text = gemma_spelling(_text_config(config) if nested else config)
+        expect(text, "attn_logit_softcapping", None)
+        expect(text, "final_logit_softcapping", None)
+        period = positive(text, "sliding_window_pattern", 6)
+        local = _rope(text, "sliding_attention")
+        return Gemma3Config.from_hf(
+            _rope(text, "full_attention"),
+            windows=layer_windows(
+                text, nullable(text, "sliding_window", positive), lambda i: (i + 1) % period != 0
+            ),
+            qk_norm=True,
+            scale=positive_float(text, "query_pre_attn_scalar") ** -0.5,
+            attention_softcap=None,
+            final_softcap=None,
+            local_theta=rope_theta(local),
+            local_scaling=RopeScaling.from_hf(local),
+            nested=nested,
+        )
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = self.read_config(config)
+        self.vocab_size = c.vocab_size
+        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
+        self.rotary = RotaryEmbedding(
+            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
+        )
+        self.local_rotary = RotaryEmbedding(
+            c.head_dim, c.local_theta, c.local_scaling, max_positions, dtype
+        )
+        self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
+        self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
+        self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
+        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed(batch.input_ids)
+        everywhere, nearby = self.rotary(batch.positions), self.local_rotary(batch.positions)
+        for block, window in zip(self.blocks, self.config.windows, strict=True):
+            x = block(x, *(everywhere if window is None else nearby), batch)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)
+
+    def weight_map(self) -> WeightMap:
+        """Old and new multimodal checkpoints put different words in front of the same names."""
+        targets = targets_by_module(self, NAMES_GEMMA2)
+        nested = self.config.nested
+        vision = [prefix + part for prefix in ("", "model.") for part in VISION]
+        prefixes = ("language_model.model.", "model.language_model.", "language_model.", "")
+        return WeightMap(
+            {name.removeprefix("model."): target for name, target in targets.items()},
+            prefixes=prefixes if nested else ("model.", ""),
+            ignored=("lm_head.weight",) if self.config.tied else (),
+            ignored_prefixes=vision if nested else (),
+        )
