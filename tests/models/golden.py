@@ -187,7 +187,8 @@ def prefix_hit(golden: Golden) -> None:
 
 
 def preempted(golden: Golden) -> None:
-    driver = golden.driver(num_gpu_blocks_override=12, enable_prefix_caching=False)
+    blocks = 12 * len(golden.runner.kv.groups)
+    driver = golden.driver(num_gpu_blocks_override=blocks, enable_prefix_caching=False)
     assert answers(driver, golden.prompts) == golden.alone
     assert driver.stats.preemptions, "the pool was meant to be too small"
 
