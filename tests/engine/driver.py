@@ -170,6 +170,17 @@ class Driver:
         for _ in range(times):
             self.core.turn()
             self.core.scheduler.check()
+            if not self.core.depth:
+                self._check_windows()
+
+    def _check_windows(self) -> None:
+        """A windowed group keeps its window and the step's tokens, and two blocks at most."""
+        tokens = self.stats.step_prefill_tokens + self.stats.step_decode_tokens
+        size = self.core.facts.block_size
+        for sequence in self.core.scheduler.running:
+            for group, table in zip(self.core.facts.kv_groups, sequence.tables, strict=True):
+                held = sum(block > 0 for block in table)
+                assert not group.window or held <= -(-(group.window + tokens) // size) + 2
 
     @property
     def busy(self) -> bool:
