@@ -18,124 +18,81 @@ from engine.errors import ConfigError
 
 DEMO_MODEL = "demo"
 
-# What the command line makes of a field: its panel in --help, sizes written as 32k or 2GiB.
-MODEL: dict[str, Any] = {"panel": "Model"}
-SCHEDULING: dict[str, Any] = {"panel": "KV cache and scheduling"}
-SIZE: dict[str, Any] = {"size": True}
+# Panels of --help and of docs/flags.md.
+MODEL = "Model"
+SCHEDULING = "KV cache and scheduling"
+
+Count = Annotated[int, Meta(ge=1)]
+Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
+
+
+def setting(panel: str, text: str, **more: Any) -> Meta:
+    """What is said of a field wherever it is shown; `more` as for msgspec.Meta."""
+    return Meta(title=panel, description=text, **more)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to load and how to run it; sizes in tokens, blocks or bytes as each field says."""
 
     model: Annotated[
-        str,
-        Meta(
-            description="A Hugging Face model folder, or `demo` for the model in the package.",
-            extra=MODEL,
-        ),
+        str, setting(MODEL, "A Hugging Face model folder, or `demo` for the model in the package.")
     ] = DEMO_MODEL
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Meta(
-            description="Weights and KV cache; auto is bfloat16 where the device computes in it.",
-            extra=MODEL,
-        ),
+        setting(MODEL, "Weights and KV cache; auto is bfloat16 where the device computes in it."),
     ] = "auto"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        Meta(description="auto takes a GPU where there is one.", extra=MODEL),
+        Literal["auto", "cpu", "cuda"], setting(MODEL, "auto takes a GPU where there is one.")
     ] = "auto"
-    max_model_len: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="Longest prompt plus answer, in tokens; default: the model's own.",
-                extra=MODEL | SIZE,
-            ),
-        ]
-        | None
-    ) = None
+    max_model_len: Annotated[
+        Size | None,
+        setting(MODEL, "Longest prompt plus answer, in tokens; default: the model's own."),
+    ] = None
+    threads: Annotated[
+        Count | None, setting(MODEL, "CPU threads of the engine; default: all cores.")
+    ] = None
+    prepack: Annotated[
+        bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
+    ] = True
     max_num_seqs: Annotated[
-        int,
-        Meta(ge=1, le=4096, description="Most sequences that run in one step.", extra=SCHEDULING),
+        int, setting(SCHEDULING, "Most sequences that run in one step.", ge=1, le=4096)
     ] = 128
-    max_num_batched_tokens: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="Token budget of one step; default: 256 on a CPU, 2048 on a GPU.",
-                extra=SCHEDULING | SIZE,
-            ),
-        ]
-        | None
-    ) = None
-    max_num_encoder_tokens: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="Token budget of an encoder's part of a step, whole texts; a longer "
-                "text goes alone. Default: 1024 on a CPU, 16384 on a GPU.",
-                extra=SCHEDULING | SIZE,
-            ),
-        ]
-        | None
-    ) = None
+    max_num_batched_tokens: Annotated[
+        Size | None,
+        setting(SCHEDULING, "Token budget of one step; default: 256 on a CPU, 2048 on a GPU."),
+    ] = None
+    max_num_encoder_tokens: Annotated[
+        Size | None,
+        setting(
+            SCHEDULING,
+            "Token budget of an encoder's part of a step, whole texts; a longer text goes alone. "
+            "Default: 1024 on a CPU, 16384 on a GPU.",
+        ),
+    ] = None
     block_size: Annotated[
-        Literal[16, 32, 64, 128], Meta(description="Tokens in one KV block.", extra=SCHEDULING)
+        Literal[16, 32, 64, 128], setting(SCHEDULING, "Tokens in one KV block.")
     ] = 64
-    kv_cache_memory_bytes: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="Bytes for the KV cache; default: what max_num_seqs sequences of "
-                "full length need, at most a quarter of the free memory.",
-                extra=SCHEDULING | SIZE,
-            ),
-        ]
-        | None
-    ) = None
-    num_gpu_blocks_override: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="Exact number of KV blocks, on any device; overrides the bytes.",
-                extra=SCHEDULING,
-            ),
-        ]
-        | None
-    ) = None
+    kv_cache_memory_bytes: Annotated[
+        Size | None,
+        setting(
+            SCHEDULING,
+            "Bytes for the KV cache; default: what max_num_seqs sequences of full length need, "
+            "at most a quarter of the free memory.",
+        ),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        Count | None,
+        setting(SCHEDULING, "Exact number of KV blocks, on any device; overrides the bytes."),
+    ] = None
     enable_prefix_caching: Annotated[
-        bool, Meta(description="Reuse the KV of prompts that begin alike.", extra=SCHEDULING)
+        bool, setting(SCHEDULING, "Reuse the KV of prompts that begin alike.")
     ] = True
     max_num_queued_reqs: Annotated[
-        int,
-        Meta(
-            ge=1, description="Waiting requests beyond which new ones get a 503.", extra=SCHEDULING
-        ),
+        Count, setting(SCHEDULING, "Waiting requests beyond which new ones get a 503.")
     ] = 512
     max_num_queued_tokens: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Waiting prompt tokens beyond which new requests get a 503.",
-            extra=SCHEDULING | SIZE,
-        ),
+        Size, setting(SCHEDULING, "Waiting prompt tokens beyond which new requests get a 503.")
     ] = 262144
-    threads: (
-        Annotated[
-            int,
-            Meta(ge=1, description="CPU threads of the engine; default: all cores.", extra=MODEL),
-        ]
-        | None
-    ) = None
-    prepack: Annotated[
-        bool, Meta(description="Prepack linear weights for oneDNN on a CPU (faster).", extra=MODEL)
-    ] = True
 
 
 def model_folder(model: str) -> Path:

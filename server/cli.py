@@ -58,9 +58,9 @@ def _option(setting: Setting) -> inspect.Parameter:
     default = f" (default: {setting.default_text})" if setting.default_text else ""
     option = typer.Option(
         f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
-        help=f"{setting.meta.description}{default} ({setting.variable})",
+        help=f"{setting.fact('description')}{default} ({setting.variable})",
         metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
-        rich_help_panel=setting.panel,
+        rich_help_panel=setting.fact("title"),
         show_default=False,
     )
     return inspect.Parameter(

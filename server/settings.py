@@ -11,10 +11,10 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -39,8 +39,15 @@ class Setting:
     name: str
     annotation: Any
     kind: Any  # the annotation without its Meta and without None
-    meta: msgspec.Meta
+    metas: tuple[msgspec.Meta, ...]
     default: Any
+
+    def fact(self, name: str) -> Any:
+        """What the field's Meta say under `name`, None where they say nothing."""
+        return next((v for m in self.metas if (v := getattr(m, name)) is not None), None)
+
+    def marked(self, mark: str) -> bool:
+        return mark in (self.fact("extra") or {})
 
     @property
     def flag(self) -> str:
@@ -49,18 +56,6 @@ class Setting:
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
-
-    @property
-    def panel(self) -> str:
-        return str((self.meta.extra or {})["panel"])
-
-    @property
-    def is_size(self) -> bool:
-        return bool((self.meta.extra or {}).get("size"))
-
-    @property
-    def is_secret(self) -> bool:
-        return bool((self.meta.extra or {}).get("secret"))
 
     @property
     def is_switch(self) -> bool:
@@ -72,33 +67,27 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        if typing.get_origin(self.kind) is not Literal:
-            return ()
-        return tuple(str(choice) for choice in typing.get_args(self.kind))
+        literal = typing.get_origin(self.kind) is Literal
+        return tuple(map(str, typing.get_args(self.kind))) if literal else ()
 
     @property
     def default_text(self) -> str:
-        if self.default is None or self.default == ():
-            return ""
-        return str(self.default).lower() if self.is_switch else f"{self.default:{self._format}}"
-
-    @property
-    def _format(self) -> str:
-        return "g" if isinstance(self.default, float) else ""
+        if self.is_switch:
+            return str(self.default).lower()
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
+        return "" if self.default in (None, ()) else str(self.default)
 
     @property
     def allowed(self) -> str:
         """What a value may be, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        words = {bool: "true or false", int: "a whole number", float: "a number"}
-        text = words.get(self.kind, "a list of texts" if self.repeats else "a text")
-        bounds = {"at least": self.meta.ge, "above": self.meta.gt, "at most": self.meta.le}
-        limits = " and ".join(
-            f"{word} {value}" for word, value in bounds.items() if value is not None
-        )
-        sizes = " (32k, 32K and 2GiB are understood)" if self.is_size else ""
-        return " ".join(filter(None, [text, limits])) + sizes
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        bounds = {"at least": "ge", "above": "gt", "at most": "le"}
+        limits = [f"{w} {self.fact(b)}" for w, b in bounds.items() if self.fact(b) is not None]
+        text = " ".join([words.get(self.kind, "a list of texts"), " and ".join(limits)]).rstrip()
+        return text + " (32k, 32K and 2GiB are understood)" * self.marked("size")
 
 
 def settings() -> Iterator[Setting]:
@@ -106,12 +95,12 @@ def settings() -> Iterator[Setting]:
     for owner in (EngineConfig, ServerConfig):
         hints = typing.get_type_hints(owner, include_extras=True)
         for field in msgspec.structs.fields(owner):
+            kind, metas = hints[field.name], []
+            while typing.get_origin(kind) in (Annotated, Union, types.UnionType):
+                kind, *rest = typing.get_args(kind)
+                metas += [meta for meta in rest if isinstance(meta, msgspec.Meta)]
             annotation = hints[field.name]
-            inner = annotation
-            if typing.get_origin(annotation) in (Union, types.UnionType):
-                inner = typing.get_args(annotation)[0]
-            kind, meta = typing.get_args(inner)
-            yield Setting(owner, field.name, annotation, kind, meta, field.default)
+            yield Setting(owner, field.name, annotation, kind, tuple(metas), field.default)
 
 
 def human_size(text: str) -> str:
@@ -128,12 +117,8 @@ def human_size(text: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Given:
-    """A value from a layer, and the words that name its source."""
-
-    value: Any
-    source: str
+# Values by field name, each with the words that name its source.
+Layer = dict[str, tuple[Any, str]]
 
 
 def load(
@@ -147,62 +132,56 @@ def load(
     known = {setting.name: setting for setting in settings()}
     if file is None and (named := environ.get(CONFIG_VARIABLE)):
         file = Path(named)
-    given: dict[str, Given] = _from_file(file, known) if file else {}
+    from_file = _from_file(file, known) if file else {}
     from_environment, warnings = _from_environment(environ, known)
-    given |= from_environment
-    for name, value in flags.items():
-        if value is not None and value != []:
-            given[name] = Given(value, known[name].flag)
-            if known[name].is_secret:
-                warnings.append(
-                    f"{known[name].flag} shows the secret to everyone who can list processes; "
-                    f"{known[name].variable} or --api-key-file does not."
-                )
-    errors: list[str] = []
-    values = {name: _convert(known[name], entry, errors) for name, entry in given.items()}
+    from_flags = {n: (v, known[n].flag) for n, v in flags.items() if v not in (None, [])}
+    for secret in (known[name] for name in from_flags if known[name].marked("secret")):
+        warnings.append(
+            f"{secret.flag} shows the secret to everyone who can list processes; "
+            f"{secret.variable} or --api-key-file does not."
+        )
+    values: dict[type, dict[str, Any]] = {ServerConfig: {}, EngineConfig: {}}
+    errors = []
+    for name, (value, source) in (from_file | from_environment | from_flags).items():
+        try:
+            values[known[name].owner][name] = _convert(known[name], value)
+        except msgspec.ValidationError:
+            shown = "***" if known[name].marked("secret") else value
+            errors.append(f"{source}: {shown!r} is not {known[name].allowed}.")
     if errors:
         raise ConfigError("\n".join(errors))
-    parts = [
-        owner(**{name: value for name, value in values.items() if known[name].owner is owner})
-        for owner in (ServerConfig, EngineConfig)
-    ]
-    return typing.cast(ServerConfig, parts[0]), typing.cast(EngineConfig, parts[1]), warnings
+    return ServerConfig(**values[ServerConfig]), EngineConfig(**values[EngineConfig]), warnings
 
 
-def _convert(setting: Setting, given: Given, errors: list[str]) -> Any:
-    value = given.value
-    if setting.is_size and isinstance(value, str):
+def _convert(setting: Setting, value: Any) -> Any:
+    if isinstance(value, str) and setting.marked("size"):
         value = human_size(value)
-    if setting.repeats and isinstance(value, str):
+    if isinstance(value, str) and setting.repeats:
         value = [value]
-    try:
-        return msgspec.convert(value, setting.annotation, strict=False)
-    except msgspec.ValidationError:
-        shown = "***" if setting.is_secret else given.value
-        errors.append(f"{given.source}: {shown!r} is not {setting.allowed}.")
-        return None
+    return msgspec.convert(value, setting.annotation, strict=False)
 
 
 def _from_environment(
     environ: Mapping[str, str], known: Mapping[str, Setting]
-) -> tuple[dict[str, Given], list[str]]:
-    given, warnings = {}, []
+) -> tuple[Layer, list[str]]:
+    layer: Layer = {}
+    warnings = []
+    settings_by_variable = {setting.variable: setting for setting in known.values()}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
             continue  # an empty variable is how compose files say "not given"
-        setting = known.get(variable.removeprefix(PREFIX).lower())
         if SERVICE_LINK.fullmatch(variable) or SERVICE_LINK_VALUE.match(text):
             continue
-        if setting is None or setting.variable != variable:
-            hint = _hint(variable, [known[name].variable for name in known])
+        if setting := settings_by_variable.get(variable):
+            parts = [part.strip() for part in text.split(",") if part.strip()]
+            layer[setting.name] = (parts if setting.repeats else text, variable)
+        else:
+            hint = _hint(variable, settings_by_variable)
             warnings.append(f"The environment variable {variable} is not a setting.{hint}")
-            continue
-        value = [part.strip() for part in text.split(",") if part.strip()]
-        given[setting.name] = Given(value if setting.repeats else text, variable)
-    return given, warnings
+    return layer, warnings
 
 
-def _from_file(file: Path, known: Mapping[str, Setting]) -> dict[str, Given]:
+def _from_file(file: Path, known: Mapping[str, Setting]) -> Layer:
     import yaml  # here, so that `--help` need not pay for it
 
     try:
@@ -213,20 +192,19 @@ def _from_file(file: Path, known: Mapping[str, Setting]) -> dict[str, Given]:
         raise ConfigError(
             f"{file} must hold `setting: value` lines, not {type(document).__name__}."
         )
-    given: dict[str, Given] = {}
+    layer: Layer = {}
     for key, value in (document or {}).items():
         name = str(key).replace("-", "_")
         if name not in known:
-            hint = _hint(name, list(known))
-            raise ConfigError(f"{key} in {file} is not a setting.{hint}")
-        if name in given:
+            raise ConfigError(f"{key} in {file} is not a setting.{_hint(name, known)}")
+        if name in layer:
             raise ConfigError(f"{key} stands twice in {file}, with a dash and an underscore.")
-        given[name] = Given(value, f"{key} in {file}")
-    return given
+        layer[name] = (value, f"{key} in {file}")
+    return layer
 
 
-def _hint(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
+def _hint(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
 
@@ -242,19 +220,15 @@ def flags_page() -> str:
         "Sizes may be written `32k` (32000), `32K` or `32KiB` (32768), `2GiB`, `2GB`.",
     ]
     panel = ""
-    for setting in sorted(settings(), key=lambda setting: _panels().index(setting.panel)):
-        if setting.panel != panel:
-            panel = setting.panel
+    for setting in settings():
+        if setting.fact("title") != panel:
+            panel = setting.fact("title")
             lines += ["", f"## {panel}", "", "| flag | variable | default | what |"]
             lines.append("|---|---|---|---|")
         flag = f"{setting.flag}, --no-{setting.flag[2:]}" if setting.is_switch else setting.flag
-        what = str(setting.meta.description) + (" Repeatable." if setting.repeats else "")
+        what = setting.fact("description") + (" Repeatable." if setting.repeats else "")
         what += f" One of {', '.join(setting.choices)}." if setting.choices else ""
         lines.append(f"| `{flag}` | `{setting.variable}` | {setting.default_text} | {what} |")
     lines += ["", "## Exit statuses", "", "| status | meaning |", "|---|---|"]
     lines += [f"| {status} | {meaning} |" for status, meaning in MEANINGS.items()]
     return "\n".join(lines) + "\n"
-
-
-def _panels() -> list[str]:
-    return list(dict.fromkeys(setting.panel for setting in settings()))

@@ -17,8 +17,8 @@ def test_every_field_has_a_name_of_its_own_a_panel_and_a_description() -> None:
     every = list(settings())
     assert len({setting.name for setting in every}) == len(every)
     for setting in every:
-        assert setting.panel
-        assert setting.meta.description
+        assert setting.fact("title")
+        assert setting.fact("description")
 
 
 def test_defaults_pass_the_validation_of_their_own_fields() -> None:
