@@ -46,7 +46,7 @@ class Answer:
     """What the whole and the streamed form of one answer have in common."""
 
     def __init__(self, service: Service, plan: Plan, dialect: Dialect) -> None:
-        self.service, self.dialect, self.tokenizer = service, dialect, service.tokenizer
+        self.service, self.dialect, self._tokenizer = service, dialect, service.tokenizer
         self.generation = Generation(service, plan)
         self._id = dialect.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
@@ -63,31 +63,34 @@ class Answer:
         plan = self.generation.plan
         return {"prompt_token_ids": plan.prompts[prompt]} if plan.body.return_token_ids else {}
 
+    def entry(
+        self,
+        choice: Choice,
+        payload: dict[str, Any],
+        delta: Delta | None = None,
+        finish: str | None = None,
+    ) -> dict[str, Any]:
+        """One of `choices`, whole or streamed; `delta` where it holds tokens."""
+        body = self.generation.plan.body
+        entry = {"index": choice.index, **payload, "logprobs": None, "finish_reason": finish}
+        if delta is not None and body.logprobs_wanted >= 0:
+            entry["logprobs"] = self.dialect.logprobs(self._tokenizer, delta.scored)
+        if delta is not None and body.return_token_ids:
+            entry["token_ids"] = delta.token_ids
+        return entry
+
     async def whole(self, request: Request) -> Response:
         """Waits for everything; aborts where the client leaves first."""
         deltas = await attended(request, self.generation.collect())
-        choices = zip(self.generation.choices, deltas, strict=True)
-        body = self.head(self.dialect.whole) | {
-            "choices": [self._choice(choice, delta) for choice, delta in choices],
-            "usage": self.generation.usage(),
-        }
+        entries, echoes = [], self.generation.plan.echoes
+        for choice, delta in zip(self.generation.choices, deltas, strict=True):
+            message = self.dialect.message(echoes[choice.prompt] + delta.text)
+            entry = self.entry(choice, message, delta, choice.finish)
+            if self.dialect.prompt_ids_on_choice:
+                entry |= self.prompt_ids(choice.prompt)
+            entries.append(entry)
+        body = self.head(self.dialect.whole)
+        body |= {"choices": entries, "usage": self.generation.usage()}
         if not self.dialect.prompt_ids_on_choice:
             body |= self.prompt_ids(0)
         return Response(orjson.dumps(body), media_type="application/json", headers=self.headers())
-
-    def _choice(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        plan = self.generation.plan
-        logprobs = None
-        if plan.body.logprobs_wanted >= 0:
-            logprobs = self.dialect.logprobs(self.tokenizer, delta.scored)
-        body = {
-            "index": choice.index,
-            **self.dialect.message(plan.echoes[choice.prompt] + delta.text),
-            "logprobs": logprobs,
-            "finish_reason": choice.finish,
-        }
-        if self.dialect.prompt_ids_on_choice:
-            body |= self.prompt_ids(choice.prompt)
-        if plan.body.return_token_ids:
-            body["token_ids"] = delta.token_ids
-        return body

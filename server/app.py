@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import importlib.metadata
 import time
 from collections.abc import AsyncIterator
@@ -17,13 +15,12 @@ from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.config import EngineConfig, model_folder
-from engine.errors import EngineDeadError
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig, served_names
 from server.logging import configure
 from server.metrics import Metrics
 from server.middleware import Gate, RequestBoundary, read_keys
-from server.routes import chat, completions, models, ops, tokenize
+from server.routes import generate, models, ops, tokenize
 from server.service import Service
 from server.tokenizer import Tokenizer
 
@@ -44,7 +41,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service
-    for module in (chat, completions, models, tokenize, ops):
+    for module in (generate, models, tokenize, ops):
         app.include_router(module.router)
     app.add_middleware(Gate, config=config, keys=read_keys(config))
     app.add_middleware(RequestBoundary, service=service)
@@ -77,14 +74,7 @@ async def _raise(request: Request, error: Exception) -> Response:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     await service.client.start()
-    watch = asyncio.create_task(_note_loaded(service))
     try:
         yield
     finally:
-        watch.cancel()
         await service.client.stop()
-
-
-async def _note_loaded(service: Service) -> None:
-    with contextlib.suppress(EngineDeadError):  # whoever started the app watches for that
-        service.metrics.loaded(await service.client.wait_ready())

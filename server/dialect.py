@@ -17,10 +17,10 @@ class Dialect:
     id_prefix: str
     whole: str  # `object` of a complete answer
     chunk: str  # `object` of a streamed part
-    text: tuple[bytes, bytes]  # what surrounds a choice's JSON text in a chunk
-    opening: bytes  # a choice's first chunk, before any text; b"" for none
-    closing: bytes  # a choice's last chunk, beside finish_reason
-    message: Callable[[str], dict[str, Any]]
+    message: Callable[[str], dict[str, Any]]  # a choice's text in a complete answer
+    part: Callable[[str], dict[str, Any]]  # and in a chunk
+    opening: dict[str, Any]  # a choice's first chunk, before any text; empty for none
+    closing: dict[str, Any]  # a choice's last chunk, beside finish_reason
     logprobs: Callable[[Tokenizer, Sequence[ScoredToken]], dict[str, Any]]
     prompt_ids_on_choice: bool  # where vLLM puts prompt_token_ids
 
@@ -63,10 +63,10 @@ CHAT = Dialect(
     id_prefix="chatcmpl-",
     whole="chat.completion",
     chunk="chat.completion.chunk",
-    text=(b'"delta":{"content":', b"}"),
-    opening=b'"delta":{"role":"assistant","content":""}',
-    closing=b'"delta":{}',
     message=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    part=lambda text: {"delta": {"content": text}},
+    opening={"delta": {"role": "assistant", "content": ""}},
+    closing={"delta": {}},
     logprobs=chat_logprobs,
     prompt_ids_on_choice=False,
 )
@@ -74,10 +74,10 @@ COMPLETION = Dialect(
     id_prefix="cmpl-",
     whole="text_completion",
     chunk="text_completion",
-    text=(b'"text":', b""),
-    opening=b"",
-    closing=b'"text":""',
     message=lambda text: {"text": text},
+    part=lambda text: {"text": text},
+    opening={},
+    closing={"text": ""},
     logprobs=completion_logprobs,
     prompt_ids_on_choice=True,
 )

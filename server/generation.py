@@ -175,8 +175,8 @@ class Generation:
 
     def _end(self, choice: Choice, request_id: int, finish: str) -> None:
         self._stream.finish(request_id)
-        self._metrics.success(finish)
-        self._metrics.finish(self.plan.arrival, choice.first_at, choice.last_at, choice.count)
+        arrival = self.plan.arrival
+        self._metrics.finish(finish, arrival, choice.first_at, choice.last_at, choice.count)
 
     def usage(self) -> dict[str, object]:
         prompt = sum(map(len, self.plan.prompts))

@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from engine.protocol import SamplingParams
 from server.errors import invalid, unsupported
-from server.schemas import ChatBody, GenerateBody, TokenizeBody
-from server.schemas.generate import ChatMessage
+from server.schemas.generate import ChatBody, ChatMessage, GenerateBody
+from server.schemas.tokenize import TokenizeBody
 from server.service import Service
 
 INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them

@@ -25,83 +25,48 @@ log = structlog.get_logger("server.stream")
 
 
 class ChunkWriter:
-    """Writes the chunks of one answer around parts that are encoded once."""
+    """Writes the chunks of one answer."""
 
     def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._dialect = answer.dialect
+        self._answer, self._dialect = answer, answer.dialect
         self._body = answer.generation.plan.body
-        head = orjson.dumps(answer.head(answer.dialect.chunk))
-        self._head = b"data: " + head[:-1] + b","
-        self._usage_null = b',"usage":null' if self._body.include_usage else b""
+        self._head = answer.head(answer.dialect.chunk)
+        self._usage = {"usage": None} if self._body.include_usage else {}
 
-    def chunk(
-        self,
-        index: int,
-        payload: bytes,
-        *,
-        logprobs: bytes = b"null",
-        finish: bytes = b"null",
-        more: dict[str, Any] | None = None,
-        top: dict[str, Any] | None = None,
-    ) -> bytes:
-        """One event; `more` goes into the choice, `top` beside the choices."""
-        return b'%b"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}]%b%b}\n\n' % (
-            self._head,
-            index,
-            payload,
-            logprobs,
-            finish,
-            _fields(more),
-            self._usage_null,
-            _fields(top),
-        )
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        chunk = {**self._head, "choices": choices, **self._usage, **more}
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     def opening(self) -> bytes:
         answer, dialect = self._answer, self._dialect
-        events = []
+        events = b""
         for choice in answer.generation.choices:
             echo = answer.generation.plan.echoes[choice.prompt]
-            payload = self._text(echo) if echo else dialect.opening
+            payload = dialect.part(echo) if echo else dialect.opening
             ids = answer.prompt_ids(choice.prompt)
-            if dialect.prompt_ids_on_choice:
-                if payload or ids:
-                    events.append(self.chunk(choice.index, payload or self._text(""), more=ids))
-            else:
-                events.append(self.chunk(choice.index, payload, top=None if events else ids))
-        return b"".join(events)
+            if not dialect.prompt_ids_on_choice:
+                events += self._event([answer.entry(choice, payload)], **({} if events else ids))
+            elif payload or ids:
+                events += self._event([answer.entry(choice, payload or dialect.part("")) | ids])
+        return events
 
     def growth(self, choice: Choice) -> bytes:
         """What has come for a choice, and its closing chunk where it has finished."""
-        delta, event = choice.take(), b""
-        wants_ids, wants_logprobs = self._body.return_token_ids, self._body.logprobs_wanted >= 0
-        if delta.text or wants_ids or (wants_logprobs and delta.scored):
-            logprobs = b"null"
-            if wants_logprobs:
-                logprobs = orjson.dumps(
-                    self._dialect.logprobs(self._answer.tokenizer, delta.scored)
-                )
-            more = {"token_ids": delta.token_ids} if wants_ids else None
-            event = self.chunk(choice.index, self._text(delta.text), logprobs=logprobs, more=more)
+        delta, events = choice.take(), b""
+        if delta.text or delta.scored or self._body.return_token_ids:
+            events = self._event(
+                [self._answer.entry(choice, self._dialect.part(delta.text), delta)]
+            )
         if choice.finish is not None:
-            finish = orjson.dumps(choice.finish)
-            event += self.chunk(choice.index, self._dialect.closing, finish=finish)
-        return event
+            closing = self._answer.entry(choice, self._dialect.closing, finish=choice.finish)
+            events += self._event([closing])
+        return events
 
     def ending(self) -> bytes:
         done = b"data: [DONE]\n\n"
         if not self._body.include_usage:
             return done
-        usage = orjson.dumps(self._answer.generation.usage())
-        return b'%b"choices":[],"usage":%b}\n\n%b' % (self._head, usage, done)
-
-    def _text(self, text: str) -> bytes:
-        before, after = self._dialect.text
-        return before + orjson.dumps(text) + after
-
-
-def _fields(extra: dict[str, Any] | None) -> bytes:
-    return b"," + orjson.dumps(extra)[1:-1] if extra else b""
+        return self._event([], usage=self._answer.generation.usage()) + done
 
 
 def _ping() -> ServerSentEvent:

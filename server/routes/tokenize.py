@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from server.errors import invalid
 from server.plan import chat_prompt, off_loop
-from server.schemas import DetokenizeBody, TokenizeBody, read_body
-from server.schemas.body import documented
+from server.schemas.body import documented, read_body
+from server.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.service import service_of
 
 router = APIRouter()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
 from server.errors import to_api_error
-from server.schemas import ChatBody, CompletionBody
+from server.schemas.generate import ChatBody, CompletionBody
 from tests.server.fake_engine import FakeEngine
 from tests.server.rig import check_error_body, eventually, serving
 
