@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import ipaddress
 import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 
-from engine.config import EngineConfig, model_folder, read_json
+from rich.filesize import decimal
+
+from engine.config import EngineConfig
 from engine.protocol import Progress, Ready
-from server.config import ServerConfig, served_names
+from server.listen import is_loopback
+from server.service import Service
 
 
 def say(text: str) -> None:
@@ -34,18 +36,12 @@ def load_progress() -> Iterator[Callable[[Progress], None]]:
 
         yield line
         return
-    from rich import progress as rich_progress
     from rich.console import Console
+    from rich.progress import Progress as Bars
 
-    columns = (
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.TaskProgressColumn(),
-        rich_progress.TimeElapsedColumn(),
-    )
-    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda seen: bar.update(task, description=seen.stage, completed=seen.fraction)
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda seen: bars.update(task, description=seen.stage, completed=seen.fraction)
 
 
 def base_url(host: str, port: int) -> str:
@@ -54,24 +50,24 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def banner(config: ServerConfig, engine: EngineConfig, ready: Ready, port: int) -> str:
+def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> str:
     """The facts of the loaded model and a curl line that works as printed."""
-    name = served_names(config, engine.model)[0]
-    key = "on" if _has_keys(config) else "off"
+    config = service.config
+    has_keys = bool(config.api_key or config.api_key_file)
     prefixes = "on" if engine.enable_prefix_caching else "off"
     url = base_url(config.host, port)
     lines = [
-        f"penstock {importlib.metadata.version('penstock')} serves {name}: {ready.architecture}, "
-        f"{_count(ready.parameters)} parameters, {ready.dtype}",
+        f"penstock {importlib.metadata.version('penstock')} serves {service.names[0]}: "
+        f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
-        f"  weights   {_bytes(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
+        f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
         *_kv_cache(ready),
-        f"  features  prefix cache {prefixes}, API key {key}, "
+        f"  features  prefix cache {prefixes}, API key {'on' if has_keys else 'off'}, "
         f"at most {ready.max_num_seqs} sequences in a step",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
-        f"  try       {curl(config, engine, url)}",
+        f"  try       {curl(service, url, has_keys)}",
     ]
-    if not _is_loopback(config.host) and not _has_keys(config):
+    if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   {config.host} without an API key: whoever reaches this machine may use "
             "it; see --api-key-file"
@@ -90,7 +86,7 @@ def _kv_cache(ready: Ready) -> list[str]:
     )
     lines = [
         f"  KV cache  {ready.num_blocks} blocks of {ready.block_size} tokens "
-        f"({_bytes(ready.kv_cache_bytes)}): {ready.num_blocks / each:.1f} requests "
+        f"({decimal(ready.kv_cache_bytes)}): {ready.num_blocks / each:.1f} requests "
         f"of full length ({length} tokens)"
     ]
     layers = sum(group.layers for group in ready.kv_groups)
@@ -107,51 +103,14 @@ def _kv_cache(ready: Ready) -> list[str]:
     return lines
 
 
-def curl(config: ServerConfig, engine: EngineConfig, url: str) -> str:
+def curl(service: Service, url: str, has_keys: bool) -> str:
     """One request for the shell; a model without a chat template gets a completion."""
-    body: dict[str, object] = {"model": served_names(config, engine.model)[0], "max_tokens": 64}
-    if _has_chat_template(config, engine):
+    body: dict[str, object] = {"model": service.names[0], "max_tokens": 64}
+    if service.template is not None:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "Hello!"}]
     else:
         path, body["prompt"] = "/v1/completions", "Once upon a time"
-    key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if _has_keys(config) else ""
+    key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_keys else ""
     data = shlex.quote(json.dumps(body))
     return f"curl -s {url}{path} -H 'Content-Type: application/json'{key} -d {data}"
-
-
-def _has_chat_template(config: ServerConfig, engine: EngineConfig) -> bool:
-    folder = model_folder(engine.model)
-    tokenizer_config = folder / "tokenizer_config.json"
-    return (
-        config.chat_template is not None
-        or (folder / "chat_template.jinja").is_file()
-        or (tokenizer_config.is_file() and "chat_template" in read_json(tokenizer_config))
-    )
-
-
-def _has_keys(config: ServerConfig) -> bool:
-    return bool(config.api_key or config.api_key_file)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
-
-
-def _count(number: float) -> str:
-    for suffix in ("", "K", "M"):
-        if number < 1000:
-            return f"{number:.3g}{suffix}"
-        number /= 1000
-    return f"{number:.3g}B"

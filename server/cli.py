@@ -136,13 +136,12 @@ def chat(
 def doctor(
     model: Annotated[str | None, typer.Argument(help="Also check this model folder.")] = None,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check machine, versions, settings and model folder; status 1 where something fails."""
     from server.doctor import examine, render
 
     findings = examine(model, config, os.environ)
-    typer.echo(render(findings, as_json=as_json))
+    typer.echo(render(findings))
     raise typer.Exit(int(any(finding.level == "fail" for finding in findings)))
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
@@ -21,6 +22,7 @@ from server.app import create_app
 from server.banner import banner, base_url, load_progress, say
 from server.config import ServerConfig
 from server.listen import BACKLOG
+from server.service import Service
 
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
@@ -36,23 +38,8 @@ def run(
     except ConfigError as error:
         say(f"penstock: {error}")
         return exits.BAD_CONFIG
-    server = Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
-    )
-    lifetime = Lifetime(config, engine_config, client, server, listener)
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+    lifetime = Lifetime(app, engine_config, listener)
+    with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # after everything else, so that it is the last line
         say(f"penstock: {lifetime.cause}")
@@ -70,19 +57,26 @@ class Server(uvicorn.Server):
 class Lifetime:
     """One run of the server. Owns the signals and the order in which things end."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        engine_config: EngineConfig,
-        client: EngineClient,
-        server: Server,
-        listener: socket.socket,
-    ) -> None:
+    def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
         self.cause = ""  # why the engine ended, where it ended by itself
-        self._config = config
+        self.server = Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            )
+        )
+        self._service: Service = app.state.service
+        self._client = self._service.client
         self._engine_config = engine_config
-        self._client = client
-        self._server = server
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
@@ -92,13 +86,13 @@ class Lifetime:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        url = base_url(self._config.host, self._port)
+        url = base_url(self._service.config.host, self._port)
         say(f"penstock: listening on {url}, loading {self._engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
         for task in tasks:
             task.add_done_callback(self._on_end)
         try:
-            await self._server.serve(sockets=[self._listener])
+            await self.server.serve(sockets=[self._listener])
         except SystemExit:  # uvicorn's answer to a lifespan that failed; it has logged why
             self._status = exits.CANNOT_LISTEN
         finally:
@@ -123,7 +117,7 @@ class Lifetime:
                     show(self._client.progress)
                     await asyncio.wait({ready}, timeout=0.1)
             with contextlib.suppress(EngineDeadError):  # `_watch` tells of it
-                say(banner(self._config, self._engine_config, ready.result(), self._port))
+                say(banner(self._service, self._engine_config, ready.result(), self._port))
         finally:
             ready.cancel()
 
@@ -145,14 +139,15 @@ class Lifetime:
 
     async def _drain_and_stop(self, name: str) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.drain_timeout
+        timeout = self._service.config.drain_timeout
+        deadline = loop.time() + timeout
         grace = LAST_WORDS_S
         try:
             self._client.drain()
             if self._client.busy:
                 say(
-                    f"penstock: {name}: finishing accepted requests, at most "
-                    f"{self._config.drain_timeout:g} s; once more to leave at once"
+                    f"penstock: {name}: finishing accepted requests, at most {timeout:g} s; "
+                    "once more to leave at once"
                 )
             # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
             while self._client.busy and loop.time() < deadline:  # noqa: ASYNC110
@@ -165,5 +160,5 @@ class Lifetime:
             self._stop_serving(grace)
 
     def _stop_serving(self, grace_s: int) -> None:
-        self._server.config.timeout_graceful_shutdown = grace_s
-        self._server.should_exit = True
+        self.server.config.timeout_graceful_shutdown = grace_s
+        self.server.should_exit = True

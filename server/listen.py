@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from pathlib import Path
@@ -36,6 +37,14 @@ def listen(config: ServerConfig) -> socket.socket:
         listener.close()
         raise ListenError(_explain(config, error)) from None
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server bound to `host` is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _explain(config: ServerConfig, error: OSError) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 import time
@@ -14,11 +13,13 @@ from pathlib import Path
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.errors import ApiError, ClientGone, StreamBroken, to_api_error
+from server.listen import is_loopback
 from server.service import Service
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -52,19 +53,23 @@ class RequestBoundary:
         except StreamBroken:  # returning early, uvicorn closes the connection inside the body
             exchange.cut = 500
         except Exception as error:
-            await self._refuse(error, exchange)
+            await self._refuse(error, exchange, scope, receive)
         finally:
             if self._service.config.access_log:
                 exchange.log()
 
-    async def _refuse(self, error: Exception, exchange: Exchange) -> None:
+    async def _refuse(
+        self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive
+    ) -> None:
         draining = self._service.client.state == "draining"
         answer = to_api_error(error, draining=draining)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
         self._service.metrics.reject(answer.code)
         if not exchange.status:
-            await exchange.refuse(answer)
+            body, kind = answer.body(exchange.id), "application/json"
+            response = Response(body, answer.status, answer.headers, kind)
+            await response(scope, receive, exchange.send)
 
 
 class Exchange:
@@ -77,30 +82,22 @@ class Exchange:
         self.cut = 499  # what the log calls an answer that did not end: the client left
         self._complete = False
         asked = Headers(scope=scope).get("x-request-id", "")
-        self._id = asked if REQUEST_ID.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
+        self.id = asked if REQUEST_ID.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
         state = scope.setdefault("state", {})
-        state.update(arrival=self._arrival, request_id=self._id, tenant="")
+        state.update(arrival=self._arrival, request_id=self.id, tenant="")
         structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=self._id)
+        structlog.contextvars.bind_contextvars(request_id=self.id)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self._id
+            headers["x-request-id"] = self.id
             headers["openai-processing-ms"] = str(self._milliseconds())
             headers["openai-version"] = "2020-10-01"
         elif not message.get("more_body"):
             self._complete = True
         await self._send(message)
-
-    async def refuse(self, error: ApiError) -> None:
-        body = error.body(self._id)
-        fields = {"content-type": "application/json", "content-length": str(len(body))}
-        headers = [(k.encode(), v.encode("latin-1")) for k, v in (fields | error.headers).items()]
-        start = {"type": "http.response.start", "status": error.status, "headers": headers}
-        await self.send(start)
-        await self.send({"type": "http.response.body", "body": body})
 
     def _milliseconds(self) -> int:
         return round((time.monotonic() - self._arrival) * 1000)
@@ -134,11 +131,8 @@ def read_keys(config: ServerConfig) -> list[str]:
 def allowed_hosts(host: str) -> frozenset[str]:
     """Names by which a loopback server may be called (a web page could rebind its own name to
     127.0.0.1); empty, which allows all, where the server is bound to the network."""
-    try:
-        local = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    return frozenset({"localhost", "127.0.0.1", "::1", host.strip("[]")}) if local else frozenset()
+    local = {"localhost", "127.0.0.1", "::1", host.strip("[]")}
+    return frozenset(local if is_loopback(host) else ())
 
 
 class Gate:

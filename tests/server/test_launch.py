@@ -98,7 +98,7 @@ def test_the_banner_says_the_facts_in_under_15_lines(start: Any) -> None:
     server = start(host="0.0.0.0")
     server.wait_for("warning .*without an API key")
     banner = server.log[server.log.index("penstock 0") :]
-    assert "64 blocks of 16 tokens (4 B): 2.0 requests of full length (512" in banner
+    assert "64 blocks of 16 tokens (4 bytes): 2.0 requests of full length (512" in banner
     assert "serves tiny: Fake, 1 parameters, float32" in banner
     assert len(banner.splitlines()) < 15
 
