@@ -8,34 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import httpx2
-
-HELP = """/reset        forget the conversation
-/system TEXT  set the system message and forget the conversation
-/help         this list
-/exit         leave, as do Ctrl-D and Ctrl-C at the prompt; Ctrl-C stops an answer
-"""
 
 
 class ChatError(Exception):
     """Something the user should read in one line."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Of one answer; seconds from the question."""
-
-    tokens: int
-    first: float
-    total: float
-
-    def __str__(self) -> str:
-        decoding = self.total - self.first
-        rate = f"{(self.tokens - 1) / decoding:.1f}" if self.tokens > 1 and decoding > 0 else "-"
-        return f"{self.tokens} tokens, {rate} tok/s, first after {self.first:.2f} s"
 
 
 class Chat:
@@ -50,28 +29,24 @@ class Chat:
         temperature: float | None,
         max_tokens: int | None,
     ) -> None:
-        self.stats: Stats | None = None  # of the last answer, None where nothing came
+        self.summary = ""  # of the last answer, empty where nothing came
         self._url = url
         self._model = model
-        self._messages: list[dict[str, str]] = []
+        self._start = [{"role": "system", "content": system}] if system else []
+        self.reset()
         options = {"temperature": temperature, "max_tokens": max_tokens}
         self._options = {name: value for name, value in options.items() if value is not None}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A long prompt on a busy server may take minutes to its first token: no read timeout.
         timeout = httpx2.Timeout(10, read=None)
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
-        self.reset(system)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._http.close()
 
-    def reset(self, system: str | None = None) -> None:
-        """Forgets the conversation; keeps the system message unless a new one is given."""
-        kept = [message for message in self._messages if message["role"] == "system"]
-        self._messages = [{"role": "system", "content": system}] if system else kept
+    def reset(self) -> None:
+        """Forgets the conversation, but not the system message."""
+        self._messages = list(self._start)
 
     def connect(self) -> str:
         """The model that answers. Raises ChatError where there is no usable server."""
@@ -102,10 +77,10 @@ class Chat:
         finally:
             if pieces:
                 self._messages.append({"role": "assistant", "content": "".join(pieces)})
-                self.stats = Stats(tokens or len(pieces), moments[0], moments[-1])
+                self.summary = _summary(tokens or len(pieces), moments[0], moments[-1])
             else:
                 self._messages.pop()
-                self.stats = None
+                self.summary = ""
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
         body = {
@@ -135,6 +110,12 @@ class Chat:
             ) from None
         except httpx2.HTTPError as error:
             raise ChatError(f"The connection to {self._url} failed: {error}") from None
+
+
+def _summary(tokens: int, first: float, last: float) -> str:
+    """Of one answer; seconds from the question to its first and its last text."""
+    rate = f"{(tokens - 1) / (last - first):.1f}" if last > first else "-"
+    return f"{tokens} tokens, {rate} tok/s, first after {first:.2f} s"
 
 
 def _check(response: httpx2.Response) -> None:
@@ -178,12 +159,17 @@ def converse(chat: Chat, quick: str | None) -> int:
     if interactive:
         import readline  # noqa: F401  gives `input` its line editing and history
 
-        sys.stderr.write(f"{model}: /help lists the commands.\n")
+        sys.stderr.write(
+            f"{model}: /reset forgets the conversation; /exit, Ctrl-D or Ctrl-C leave. "
+            "While it answers, Ctrl-C stops the answer.\n"
+        )
     status = 0
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while (text := input("> " if interactive else "").strip()) != "/exit":
             try:
-                if text and not _command(chat, text):
+                if text == "/reset":
+                    chat.reset()
+                elif text:
                     _answer(chat, text)
             except ChatError as error:
                 status = _complain(error)
@@ -193,21 +179,6 @@ def converse(chat: Chat, quick: str | None) -> int:
 def _complain(error: ChatError) -> int:
     sys.stderr.write(f"penstock: {error}\n")
     return 1
-
-
-def _command(chat: Chat, text: str) -> bool:
-    """Does what a line beginning with / asks; False where it is a message to the model."""
-    command, _, rest = text.partition(" ")
-    match command:
-        case "/reset":
-            chat.reset()
-        case "/system":
-            chat.reset(rest.strip() or None)
-        case "/help":
-            sys.stderr.write(HELP)
-        case _:
-            return False
-    return True
 
 
 def _answer(chat: Chat, question: str) -> None:
@@ -221,6 +192,6 @@ def _answer(chat: Chat, question: str) -> None:
     finally:
         sys.stdout.write("\n")
         sys.stdout.flush()
-    if chat.stats:
+    if chat.summary:
         dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-        sys.stderr.write(f"{dim}{chat.stats}{plain}\n")
+        sys.stderr.write(f"{dim}{chat.summary}{plain}\n")

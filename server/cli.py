@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,11 +125,11 @@ def chat(
         str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, leave.")
     ] = None,
 ) -> None:
-    """Chat with a running server; /help lists what may be typed besides messages."""
+    """Chat with a running server; Ctrl-C stops an answer."""
     from server.chat import Chat, converse
 
     key = api_key or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
-    with Chat(url, key, model, system, temperature, max_tokens) as partner:
+    with closing(Chat(url, key, model, system, temperature, max_tokens)) as partner:
         raise typer.Exit(converse(partner, quick))
 
 
