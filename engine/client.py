@@ -24,7 +24,6 @@ from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
-    EngineError,
     EngineOverloadedError,
     EngineUnavailableError,
     RequestRejectedError,
@@ -203,26 +202,19 @@ class ProcessClient:
         # With these statuses it has told why, and that may come in after the news of its end.
         while code > 0 and self._fatal is None and self._endpoint.receive(wait_s=1.0):
             pass
-        reason = self._fatal or (
-            f"The engine process was killed by signal {-code}"
-            + (
-                ", likely out of memory; lower --max-model-len or --kv-cache-memory-bytes."
-                if code == -9
-                else "."
-            )
-            if code < 0
-            else f"The engine process exited with status {code}."
-        )
+        self._fail(EngineDeadError(self._fatal or _how_it_ended(code)))
         self.state = "dead"
-        self._death = EngineDeadError(reason)
-        for stream in set(self._streams.values()):
-            stream.fail(self._death)
-        self._streams.clear()
-        self._waiting.clear()
-        self._waiting_tokens = 0
         self._dead.set()
         self._ready.set()
         self._cleanup()
+
+    def _fail(self, death: EngineDeadError) -> None:
+        self._death = death
+        for stream in set(self._streams.values()):
+            stream.fail(death)
+        self._streams.clear()
+        self._waiting.clear()
+        self._waiting_tokens = 0
 
     def _cleanup(self) -> None:
         self._endpoint.close()
@@ -246,7 +238,7 @@ class ProcessClient:
             case Rejected():
                 self._admitted(message.id)
                 if stream := self._streams.pop(message.id, None):
-                    stream.fail(self._rejection(message))
+                    stream.fail(RequestRejectedError(message.code, message.message))
             case Fatal():
                 self._fatal = message.message
                 self.config_error = message.config_error
@@ -254,11 +246,6 @@ class ProcessClient:
                     sys.stderr.write(message.detail.rstrip() + "\n")
                 if self._process is not None:
                     self._process.kill()  # for a message it did not send itself: see channel.py
-
-    def _rejection(self, message: Rejected) -> EngineError:
-        if message.code == "server_overloaded":
-            return EngineOverloadedError(message.message, self._retry_after())
-        return RequestRejectedError(message.code, message.message)
 
     def _on_step(self, outputs: StepOutputs) -> None:
         self.stats = outputs.stats
@@ -366,10 +353,7 @@ class ProcessClient:
         if process is None:
             return
         if self._death is None:
-            self._death = EngineDeadError("The server has shut down.")
-            for stream in set(self._streams.values()):
-                stream.fail(self._death)
-            self._streams.clear()
+            self._fail(EngineDeadError("The server has shut down."))
             if self.info is None:
                 process.kill()  # it hears nothing while it loads, and nothing is lost
             else:
@@ -386,3 +370,10 @@ def _prompt_tokens(request: Request) -> int:
     if isinstance(request, EmbedRequest):
         return len(request.tokens)
     return len(request.prompt) + len(request.source)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"The engine process exited with status {code}."
+    likely = ", likely out of memory; lower --max-model-len or --kv-cache-memory-bytes"
+    return f"The engine process was killed by signal {-code}{likely if code == -9 else ''}."
