@@ -53,6 +53,12 @@ def _fail(message: object, status: int) -> typer.Exit:
     return typer.Exit(status)
 
 
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
 def _option(setting: Setting) -> inspect.Parameter:
     """One flag. Values stay text, so that only `load` validates and knows the source."""
     kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
@@ -64,12 +70,7 @@ def _option(setting: Setting) -> inspect.Parameter:
         rich_help_panel=setting.fact("title"),
         show_default=False,
     )
-    return inspect.Parameter(
-        setting.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
-    )
+    return _parameter(setting.name, Annotated[kind | None, option])
 
 
 def serve(**values: Any) -> None:
@@ -95,18 +96,11 @@ def serve(**values: Any) -> None:
     raise typer.Exit(run(server_config, engine_config, ProcessClient(engine_config), listener))
 
 
-def _serve_parameters() -> list[inspect.Parameter]:
-    model = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter("folder", keyword, default=None, annotation=model),
-        inspect.Parameter("config", keyword, default=None, annotation=ConfigFile),
-        *(_option(setting) for setting in settings()),
-    ]
-
-
 # typer reads the parameters of a command from its signature: here they are the fields.
-serve.__signature__ = inspect.Signature(_serve_parameters())  # type: ignore[attr-defined]
+MODEL = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
+serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [_parameter("folder", MODEL), _parameter("config", ConfigFile), *map(_option, settings())]
+)
 serve.__annotations__ = {}
 app.command(epilog=EPILOG)(serve)
 
@@ -134,14 +128,11 @@ def chat(
 
 
 @app.command()
-def doctor(
-    model: Annotated[str | None, typer.Argument(help="Also check this model folder.")] = None,
-    config: ConfigFile = None,
-) -> None:
-    """Check machine, versions, settings and model folder; status 1 where something fails."""
+def doctor(config: ConfigFile = None) -> None:
+    """Check machine, versions and settings; status 1 where something fails."""
     from server.doctor import examine, render
 
-    findings = examine(model, config, os.environ)
+    findings = examine(config, os.environ)
     typer.echo(render(findings))
     raise typer.Exit(int(any(finding.level == "fail" for finding in findings)))
 

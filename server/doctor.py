@@ -1,4 +1,4 @@
-"""`penstock doctor`: what of this machine, its settings and a model folder would hinder serving."""
+"""`penstock doctor`: what of this machine and its settings would hinder serving."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from safetensors import SafetensorError, safe_open
-
-import engine
-from engine.config import model_folder, read_json
+from engine.config import model_folder
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.listen import ListenError, listen
@@ -37,17 +34,18 @@ class Finding:
     fix: str = ""
 
 
-def examine(model: str | None, config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
+def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
     """All findings, in the order a reader wants them."""
     findings = [*_versions(), *_machine(), _gpu(), _open_files()]
     try:
-        server_config, engine_config, warnings = load({"model": model}, environ, config)
+        server_config, engine_config, warnings = load({}, environ, config)
+        folder = model_folder(engine_config.model)
     except ConfigError as error:
         return [*findings, Finding("settings", "fail", str(error), "correct the value named")]
     findings += [Finding("settings", "warn", text, "see `penstock flags`") for text in warnings]
     if not warnings:
-        findings.append(Finding("settings", "ok", "environment and file can be used"))
-    return [*findings, _port(server_config), *_model(engine_config.model)]
+        findings.append(Finding("settings", "ok", f"can be used, with the model in {folder}"))
+    return [*findings, _port(server_config)]
 
 
 def render(findings: list[Finding]) -> str:
@@ -130,53 +128,3 @@ def _port(config: ServerConfig) -> Finding:
     except ListenError as error:
         return Finding("port", "fail", str(error), "penstock serve --port 0")
     return Finding("port", "ok", f"{config.host} port {config.port} is free")
-
-
-def _model(model: str) -> Iterator[Finding]:
-    try:
-        folder = model_folder(model)
-        config = read_json(folder / "config.json")
-    except ConfigError as error:
-        yield Finding("model", "fail", str(error), "penstock doctor PATH")
-        return
-    yield _architecture(folder, config)
-    found = (folder / "tokenizer.json").is_file()
-    fix = "" if found else f"put the checkpoint's tokenizer.json into {folder}"
-    yield Finding("tokenizer", "ok" if found else "fail", "tokenizer.json", fix)
-    try:
-        yield Finding("weights", "ok", _weights(folder))
-    except ConfigError as error:
-        yield Finding("weights", "fail", str(error), "copy the checkpoint again")
-
-
-def _architecture(folder: Path, config: Mapping[str, Any]) -> Finding:
-    names = config.get("architectures") or []
-    if not names:
-        fix = "add the class name of the model, e.g. LlamaForCausalLM"
-        return Finding("model", "warn", f"{folder / 'config.json'} names no architectures", fix)
-    # Read as text: importing the registry would import torch.
-    registry = Path(engine.__file__).parent / "models" / "registry.py"
-    known = registry.read_text(encoding="utf-8")
-    if not any(f'"{name}"' in known for name in names):
-        return Finding("model", "fail", f"{', '.join(names)} is not served", f"see {registry}")
-    return Finding("model", "ok", f"{', '.join(names)} in {folder}")
-
-
-def _weights(folder: Path) -> str:
-    """What there is, by the headers alone; raises ConfigError where a file lacks or is damaged."""
-    files = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    named = set(read_json(index).get("weight_map", {}).values()) if index.is_file() else set()
-    if missing := sorted(named - {file.name for file in files}):
-        raise ConfigError(f"{folder} lacks {', '.join(missing)}, which its index names.")
-    if not files:
-        raise ConfigError(f"{folder} has no *.safetensors file.")
-    tensors = 0
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as header:
-                tensors += len(header.keys())
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
-    size = sum(file.stat().st_size for file in files)
-    return f"{tensors} tensors in {len(files)} files, {size / 2**20:.1f} MiB"
