@@ -166,7 +166,6 @@ class ProcessClient:
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._death: EngineDeadError | None = None
@@ -197,7 +196,7 @@ class ProcessClient:
             self._loop.call_soon_threadsafe(self._on_exit, code)
 
     def _on_exit(self, code: int) -> None:
-        if self._death is not None or self._folder is None:
+        if self._death is not None:
             return
         # With these statuses it has told why, and that may come in after the news of its end.
         while code > 0 and self._fatal is None and self._endpoint.receive(wait_s=1.0):
@@ -218,8 +217,7 @@ class ProcessClient:
 
     def _cleanup(self) -> None:
         self._endpoint.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _on_message(self, message: FromEngine) -> None:
         self._last_sign = time.monotonic()
@@ -232,8 +230,8 @@ class ProcessClient:
                 self.info, self.progress = message, Progress("ready", 1.0)
                 if self.state == "loading":
                     self.state = "ready"
-                if self._folder is not None:  # both ends are connected: see channel.py
-                    shutil.rmtree(self._folder, ignore_errors=True)
+                # Both ends are connected: see channel.py.
+                shutil.rmtree(self._folder, ignore_errors=True)
                 self._ready.set()
             case Rejected():
                 self._admitted(message.id)

@@ -8,7 +8,8 @@ hold paths or addresses, go to the log only.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import orjson
@@ -39,24 +40,16 @@ UNAVAILABLE = {
 STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+")
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer that is not 2xx; the type follows from the status."""
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.param = param
-        self.headers = headers or {}
+    status: int
+    code: str
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self, request_id: str) -> bytes:
         server_side = self.status >= 500
@@ -118,7 +111,7 @@ def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
         case HTTPException():
             code = HTTP_CODES.get(error.status_code, "invalid_value")
             message = f"{error.detail}. GET /openapi.json lists what is served here."
-            return ApiError(error.status_code, code, message, headers=dict(error.headers or {}))
+            return ApiError(error.status_code, code, message, headers=error.headers or {})
     return ApiError(
         500,
         "internal_error",

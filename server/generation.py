@@ -60,8 +60,7 @@ class Choice:
             skip_special_tokens=body.skip_special_tokens is not False,
             continues=True,
         )
-        stops = body.stops
-        self._matcher = StopMatcher(stops, include=self._shows_end) if stops else None
+        self._matcher = StopMatcher(body.stops, include=self._shows_end)
 
     def add(self, at: float, output: TokenOutput) -> str | None:
         """Returns the finish reason, if any; raises ApiError where the numbers broke down."""
@@ -80,13 +79,13 @@ class Choice:
             self._show(self._detokenizer.flush())
             if self.finish is None:
                 self.finish = output.finish
-                self._delta.text += self._matcher.flush() if self._matcher else ""
+                self._delta.text += self._matcher.flush()
         return self.finish
 
     def _show(self, text: str) -> None:
         self._length += len(text)
         # As in vLLM, a stop string counts only in the text after the first min_tokens tokens.
-        if self._matcher is not None and text and self.count > self._min_tokens:
+        if text and self.count > self._min_tokens:
             text, hit = self._matcher.push(text)
             self.finish = "stop" if hit is not None else None
         self._delta.text += text

@@ -67,13 +67,11 @@ def _explain(config: ServerConfig, error: OSError) -> str:
 
 def _holder(port: int) -> str:
     """` by process 12 (nginx)` where /proc shows it to this user, else nothing."""
-    inodes = {
-        fields[9]
-        for table in ("/proc/net/tcp", "/proc/net/tcp6")
-        for fields in _rows(Path(table))
-        if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port
-    }
-    sockets = {f"socket:[{inode}]" for inode in inodes}
+    sockets = set()
+    for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):
+        for fields in map(str.split, table.read_text().splitlines()[1:]):
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{fields[9]}]")
     for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
         try:
             if os.readlink(link) in sockets:
@@ -83,10 +81,3 @@ def _holder(port: int) -> str:
         except OSError:
             continue  # another user's process, or one that has ended
     return ""
-
-
-def _rows(table: Path) -> list[list[str]]:
-    try:
-        return [line.split() for line in table.read_text().splitlines()[1:]]
-    except OSError:
-        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -139,7 +139,10 @@ def make_plan(
     ignored: Sequence[str] = (),
 ) -> Plan:
     """Checks everything that needs the model's facts. `param` names the prompt's field."""
-    _check_token_ids(service, body, prompts, param)
+    for prompt in prompts:
+        check_token_ids(service, prompt, param)
+    check_token_ids(service, body.stop_token_ids or (), "stop_token_ids")
+    _check_logit_bias(service, body.logit_bias or ())
     seed = secrets.randbits(63) if body.seed is None else body.seed
     limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
     base = _sampling(service, body, seed)
@@ -158,19 +161,16 @@ def make_plan(
     )
 
 
-def _check_token_ids(
-    service: Service, body: GenerateBody, prompts: list[list[int]], param: str
-) -> None:
+def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
     vocab_size = service.loaded().vocab_size
-    named = (
-        *((param, max(prompt, default=0)) for prompt in prompts),
-        ("stop_token_ids", max(body.stop_token_ids or (), default=0)),
-    )
-    for name, token_id in named:
-        if token_id >= vocab_size:
-            message = f"Token id {token_id} is not below the vocabulary size {vocab_size}."
-            raise invalid(name, message)
-    for key in body.logit_bias or ():
+    if (largest := max(ids, default=0)) >= vocab_size:
+        message = f"Token id {largest} is not below the vocabulary size {vocab_size}."
+        raise invalid(param, message)
+
+
+def _check_logit_bias(service: Service, keys: Iterable[str]) -> None:
+    vocab_size = service.loaded().vocab_size
+    for key in keys:
         if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
             message = f"Key {key[:32]!r} is not a token id below {vocab_size}."
             raise invalid("logit_bias", message)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from engine.errors import EngineError
 from server.service import Service, service_of
@@ -28,17 +27,12 @@ def _condition(service: Service) -> dict[str, Any]:
     }
 
 
-def _json(body: dict[str, Any], *, good: bool) -> Response:
-    status = 200 if good else 503
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
-
-
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 unless the engine is dead or makes no progress although it has work."""
     body = _condition(service_of(request))
-    return _json(body, good=body["status"] not in ("dead", "stalled"))
+    return JSONResponse(body, 503 if body["status"] in ("dead", "stalled") else 200)
 
 
 @router.head("/ready", include_in_schema=False)
@@ -53,7 +47,7 @@ async def ready(request: Request) -> Response:
             service.client.admit(1)
         except EngineError:
             body["status"] = "overloaded"
-    return _json(body, good=body["status"] == "ok")
+    return JSONResponse(body, 200 if body["status"] == "ok" else 503)
 
 
 @router.get("/metrics")

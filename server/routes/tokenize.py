@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from server.errors import invalid
-from server.plan import chat_prompt, off_loop
+from server.plan import chat_prompt, check_token_ids, off_loop
 from server.schemas.body import documented, read_body
 from server.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.service import service_of
@@ -40,12 +39,10 @@ async def tokenize(request: Request) -> dict[str, Any]:
 @router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
 async def detokenize(request: Request) -> dict[str, Any]:
     service = service_of(request)
-    vocab_size = service.loaded().vocab_size
+    service.loaded()
     body = await read_body(request, DetokenizeBody)
     service.model_name(body.model)
-    if (largest := max(body.tokens, default=0)) >= vocab_size:
-        message = f"Token id {largest} is not below the vocabulary size {vocab_size}."
-        raise invalid("tokens", message)
+    check_token_ids(service, body.tokens, "tokens")
     ids, decode = body.tokens, service.tokenizer.decode
     text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
     return {"prompt": text}

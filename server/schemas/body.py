@@ -26,11 +26,11 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Body(BaseModel):
+class Body(Part):
     """A request body. `UNSUPPORTED` maps known fields this server cannot honour to the values
     that ask for nothing; `ACCEPTED` are fields that by their meaning change no answer here."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     ACCEPTED: ClassVar[frozenset[str]] = frozenset()
