@@ -1,4 +1,4 @@
-"""A plan to its answer: the whole JSON object, or the state of a stream."""
+"""A plan to its answer: one JSON object, or the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ async def _gone(request: Request) -> None:
 
 
 class Answer:
-    """What the whole and the streamed form of one answer have in common."""
+    """One answer as the client gets it; owns its Generation."""
 
     def __init__(self, service: Service, plan: Plan, dialect: Dialect) -> None:
-        self.service, self.dialect, self._tokenizer = service, dialect, service.tokenizer
-        self.generation = Generation(service, plan)
+        self.service, self._dialect, self._tokenizer = service, dialect, service.tokenizer
+        self.generation, self._plan = Generation(service, plan), plan
         self._id = dialect.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
 
-    def head(self, kind: str) -> dict[str, Any]:
-        model = self.generation.plan.model
+    def _head(self, kind: str) -> dict[str, Any]:
+        model = self._plan.model
         return {"id": self._id, "object": kind, "created": self._created, "model": model}
 
     def headers(self) -> dict[str, str]:
-        ignored = self.generation.plan.ignored
+        ignored = self._plan.ignored
         return {"x-ignored-params": ", ".join(ignored)} if ignored else {}
 
-    def prompt_ids(self, prompt: int) -> dict[str, Any]:
-        plan = self.generation.plan
-        return {"prompt_token_ids": plan.prompts[prompt]} if plan.body.return_token_ids else {}
+    def _prompt_ids(self, prompt: int) -> dict[str, Any]:
+        wanted = self._plan.body.return_token_ids
+        return {"prompt_token_ids": self._plan.prompts[prompt]} if wanted else {}
 
-    def entry(
+    def _entry(
         self,
         choice: Choice,
         payload: dict[str, Any],
@@ -71,10 +71,10 @@ class Answer:
         finish: str | None = None,
     ) -> dict[str, Any]:
         """One of `choices`, whole or streamed; `delta` where it holds tokens."""
-        body = self.generation.plan.body
+        body = self._plan.body
         entry = {"index": choice.index, **payload, "logprobs": None, "finish_reason": finish}
         if delta is not None and body.logprobs_wanted >= 0:
-            entry["logprobs"] = self.dialect.logprobs(self._tokenizer, delta.scored)
+            entry["logprobs"] = self._dialect.logprobs(self._tokenizer, delta.scored)
         if delta is not None and body.return_token_ids:
             entry["token_ids"] = delta.token_ids
         return entry
@@ -82,15 +82,51 @@ class Answer:
     async def whole(self, request: Request) -> Response:
         """Waits for everything; aborts where the client leaves first."""
         deltas = await attended(request, self.generation.collect())
-        entries, echoes = [], self.generation.plan.echoes
+        entries, echoes = [], self._plan.echoes
         for choice, delta in zip(self.generation.choices, deltas, strict=True):
-            message = self.dialect.message(echoes[choice.prompt] + delta.text)
-            entry = self.entry(choice, message, delta, choice.finish)
-            if self.dialect.prompt_ids_on_choice:
-                entry |= self.prompt_ids(choice.prompt)
+            message = self._dialect.message(echoes[choice.prompt] + delta.text)
+            entry = self._entry(choice, message, delta, choice.finish)
+            if self._dialect.prompt_ids_on_choice:
+                entry |= self._prompt_ids(choice.prompt)
             entries.append(entry)
-        body = self.head(self.dialect.whole)
+        body = self._head(self._dialect.whole)
         body |= {"choices": entries, "usage": self.generation.usage()}
-        if not self.dialect.prompt_ids_on_choice:
-            body |= self.prompt_ids(0)
+        if not self._dialect.prompt_ids_on_choice:
+            body |= self._prompt_ids(0)
         return Response(orjson.dumps(body), media_type="application/json", headers=self.headers())
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        """One chunk of the stream."""
+        usage = {"usage": None} if self._plan.body.include_usage else {}
+        chunk = {**self._head(self._dialect.chunk), "choices": choices, **usage, **more}
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+    def opening(self) -> bytes:
+        """The chunks before any text."""
+        dialect, echoes = self._dialect, self._plan.echoes
+        events = b""
+        for choice in self.generation.choices:
+            echo = echoes[choice.prompt]
+            payload = dialect.part(echo) if echo else dialect.opening
+            ids = self._prompt_ids(choice.prompt)
+            if not dialect.prompt_ids_on_choice:
+                events += self._event([self._entry(choice, payload)], **({} if events else ids))
+            elif payload or ids:
+                events += self._event([self._entry(choice, payload or dialect.part("")) | ids])
+        return events
+
+    def growth(self, choice: Choice) -> bytes:
+        """What has come for a choice, and its closing chunk where it has finished."""
+        delta, events = choice.take(), b""
+        if delta.text or delta.scored or self._plan.body.return_token_ids:
+            events = self._event([self._entry(choice, self._dialect.part(delta.text), delta)])
+        if choice.finish is not None:
+            closing = self._entry(choice, self._dialect.closing, finish=choice.finish)
+            events += self._event([closing])
+        return events
+
+    def ending(self) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not self._plan.body.include_usage:
+            return done
+        return self._event([], usage=self.generation.usage()) + done
