@@ -161,7 +161,6 @@ class ProcessClient:
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
         self._waiting: dict[int, int] = {}  # id -> prompt tokens, until admitted
-        self._waiting_tokens = 0
         self._ids = 0
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
@@ -213,7 +212,6 @@ class ProcessClient:
             stream.fail(death)
         self._streams.clear()
         self._waiting.clear()
-        self._waiting_tokens = 0
 
     def _cleanup(self) -> None:
         self._endpoint.close()
@@ -234,7 +232,7 @@ class ProcessClient:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._ready.set()
             case Rejected():
-                self._admitted(message.id)
+                self._waiting.pop(message.id, None)
                 if stream := self._streams.pop(message.id, None):
                     stream.fail(RequestRejectedError(message.code, message.message))
             case Fatal():
@@ -248,7 +246,7 @@ class ProcessClient:
     def _on_step(self, outputs: StepOutputs) -> None:
         self.stats = outputs.stats
         for admission in outputs.admitted:
-            self._admitted(admission.id)
+            self._waiting.pop(admission.id, None)
             if stream := self._streams.get(admission.id):
                 stream.admissions[admission.id] = admission
         for output in outputs.tokens:
@@ -263,9 +261,6 @@ class ProcessClient:
             stream.deliver(at, output)
             if output.finish is not None:
                 del self._streams[output.id]
-
-    def _admitted(self, request_id: int) -> None:
-        self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     async def wait_ready(self) -> Ready:
         await self._ready.wait()
@@ -283,19 +278,23 @@ class ProcessClient:
         self._ids += 1
         return self._ids
 
+    @property
+    def _waiting_tokens(self) -> int:
+        return sum(self._waiting.values())
+
     def admit(self, requests: int, tokens: int = 0) -> None:
         if self._death is not None:
             raise self._death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         limits = self.config
-        count, waiting_tokens = len(self._waiting) + requests, self._waiting_tokens + tokens
+        count, waiting = len(self._waiting) + requests, self._waiting_tokens
         # An empty queue takes any request the model can hold, whatever the bounds.
         if self._waiting and (
-            count > limits.max_num_queued_reqs or waiting_tokens > limits.max_num_queued_tokens
+            count > limits.max_num_queued_reqs or waiting + tokens > limits.max_num_queued_tokens
         ):
             raise EngineOverloadedError(
-                f"The queue is full: {len(self._waiting)} requests with {self._waiting_tokens} "
+                f"The queue is full: {len(self._waiting)} requests with {waiting} "
                 f"prompt tokens wait; the bounds are {limits.max_num_queued_reqs} requests "
                 f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
                 "(--max-num-queued-tokens).",
@@ -324,14 +323,13 @@ class ProcessClient:
         for request in requests:
             self._streams[request.id] = stream
             self._waiting[request.id] = sizes[request.id]
-            self._waiting_tokens += sizes[request.id]
             self._endpoint.send(request)
         return stream
 
     def _abort(self, ids: list[int]) -> None:
         for request_id in ids:
             self._streams.pop(request_id, None)
-            self._admitted(request_id)
+            self._waiting.pop(request_id, None)
         if self._death is None:
             self._endpoint.send(Abort(ids))
 

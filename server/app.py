@@ -30,7 +30,18 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     lifespan and answers at once; until the model is loaded, /v1 is a 503. Raises ConfigError."""
     configure(config)
     version = importlib.metadata.version("penstock")
-    service = _make_service(config, engine_config, client, version)
+    folder = model_folder(engine_config.model)
+    override = Path(config.chat_template) if config.chat_template else None
+    names = served_names(config, engine_config.model)
+    service = Service(
+        config=config,
+        client=client,
+        tokenizer=Tokenizer.from_folder(folder),
+        template=ChatTemplate.from_folder(folder, override),
+        metrics=Metrics(names[0], client, version),
+        names=names,
+        created=int(time.time()),
+    )
     app = FastAPI(
         title="Penstock",
         version=version,
@@ -46,23 +57,6 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.add_middleware(Gate, config=config, keys=read_keys(config))
     app.add_middleware(RequestBoundary, service=service)
     return app
-
-
-def _make_service(
-    config: ServerConfig, engine_config: EngineConfig, client: EngineClient, version: str
-) -> Service:
-    folder = model_folder(engine_config.model)
-    names = served_names(config, engine_config.model)
-    override = Path(config.chat_template) if config.chat_template else None
-    return Service(
-        config=config,
-        client=client,
-        tokenizer=Tokenizer.from_folder(folder),
-        template=ChatTemplate.from_folder(folder, override),
-        metrics=Metrics(names[0], client, version),
-        names=names,
-        created=int(time.time()),
-    )
 
 
 async def _raise(request: Request, error: Exception) -> Response:

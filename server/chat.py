@@ -18,23 +18,17 @@ class ChatError(Exception):
 
 
 class Chat:
-    """A conversation with one model. Its messages are sent anew with each question."""
+    """A conversation with one model. Its messages are sent anew with each question, and so are
+    `options`, parameters of the API of which None are not given."""
 
     def __init__(
-        self,
-        url: str,
-        key: str,
-        model: str | None,
-        system: str | None,
-        temperature: float | None,
-        max_tokens: int | None,
+        self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
         self.summary = ""  # of the last answer, empty where nothing came
         self._url = url
         self._model = model
         self._start = [{"role": "system", "content": system}] if system else []
         self.reset()
-        options = {"temperature": temperature, "max_tokens": max_tokens}
         self._options = {name: value for name, value in options.items() if value is not None}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A long prompt on a busy server may take minutes to its first token: no read timeout.

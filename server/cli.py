@@ -123,7 +123,8 @@ def chat(
     from server.chat import Chat, converse
 
     key = api_key or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
-    with closing(Chat(url, key, model, system, temperature, max_tokens)) as partner:
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    with closing(Chat(url, key, model, system, **options)) as partner:
         raise typer.Exit(converse(partner, quick))
 
 

@@ -20,19 +20,17 @@ HANDLER = "penstock"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
-
-
 def escape_control(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """A client must not be able to forge lines or colours in a terminal."""
     return {key: _clean(value) if key != "exception" else value for key, value in event.items()}
 
 
 def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return CONTROL.sub(_escaped, value)
-    return [_clean(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
 
 
 def configure(config: ServerConfig) -> None:

@@ -21,10 +21,6 @@ from server.errors import ClientGone, StreamBroken, to_api_error
 log = structlog.get_logger("server.stream")
 
 
-def _ping() -> ServerSentEvent:
-    return ServerSentEvent(comment="ping", sep="\n")
-
-
 class TokenStream(EventSourceResponse):
     """The streamed response; closes its Generation however it ends."""
 
@@ -35,7 +31,7 @@ class TokenStream(EventSourceResponse):
             self._events(),
             headers={"cache-control": "no-cache", **answer.headers()},
             ping=config.ping_interval,
-            ping_message_factory=_ping,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             send_timeout=config.send_timeout,
             # Accepted streams go on while the server drains; who drains also ends the engine.
             shutdown_grace_period=config.drain_timeout + 10,
