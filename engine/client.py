@@ -76,6 +76,12 @@ class OutputStream(Generic[Output]):
         self._error = error
         self._wake.set()
 
+    async def arrival(self) -> None:
+        """Returns when there is something to read; raises where that is only an error."""
+        await self._wake.wait()
+        if self._error is not None and not self._pending:
+            raise self._error
+
     async def __aiter__(self) -> AsyncIterator[list[tuple[float, Output]]]:
         """Batches of (engine's time of the step, what it produced)."""
         while True:

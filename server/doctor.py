@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from server.settings import load
 
 Level = Literal["ok", "warn", "fail"]
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
-MIN_OPEN_FILES = 4096  # one per connection and a few for the engine
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Finding:
 
 def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
     """All findings, in the order a reader wants them."""
-    findings = [*_versions(), *_machine(), _gpu(), _open_files()]
+    findings = [*_versions(), *_machine(), _gpu()]
     try:
         server_config, engine_config, warnings = load({}, environ, config)
         folder = model_folder(engine_config.model)
@@ -112,14 +110,6 @@ def _gpu() -> Finding:
         text = getattr(error, "stdout", None) or error  # it says on stdout what is wrong
         return Finding("gpu", "warn", f"nvidia-smi failed: {text}", "check the NVIDIA driver")
     return Finding("gpu", "ok", "; ".join(done.stdout.strip().splitlines()))
-
-
-def _open_files() -> Finding:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
-        return Finding("open files", "ok", f"limit {limit}")
-    fix = f"ulimit -n {MIN_OPEN_FILES}"
-    return Finding("open files", "warn", f"limit {limit}, one is used per connection", fix)
 
 
 def _port(config: ServerConfig) -> Finding:

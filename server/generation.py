@@ -7,6 +7,7 @@ still runs, whichever way the request ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -107,8 +108,6 @@ class Generation:
         self._stream = self._client.submit(
             [self._request(i, choice) for i, choice in self._by_id.items()]
         )
-        self._batches = aiter(self._stream)
-        self._early: list[tuple[float, TokenOutput]] = []
         self._closed = False
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
@@ -127,17 +126,13 @@ class Generation:
 
     async def begin(self, limit: float) -> None:
         """Waits up to `limit` seconds for the first tokens, while errors still have a status."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                self._early = await anext(self._batches, [])
-        except TimeoutError:
-            self._batches = aiter(self._stream)  # the cancelled iterator has ended
+                await self._stream.arrival()
 
     async def __aiter__(self) -> AsyncIterator[list[Choice]]:
         """After each turn, the choices that got tokens. Raises EngineError and ApiError."""
-        if self._early:
-            yield self._consume(self._early)
-        async for batch in self._batches:
+        async for batch in self._stream:
             yield self._consume(batch)
 
     async def collect(self) -> list[Delta]:

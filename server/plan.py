@@ -90,22 +90,11 @@ def render(service: Service, body: ChatBody | TokenizeBody) -> str:
     if service.template is None:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
-    messages = [message_dict(message) for message in body.messages or ()]
-    text = service.template.render(
-        messages,
-        add_generation_prompt=body.add_generation_prompt is not False
-        and not body.continue_final_message,
+    return service.template.render(
+        [message_dict(message) for message in body.messages or ()],
+        add_generation_prompt=body.add_generation_prompt is not False,
         **template_arguments(body),
     )
-    return _cut_after(text, messages[-1]["content"]) if body.continue_final_message else text
-
-
-def _cut_after(text: str, final: str) -> str:
-    """Drops what the template writes after the last message, so that the model continues it."""
-    start = text.rfind(final.strip())
-    if start < 0:
-        raise invalid("continue_final_message", "The chat template changes the last message.")
-    return text[: start + len(final.strip())]
 
 
 async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[int]:

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import torch
 
-
-def _int32(value: int) -> int:
-    """The same 32 bits as a signed number."""
-    return value - (1 << 32) if value >= 1 << 31 else value
-
-
-# Odd multipliers of well-known integer finalisers (murmur3; the golden ratio for tokens).
-_TOKEN = _int32(0x9E3779B1)
-_MIX_1 = _int32(0x85EBCA6B)
-_MIX_2 = _int32(0xC2B2AE35)
+# Odd multipliers of well-known integer finalisers (murmur3; the golden ratio for tokens), as the
+# signed numbers of the same 32 bits.
+_TOKEN = 0x9E3779B1 - (1 << 32)
+_MIX_1 = 0x85EBCA6B - (1 << 32)
+_MIX_2 = 0xC2B2AE35 - (1 << 32)
 
 
 def _mix(h: torch.Tensor) -> torch.Tensor:

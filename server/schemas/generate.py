@@ -178,7 +178,7 @@ class ChatBody(GenerateBody):
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
         "modalities": (["text"],),
-        "echo": (False,),
+        **dict.fromkeys(("echo", "continue_final_message"), (False,)),
         "best_of": (1,),
     }
 
@@ -188,17 +188,12 @@ class ChatBody(GenerateBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise failure("invalid", "needs logprobs to be true", "top_logprobs")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise failure("invalid", "excludes add_generation_prompt", "continue_final_message")
-        if self.continue_final_message and not self.messages[-1].text:
-            raise failure("invalid", "needs text in the last message", "continue_final_message")
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -14,12 +14,13 @@ class TokenizeBody(Body):
     """A prompt or messages; special tokens are added to a prompt unless told otherwise, to
     messages never unless told so, because templates write them."""
 
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"continue_final_message": (False,)}
+
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
     @model_validator(mode="after")
