@@ -116,20 +116,18 @@ def _prepare(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChatTemplate:
-    """The compiled templates of one checkpoint; rendering is thread-safe.
+    """The compiled template of one checkpoint; rendering is thread-safe.
 
-    `variables` are the names the templates read from outside: a request for tools or with template
-    arguments that are not among them would be ignored silently, so the caller can refuse it.
+    `variables` are the names it reads from outside: a request for tools or with template arguments
+    that are not among them would be ignored silently, so the caller can refuse it.
     """
 
-    def __init__(self, sources: dict[str, str], special: dict[str, str], path: Path) -> None:
+    def __init__(self, source: str, special: dict[str, str], path: Path) -> None:
         self._special_tokens = special
         environment = _environment()
-        names: set[str] = set()
         try:
-            self._templates = {n: environment.from_string(s) for n, s in sources.items()}
-            for source in sources.values():
-                names |= jinja2.meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"The chat template in {path} is broken at line {error.lineno}: {error.message}"
@@ -139,19 +137,18 @@ class ChatTemplate:
     @classmethod
     def from_folder(cls, folder: Path, override: Path | None) -> ChatTemplate | None:
         """The template in `override`, chat_template.jinja, chat_template.json or
-        tokenizer_config.json, the first there is. Of several named ones "default" is taken, and
-        "tool_use" for requests with tools. Raises ConfigError naming the file."""
+        tokenizer_config.json, the first there is. Raises ConfigError naming the file."""
         path = override or folder / "chat_template.jinja"
         if override or path.is_file():
             try:
-                sources = {"default": path.read_text(encoding="utf-8")}
+                source = path.read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
                 raise ConfigError(f"Cannot read the chat template {path}: {error}") from error
-            return cls(sources, special_tokens(folder), path)
+            return cls(source, special_tokens(folder), path)
         for name in ("chat_template.json", "tokenizer_config.json"):
             path = folder / name
             if found := read_optional(path).get("chat_template"):
-                return cls(_named_templates(found, path), special_tokens(folder), path)
+                return cls(_default_template(found, path), special_tokens(folder), path)
         return None
 
     def render(
@@ -164,7 +161,6 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. Raises TemplateError with the template's own words where it refuses,
         and where it fails or writes more than 64 Ki characters and four times its input."""
-        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         context = {
             "documents": None,
             **self._special_tokens,
@@ -176,7 +172,7 @@ class ChatTemplate:
         }
         try:
             limit = 65536 + 4 * len(json.dumps([messages, tools, kwargs]))
-            return _collect(self._templates[name].generate(context), limit)
+            return _collect(self._template.generate(context), limit)
         except TemplateError:
             raise
         except jinja2.TemplateError as error:
@@ -195,15 +191,16 @@ def _collect(pieces: Iterable[str], limit: int) -> str:
     return "".join(text)
 
 
-def _named_templates(found: Any, path: Path) -> dict[str, str]:
+def _default_template(found: Any, path: Path) -> str:
+    """The one named "default", where there are several."""
     if isinstance(found, str):
-        return {"default": found}
+        return found
     try:
-        named = {str(entry["name"]): str(entry["template"]) for entry in found}
+        named = {entry["name"]: str(entry["template"]) for entry in found}
     except (TypeError, KeyError) as error:
         raise ConfigError(
             f"{path}: chat_template must be text or a list of name and template."
         ) from error
     if "default" not in named:
         raise ConfigError(f"{path}: of the chat templates {sorted(named)} none is named default.")
-    return named
+    return named["default"]

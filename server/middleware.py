@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
-from server.errors import ApiError, ClientGone, StreamBroken, to_api_error
+from server.errors import ApiError, ClientGone, StreamBroken
 from server.listen import is_loopback
 from server.service import Service
 
@@ -61,8 +61,7 @@ class RequestBoundary:
     async def _refuse(
         self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive
     ) -> None:
-        draining = self._service.client.state == "draining"
-        answer = to_api_error(error, draining=draining)
+        answer = self._service.api_error(error)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
         self._service.metrics.reject(answer.code)

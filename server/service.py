@@ -11,7 +11,7 @@ from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
-from server.errors import ApiError
+from server.errors import ApiError, to_api_error
 from server.metrics import Metrics
 from server.tokenizer import Tokenizer
 
@@ -47,6 +47,10 @@ class Service:
     def longest(self) -> int:
         """Most tokens one sequence may have; the KV cache always holds so many."""
         return self.loaded().max_model_len
+
+    def api_error(self, error: Exception) -> ApiError:
+        """What the client is told about any exception at all."""
+        return to_api_error(error, draining=self.client.state == "draining")
 
 
 def service_of(request: Request) -> Service:

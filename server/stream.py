@@ -16,7 +16,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer
-from server.errors import ClientGone, StreamBroken, to_api_error
+from server.errors import ClientGone, StreamBroken
 
 log = structlog.get_logger("server.stream")
 
@@ -47,8 +47,7 @@ class TokenStream(EventSourceResponse):
             yield self._answer.ending()
         except Exception as error:
             self._generation.close(error)
-            draining = self._answer.service.client.state == "draining"
-            failure = to_api_error(error, draining=draining)
+            failure = self._answer.service.api_error(error)
             log.warning("stream broken", code=failure.code, exc_info=failure.status == 500)
             yield b"data: " + failure.body(self._generation.plan.request_id) + b"\n\n"
             raise StreamBroken from error

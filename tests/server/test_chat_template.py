@@ -225,9 +225,9 @@ def test_long_conversations_are_not_cut(tmp_path: Path) -> None:
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:
-    def render(override: Path | None = None, **arguments: Any) -> str | None:
+    def render(override: Path | None = None) -> str | None:
         template = ChatTemplate.from_folder(tmp_path, override)
-        return template and template.render([USER], **arguments)
+        return template and template.render([USER])
 
     config = tmp_path / "tokenizer_config.json"
     assert render() is None
@@ -238,7 +238,6 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     config.write_text(json.dumps({"chat_template": named}))
     assert render() == "D"
-    assert render(tools=[TOOL]) == "T"
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
     assert render() == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja")
