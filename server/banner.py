@@ -61,7 +61,7 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
-        *_kv_cache(ready),
+        *kv_cache(ready),
         f"  features  prefix cache {prefixes}, API key {'on' if has_keys else 'off'}, "
         f"at most {ready.max_num_seqs} sequences in a step",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
@@ -75,7 +75,7 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
     return "\n".join(lines)
 
 
-def _kv_cache(ready: Ready) -> list[str]:
+def kv_cache(ready: Ready) -> list[str]:
     """What the blocks hold, and what windows save; an encoder has none."""
     if not ready.kv_groups:
         return []

@@ -19,10 +19,8 @@ import msgspec
 import psutil
 import pytest
 
-from engine.config import EngineConfig
 from engine.protocol import KVGroup
-from server.banner import banner
-from server.config import ServerConfig
+from server.banner import kv_cache
 from tests.server.fake_engine import INFO
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,7 +251,7 @@ def test_the_banner_tells_what_windows_save() -> None:
         num_blocks=1024,
         kv_groups=(KVGroup(13), KVGroup(13, window=4096)),
     )
-    page = banner(ServerConfig(), EngineConfig(), ready, 8000)
+    page = "\n".join(kv_cache(ready))
     assert "13 of 26 layers keep the last 4096 tokens: 23% less KV" in page
     # Full layers hold 128 blocks of a request, the others 69: 4095 and a step's 256 tokens.
     assert f"{1024 / (128 + 69):.1f} requests of full length" in page
