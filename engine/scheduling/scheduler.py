@@ -37,7 +37,7 @@ class Scheduler:
     """One instance owns all sequences, rows and blocks of an engine.
 
     `block_size`, budgets and bounds are in tokens, `num_blocks` in blocks. Raises
-    RequestRejectedError from `add` for what can never run or finds the queue full.
+    RequestRejectedError from `add` for what can never run; how much waits the client bounds.
     """
 
     def __init__(
@@ -50,8 +50,6 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_encoder_tokens: int = 1 << 30,
         groups: Seq[KVGroup] = (KVGroup(1),),
-        max_num_queued_reqs: int = 1 << 30,
-        max_num_queued_tokens: int = 1 << 60,
         prefix_caching: bool = True,
         hash_key: bytes | None = None,
     ) -> None:
@@ -60,8 +58,6 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_encoder_tokens = max_num_encoder_tokens
-        self.max_num_queued_reqs = max_num_queued_reqs
-        self.max_num_queued_tokens = max_num_queued_tokens
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
         self.tables = BlockTables(self.pool, hasher, groups, block_size, max_num_batched_tokens)
@@ -72,8 +68,6 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._queued_reqs = 0  # never admitted yet; preempted sequences do not count
-        self._queued_tokens = 0
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
 
@@ -86,7 +80,8 @@ class Scheduler:
             return
         length, wanted = len(request.prompt), request.params.max_tokens
         source = len(request.source)
-        assert bool(source) == any(group.cross for group in self.tables.groups)
+        if not self.tables.groups or bool(source) != bool(self.tables.cross):
+            raise RequestRejectedError("invalid_value", "This is not what the model can generate.")
         if not length or wanted < 1:
             raise RequestRejectedError(
                 "invalid_value", f"A request needs a prompt and an answer: {length} and {wanted}."
@@ -105,19 +100,10 @@ class Scheduler:
                 f"{length} prompt tokens and {wanted} new ones need {blocks} KV blocks of "
                 f"{self.block_size} tokens; the cache has {self.pool.num_blocks}.",
             )
-        if self._queued_reqs and (
-            self._queued_reqs >= self.max_num_queued_reqs
-            or self._queued_tokens + length + source > self.max_num_queued_tokens
-        ):
-            raise RequestRejectedError(
-                "server_overloaded", f"{self._queued_reqs} requests wait already."
-            )
         assert request.id not in self.sequences, "request ids are never reused"
         sequence = Sequence(request)
         self.sequences[sequence.id] = sequence
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
-        self._queued_reqs += 1
-        self._queued_tokens += sequence.num_prompt_tokens
 
     def _add_embedding(self, request: EmbedRequest) -> None:
         if not 0 < len(request.tokens) <= self.max_model_len:
@@ -230,8 +216,6 @@ class Scheduler:
         if not sequence.admitted:
             sequence.admitted = True
             sequence.cached_tokens = sequence.num_computed
-            self._queued_reqs -= 1
-            self._queued_tokens -= sequence.num_prompt_tokens
             self._prefix_queries += sequence.prompt_length
             self._prefix_hits += sequence.cached_tokens
             self._admitted.append((sequence.id, sequence.cached_tokens))
@@ -291,9 +275,6 @@ class Scheduler:
             self._release(sequence)
             return
         self.waiting.remove(sequence)
-        if not sequence.admitted:
-            self._queued_reqs -= 1
-            self._queued_tokens -= sequence.num_prompt_tokens
 
     # ---- facts -------------------------------------------------------------------------------
 
@@ -323,9 +304,6 @@ class Scheduler:
             assert [s.rank for s in queue] == sorted(s.rank for s in queue), "queue order"
         assert {s.id for s in (*self.waiting, *self.running)} == self.sequences.keys()
         assert len(self.waiting) + len(self.running) == len(self.sequences), "a sequence is twice"
-        queued = [s for s in self.waiting if not s.admitted]
-        assert self._queued_reqs == len(queued)
-        assert self._queued_tokens == sum(s.num_prompt_tokens for s in queued)
         for sequence in self.waiting:
             assert not sequence.tables, "a waiting sequence holds blocks"
             assert sequence.row == -1

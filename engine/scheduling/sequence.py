@@ -67,10 +67,5 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """What the queue counts: of the source too."""
-        return self.prompt_length + len(self.source)
-
-    @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_length

@@ -74,15 +74,6 @@ async def test_models(model, says):
         assert (await served.complete(model="tiny")).status_code == 404
 
 
-async def test_the_cache_may_be_smaller_than_the_context(model, says):
-    info = INFO.__class__(
-        **{f: getattr(INFO, f) for f in INFO.__struct_fields__} | {"num_blocks": 4}
-    )
-    async with serving(FakeEngine(says("x"), info=info), model) as served:
-        assert (await served.http.get("/v1/models/tiny")).json()["max_model_len"] == 64
-        assert (await served.complete(prompt="a" * 64)).status_code == 400
-
-
 async def test_tokenize_and_detokenize(served, encode):
     http = served.http
     body = (await http.post("/tokenize", json={"prompt": "Hé"})).json()

@@ -221,11 +221,6 @@ class Simulation:
         blocks = scheduler.tables.most_blocks(total - 1, source)
         if max(total, source) > scheduler.max_model_len or blocks > scheduler.pool.num_blocks:
             return "context_length_exceeded"
-        queued = [s for s in scheduler.waiting if s.id not in self.admitted]
-        tokens = sum(s.num_prompt_tokens for s in queued) + len(request.prompt) + source
-        full = len(queued) >= scheduler.max_num_queued_reqs
-        if queued and (full or tokens > scheduler.max_num_queued_tokens):
-            return "server_overloaded"
         return None
 
     def abort(self, *ids: int) -> None:
@@ -309,11 +304,7 @@ class Simulation:
         assert pool.num_available == pool.num_blocks
 
     def check(self) -> None:
-        scheduler = self.scheduler
-        scheduler.check()
-        queued = [s.num_prompt_tokens for s in scheduler.waiting if not s.admitted]
-        assert len(queued) <= scheduler.max_num_queued_reqs
-        assert len(queued) <= 1 or sum(queued) <= scheduler.max_num_queued_tokens
+        self.scheduler.check()
 
 
 def random_traffic(seed: int, operations: int = 60) -> Simulation:
@@ -333,8 +324,6 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         max_model_len=rng.choice((capacity + 1, capacity // 2 + 2)),
         max_num_seqs=rng.choice((1, 2, 4, 8)),
         max_num_batched_tokens=rng.choice((1, 2, 5, 8, 32)),
-        max_num_queued_reqs=rng.choice((1, 3, 1000)),
-        max_num_queued_tokens=rng.choice((capacity, 3 * capacity, 10**6)),
         prefix_caching=rng.random() < 0.8,
     )
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # what prompts share

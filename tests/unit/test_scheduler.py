@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.errors import RequestRejectedError
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import GenerateRequest, KVGroup, SamplingParams
 from tests.unit.planted_bugs import PLANTED, Plant
 from tests.unit.simulation import VOCAB, Simulation, random_traffic
 
@@ -76,8 +76,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=num_blocks * block_size + 1,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_num_queued_reqs=5,
-            max_num_queued_tokens=40,
             prefix_caching=prefix_caching,
         )
 
@@ -248,32 +246,17 @@ def test_what_never_fits_is_refused_with_the_numbers() -> None:
             scheduler.add(request)
         assert refused.value.code == code
     assert not scheduler.has_work
+    for source, groups in (
+        ([1], [KVGroup(1)]),
+        ([], [KVGroup(1), KVGroup(1, cross=True)]),
+        ([], []),
+    ):
+        scheduler = small(groups=groups).scheduler
+        request = GenerateRequest(1, [1], SamplingParams(2), 0.0, source=source)
+        with pytest.raises(RequestRejectedError, match="not what the model"):
+            scheduler.add(request)
     simulation = small(num_blocks=4, max_model_len=100)
     assert simulation.add([1] * 10, 7)  # 17 tokens, but the last one's KV is never needed
-    simulation.drain()
-
-
-def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
-    simulation = small(max_num_queued_reqs=3, max_num_queued_tokens=20)
-    assert simulation.add([1] * 60, 2), "an empty queue takes any request that fits"
-    assert simulation.add([1], 2) is None
-    simulation.turn()  # admitted: the queue is empty again
-    assert [simulation.add([1] * 5, 2) is not None for _ in range(4)] == [True, True, True, False]
-    assert simulation.add([1] * 19, 2) is None
-    simulation.drain()
-    assert simulation.add([1] * 5, 2)
-    simulation.drain()
-
-
-def test_preempted_sequences_do_not_count_against_the_queue() -> None:
-    simulation = small(num_blocks=4, max_model_len=17, max_num_queued_reqs=1)
-    simulation.add([1] * 4, 9)
-    simulation.turn()
-    simulation.add([2] * 4, 9)
-    while not simulation.scheduler.stats().preemptions:
-        simulation.turn()
-    assert simulation.scheduler.stats().waiting == 1
-    assert simulation.add([3], 1)
     simulation.drain()
 
 
