@@ -18,6 +18,7 @@ DECODERS = {
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS: dict[str, tuple[str, str]] = {}
 ENCODER_DECODERS: dict[str, tuple[str, str]] = {}

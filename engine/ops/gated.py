@@ -1,4 +1,4 @@
-"""Activations of the feed-forward layers."""
+"""Activations of feed-forward layers and gates."""
 
 from __future__ import annotations
 
@@ -21,3 +21,17 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """The tanh form of GELU, called gelu_new by GPT-2's config (arXiv 1606.08415)."""
     return F.gelu(x, approximate="tanh")
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0) squared (Primer, arXiv 2109.08668)."""
+    return F.relu(x).square()
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)), computed in fp32.
+
+    By tanh: torch's own sigmoid rounds the last elements of an fp32 tensor on a CPU differently,
+    so that a token's gate would depend on how many tokens share the step.
+    """
+    return (0.5 * torch.tanh(0.5 * x.float()) + 0.5).to(x.dtype)

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * weight over the last dimension, computed in fp32 (arXiv 1910.07467)."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension, computed in fp32 (arXiv 1910.07467).
+
+    Without a weight it only scales.
+    """
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 

@@ -49,38 +49,37 @@ class Case:
     The model must answer differently without each thing the case is about, removed by itself:
     `without` are values of config.json that switch one off (None removes a key), `zeroed` parts of
     tensor names, `replaced` functions of ours by their import path and what stands in for them.
+    `reference` makes, of the config and in the folder of the checkpoint, a reference that is not of
+    transformers; it is called and generates like one of those, as far as the equalities do it.
     """
 
     name: str
-    config: Callable[[], Any]  # a transformers config
+    config: Callable[[], Any]  # a transformers config, or one `reference` understands
     edit: Edit | None = None  # how the checkpoint on disk differs from one saved today
     shard_size: str = "1GB"
     without: Mapping[str, Any] = field(default_factory=dict)
     zeroed: Sequence[str] = ()
     replaced: Mapping[str, Any] = field(default_factory=dict)
     lengths: Sequence[int] = LENGTHS
+    reference: Callable[[Any, Path], Any] | None = None
 
 
 class Golden:
     """A case made real: the reference model and its checkpoint in `folder`."""
 
     def __init__(self, case: Case, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.case, self.folder = case, folder
         config = case.config()
-        text = config.get_text_config()
-        for part in (config, text):
-            part.eos_token_id = part.bos_token_id = part.pad_token_id = None
-        self.reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        self.reference.eval()
-        _randomise(self.reference, text.hidden_size)
-        self.reference.save_pretrained(folder, max_shard_size=case.shard_size)
+        if case.reference:
+            self.reference, vocab_size = case.reference(config, folder), config.vocab_size
+        else:
+            self.reference = _of_transformers(config, folder, case.shard_size)
+            vocab_size = config.get_text_config().vocab_size
         if case.edit:
             edit_checkpoint(folder, case.edit)
         generator = torch.Generator().manual_seed(1)
         self.prompts: list[list[int]] = [
-            torch.randint(text.vocab_size, (length,), generator=generator).tolist()
+            torch.randint(vocab_size, (length,), generator=generator).tolist()
             for length in case.lengths
         ]
 
@@ -126,6 +125,18 @@ def edit_checkpoint(folder: Path, edit: Edit) -> None:
     edit(config, tensors)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
+
+
+def _of_transformers(config: Any, folder: Path, shard_size: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    text = config.get_text_config()
+    for part in (config, text):
+        part.eos_token_id = part.bos_token_id = part.pad_token_id = None
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    _randomise(model, text.hidden_size)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    return model
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import torch
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch_backend import SPLIT
 from engine.layers.linear import can_prepack, pack, packed_linear
-from engine.ops.gated import gelu_tanh, gelu_tanh_mul, silu_mul
+from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
 from engine.ops.norm import layer_norm, offset_rms_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
@@ -51,7 +51,9 @@ def cancelling(rows: int, size: int, columns: int) -> tuple[torch.Tensor, torch.
 
 @dtypes
 @pytest.mark.parametrize(
-    "sizes", [(64, 97), (576, 960), (1536, 97), (1536, 1536), (2048, 512), (4096, 128)], ids=str
+    "sizes",
+    [(24, 1), (12, 3), (64, 97), (576, 960), (1536, 97), (1536, 1536), (2048, 512), (4096, 128)],
+    ids=str,
 )
 def test_packed_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight = (tensor.to(dtype) for tensor in cancelling(128, *sizes))
@@ -85,6 +87,9 @@ def test_row_wise_operations(size: int, dtype: torch.dtype) -> None:
         "gelu_tanh_mul": lambda rows: gelu_tanh_mul(x[rows]),
         "softcap": lambda rows: softcap(x[rows], 2.0),
         "gelu_tanh": lambda rows: gelu_tanh(x[rows]),
+        "relu_squared": lambda rows: relu_squared(x[rows]),
+        "gates": lambda rows: sigmoid(x[rows, :3]),  # a few a token
+        "weightless_norm": lambda rows: rms_norm(x[rows].view(-1, size // 32, 32), None, 1e-6),
         "rotary": lambda rows: apply_rotary(
             x[rows].view(-1, size // 64, 64), angles[0, rows], angles[1, rows]
         ),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from engine.ops.gated import gelu_tanh, gelu_tanh_mul, silu_mul
+from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
 from engine.ops.norm import layer_norm, offset_rms_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
@@ -39,6 +39,7 @@ def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> Non
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
     check(rms_norm(x, weight, eps), due, dtype)
+    check(rms_norm(x, None, eps), due / weight.double(), dtype)
 
 
 @dtypes
@@ -122,6 +123,25 @@ def test_gelu_tanh_mul(dtype: torch.dtype) -> None:
 
 
 @dtypes
+@shapes
+def test_relu_squared(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = draw(*shape, dtype=dtype)
+    check(relu_squared(x), x.double().clamp(min=0).square(), dtype)
+
+
+@dtypes
+@shapes
+def test_sigmoid(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = draw(*shape, dtype=dtype)
+    check(sigmoid(x), 1 / (1 + (-x.double()).exp()), dtype)
+
+
+def test_sigmoid_at_the_ends() -> None:
+    x = torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4])
+    assert sigmoid(x).tolist() == [0, 0, 0.5, 1, 1]
+
+
+@dtypes
 def test_softcap_is_bounded_and_in_fp32(dtype: torch.dtype) -> None:
     """In bf16 logits near the cap would tie."""
     x = draw(5, 97, dtype=dtype, scale=30.0)
@@ -158,11 +178,14 @@ def test_operations_leave_their_inputs_alone() -> None:
     x = draw(4, 2, 8, dtype=torch.float32)
     before = x.clone()
     rms_norm(x, torch.ones(8), 1e-5)
+    rms_norm(x, None, 1e-5)
     layer_norm(x, torch.ones(8), torch.zeros(8), 1e-5)
     offset_rms_norm(x, torch.ones(8), 1e-5)
     softcap(x, 2.0)
     silu_mul(x)
     gelu_tanh_mul(x)
     gelu_tanh(x)
+    relu_squared(x)
+    sigmoid(x)
     apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8))
     assert torch.equal(x, before)

@@ -1,0 +1,239 @@
+"""nanochat (github.com/karpathy/nanochat), every generation from 2025-10 to 2026-07.
+
+All of them: norms without weights, one straight after the embedding; rotary turning by minus theta,
+then a norm of q and k; relu squared; capped logits. Later ones add windows, a factor on q and k,
+scalars on the residual, value embeddings, smear and backout: `penstock import nanochat` writes
+those facts into config.json. A config of transformers, which has none, is the first generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.spec import AttentionSpec
+from engine.errors import ConfigError
+from engine.layers.attention import Attention
+from engine.layers.embedding import Embedding, LMHead
+from engine.layers.linear import Linear
+from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
+from engine.models.base import attention_heads, expect, nullable, positive, positive_float, required
+from engine.ops.gated import relu_squared, sigmoid
+from engine.ops.norm import rms_norm
+from engine.ops.rotary import apply_rotary
+from engine.ops.softcap import softcap
+from engine.weights.rules import WeightMap, targets_by_module
+
+# Where a checkpoint keeps what each of our modules holds.
+NAMES = {
+    "embed": "model.embed_tokens",
+    "blocks.{i}.attention.qkv": "model.layers.{i}.self_attn.{part}_proj",
+    "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
+    "blocks.{i}.attention.values.gate": "model.layers.{i}.self_attn.ve_gate",
+    "blocks.{i}.attention.values.table": "model.value_embeds.{i}",
+    "blocks.{i}.up": "model.layers.{i}.mlp.fc1",
+    "blocks.{i}.down": "model.layers.{i}.mlp.fc2",
+    "smear_gate": "model.smear_gate",
+    "head": "lm_head",
+    "": "model",  # the factors
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NanoChatConfig:
+    """The facts of a nanochat checkpoint; None is what its generation does not have."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float  # upstream: the machine epsilon of the dtype it was trained in
+    rope_theta: float
+    rope_scaling: RopeScaling
+    softcap: float | None
+    qk_scale: float  # q and k are each multiplied by it after their norm
+    windows: tuple[int | None, ...]  # keys a layer sees, the query's own included
+    residual_lambdas: bool  # x = resid_lambda * x + x0_lambda * x0 before every block
+    value_layers: tuple[int, ...]  # with a value embedding
+    gate_channels: int  # of the block's input its gates read so many,
+    gate_range: float  # and they open up to here
+    smear_channels: int | None  # what the smear's gate reads
+    backout_layer: int | None  # its output is taken off before the last norm
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> NanoChatConfig:
+        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        expect(config, "hidden_act", "relu2")
+        expect(config, "attention_bias", False)
+        expect(config, "tie_word_embeddings", False)
+        layers = positive(config, "num_hidden_layers")
+        config = _complete(config, layers)
+        expect(config, "residual_lambdas", True, False)
+        expect(config, "backout_layer", None, *range(layers))
+        heads, kv_heads, head_dim = attention_heads(config)
+        value_layers = _each(config, "value_layers", lambda i: type(i) is int and 0 <= i < layers)
+        windows = _each(config, "layer_windows", lambda w: w is None or (type(w) is int and w > 0))
+        if len(windows) != layers:
+            raise ConfigError(f"config.json has {len(windows)} layer_windows for {layers} layers.")
+        return cls(
+            vocab_size=positive(config, "vocab_size"),
+            hidden=positive(config, "hidden_size"),
+            intermediate=positive(config, "intermediate_size"),
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_positions=positive(config, "max_position_embeddings"),
+            norm_eps=positive_float(config, "rms_norm_eps"),
+            rope_theta=positive_float(config, "rope_theta"),
+            rope_scaling=RopeScaling.from_hf(config),
+            softcap=nullable(config, "final_logit_softcapping", positive_float),
+            qk_scale=positive_float(config, "qk_scale"),
+            windows=windows,
+            residual_lambdas=required(config, "residual_lambdas"),
+            value_layers=value_layers,
+            gate_channels=positive(config, "value_gate_channels") if value_layers else 0,
+            gate_range=positive_float(config, "value_gate_range") if value_layers else 0.0,
+            smear_channels=nullable(config, "smear_channels", positive),
+            backout_layer=nullable(config, "backout_layer", required),
+        )
+
+
+def _complete(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """What a config of transformers leaves unsaid, which knows the first generation only. One with
+    any key of ours must have them all: a fact left out would be guessed wrong."""
+    first = {"qk_scale": 1.0, "layer_windows": [None] * layers, "residual_lambdas": False}
+    first |= {"value_layers": [], "smear_channels": None, "backout_layer": None}
+    if not config.keys().isdisjoint(first):
+        return config
+    return {"final_logit_softcapping": 15.0, **config, **first, "rope_theta": rope_theta(config)}
+
+
+def _each(config: dict[str, Any], key: str, allowed: Callable[[Any], bool]) -> tuple[Any, ...]:
+    """The list config[key]; ConfigError where something else stands there or in it."""
+    value = required(config, key)
+    if not isinstance(value, list) or not all(map(allowed, value)):
+        raise ConfigError(f"config.json has {key} = {value!r}, which is no such list.")
+    return tuple(value)
+
+
+class ValueEmbedding(nn.Module):
+    """A second embedding of the token, let into the values by one gate a kv head (ResFormer,
+    arXiv 2410.17897)."""
+
+    def __init__(self, config: NanoChatConfig) -> None:
+        super().__init__()
+        self.gate_channels, self.gate_range = config.gate_channels, config.gate_range
+        self.gate = Linear(config.gate_channels, config.kv_heads)
+        self.table = Embedding(config.vocab_size, config.kv_heads * config.head_dim)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden], ids [T] -> [T, kv_heads, head_dim]."""
+        gates = sigmoid(self.gate(x[:, : self.gate_channels])) * self.gate_range
+        return gates.unsqueeze(-1) * self.table(ids).view(*gates.shape, -1)
+
+
+class NanoChatAttention(nn.Module):
+    def __init__(self, config: NanoChatConfig, index: int) -> None:
+        super().__init__()
+        c, dim = config, config.head_dim
+        scale = c.qk_scale**2 * dim**-0.5  # the factors of q and k meet in the scores
+        self.spec = AttentionSpec(c.heads, c.kv_heads, dim, scale=scale, window=c.windows[index])
+        self.norm_eps = c.norm_eps
+        sizes = {"q": c.heads * dim, "k": c.kv_heads * dim, "v": c.kv_heads * dim}
+        self.qkv = Linear(c.hidden, sizes)
+        self.values = ValueEmbedding(c) if index in c.value_layers else None
+        self.attend = Attention(self.spec, index)
+        self.out = Linear(c.heads * dim, c.hidden)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+        qk = rms_norm(apply_rotary(qk, cos, sin), None, self.norm_eps)
+        if self.values is not None:
+            v = v + self.values(x, batch.input_ids)
+        return self.out(self.attend(qk[:, :heads], qk[:, heads:], v, batch))
+
+
+class NanoChatBlock(nn.Module):
+    def __init__(self, config: NanoChatConfig, index: int) -> None:
+        super().__init__()
+        self.norm_eps = config.norm_eps
+        self.attention = NanoChatAttention(config, index)
+        self.up = Linear(config.hidden, config.intermediate)
+        self.down = Linear(config.intermediate, config.hidden)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        x = x + self.attention(rms_norm(x, None, self.norm_eps), cos, sin, batch)
+        return x + self.down(relu_squared(self.up(rms_norm(x, None, self.norm_eps))))
+
+
+class NanoChat(nn.Module):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> NanoChatConfig:
+        return NanoChatConfig.from_hf(config)
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = self.read_config(config)
+        self.vocab_size = c.vocab_size
+        self.embed = Embedding(c.vocab_size, c.hidden)
+        if c.smear_channels is not None:
+            self.smear_gate = Linear(c.smear_channels, 1)
+            self.smear_lambda = nn.Parameter(torch.empty(1))
+        self.rotary = RotaryEmbedding(
+            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
+        )
+        if c.residual_lambdas:
+            self.resid_lambdas = nn.Parameter(torch.empty(c.layers))
+            self.x0_lambdas = nn.Parameter(torch.empty(c.layers))
+        self.blocks = nn.ModuleList(NanoChatBlock(c, i) for i in range(c.layers))
+        if c.backout_layer is not None:
+            self.backout_lambda = nn.Parameter(torch.empty(1))
+        self.head = LMHead(c.vocab_size, c.hidden)
+        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        c = self.config
+        x = rms_norm(self.embed(batch.input_ids), None, c.norm_eps)
+        if c.smear_channels is not None:
+            x = self.smear(x, batch)
+        first = x
+        cos, sin = self.rotary(batch.positions)
+        sin = -sin  # by minus theta
+        for i, block in enumerate(self.blocks):
+            if c.residual_lambdas:
+                x = self.resid_lambdas[i] * x + self.x0_lambdas[i] * first
+            x = block(x, cos, sin, batch)
+            if i == c.backout_layer:
+                backout = x
+        if c.backout_layer is not None:
+            x = x - self.backout_lambda * backout
+        return rms_norm(x, None, c.norm_eps)
+
+    def smear(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Lets the token before into each, through a gate; before position 0 there is none."""
+        previous = rms_norm(self.embed(batch.prev_ids), None, self.config.norm_eps)
+        gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : self.config.smear_channels]))
+        return x + gates * previous * (batch.positions > 0).unsqueeze(-1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.head(hidden)
+        return logits if self.config.softcap is None else softcap(logits, self.config.softcap)
+
+    def weight_map(self) -> WeightMap:
+        return WeightMap(targets_by_module(self, NAMES))
