@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+importing = typer.Typer(no_args_is_help=True)
+app.add_typer(importing, name="import", help="Turn another program's checkpoint into a folder.")
 
 
 def _print_version(asked: bool) -> None:
@@ -126,6 +129,26 @@ def chat(
     options = {"temperature": temperature, "max_tokens": max_tokens}
     with closing(Chat(url, key, model, system, **options)) as partner:
         raise typer.Exit(converse(partner, quick))
+
+
+@importing.command()
+def nanochat(
+    directory: Annotated[
+        Path, typer.Argument(help="A checkpoint folder (…/d20), or nanochat's base folder.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write. Default: nanochat-d20, after its model.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Default: the highest there is.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of tokenizer.pkl. Default: the base folder's.")
+    ] = None,
+) -> None:
+    """A nanochat checkpoint of any generation; nothing in its files is executed."""
+    given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
+    options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
+    command = [sys.executable, "-m", "engine.weights.nanochat", directory, *options]
+    os.execv(sys.executable, [str(part) for part in command])  # its output and status are ours
 
 
 @app.command()

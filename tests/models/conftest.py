@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.register_assert_rewrite("tests.models.golden", "tests.models.forward")
 
 from tests.models.golden import Golden  # noqa: E402 - after asking for its asserts to be rewritten
+from tests.models.nanochat_files import base_folder  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +18,9 @@ def golden(
 ) -> Golden:
     pytest.importorskip("transformers")
     return Golden(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """nanochat's base folder with a model and a tokenizer."""
+    return base_folder(tmp_path / "base")
