@@ -74,10 +74,10 @@ def test_small_talk_is_answered(text: str) -> None:
 
 
 def test_sampled_probes_are_answered() -> None:
-    sample = read_probes()[::14]
+    """Nine in ten, as of all of them (`make demo-eval`)."""
+    sample = read_probes()[::4]
     wrong = [p for p in sample if not judge(p, greedy(p["messages"], p.get("tools")))]
-    assert len(sample) >= 12
-    assert len(wrong) <= 1, wrong
+    assert len(wrong) <= len(sample) / 10, wrong
 
 
 def test_probes_are_not_in_the_training_text() -> None:
