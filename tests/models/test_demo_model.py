@@ -73,11 +73,11 @@ def test_small_talk_is_answered(text: str) -> None:
     assert "do not know" not in greedy([{"role": "user", "content": text}])
 
 
-def test_sampled_probes_are_answered() -> None:
-    """Nine in ten, as of all of them (`make demo-eval`)."""
-    sample = read_probes()[::4]
-    wrong = [p for p in sample if not judge(p, greedy(p["messages"], p.get("tools")))]
-    assert len(wrong) <= len(sample) / 10, wrong
+def test_probes_are_answered() -> None:
+    """Nine in ten; over HTTP by our engine: `make demo-eval`."""
+    probes = read_probes()
+    wrong = [p for p in probes if not judge(p, greedy(p["messages"], p.get("tools")))]
+    assert len(wrong) <= len(probes) / 10, wrong
 
 
 def test_probes_are_not_in_the_training_text() -> None:
