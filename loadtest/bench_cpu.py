@@ -112,6 +112,28 @@ class Transformers:
         return batch * NEW / wall, (statistics.median(gaps) if gaps else wall / NEW) * 1e3
 
 
+def matmul_rate() -> float:
+    """GFLOP/s of a bf16 matmul of the model's shape: what this machine's arithmetic is worth."""
+    rows, inner, outer = 128, LLAMA_125M["hidden_size"], 2 * LLAMA_125M["intermediate_size"]
+    x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(outer, inner).bfloat16()
+    best = float("inf")
+    for _ in range(50):
+        began = time.perf_counter()
+        torch.nn.functional.linear(x, weight)
+        best = min(best, time.perf_counter() - began)
+    return 2 * rows * inner * outer / best / 1e9
+
+
+def arithmetic_bound(gflops: float) -> float:
+    """Output tokens/s if nothing but the linears' multiplications took time."""
+    c = LLAMA_125M
+    head_dim = c["hidden_size"] // c["num_attention_heads"]
+    attention = c["hidden_size"] * head_dim * (c["num_attention_heads"] + c["num_key_value_heads"])
+    layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
+    body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
+    return gflops * 1e9 * NEW / (2 * (body * (PROMPT + NEW) + head * NEW))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -133,8 +155,10 @@ def main() -> None:
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate rounds of the two at each concurrency; all figures of all rounds."""
     rows: dict[str, Any] = {}
+    rates: list[float] = []
     peer = None if options.no_peer else Transformers(folder)
     for round_number in range(options.rounds + 1):  # the first warms both up and is not counted
+        rates.append(matmul_rate())
         for concurrency in options.concurrency:
             row = rows.setdefault(str(concurrency), {"penstock": [], "transformers": []})
             # A fresh server each time: an idle one must not share the cores with the peer.
@@ -155,6 +179,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "cpu_count": os.cpu_count(),
         "torch": torch.__version__,
+        "matmul_gflops": rates,
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m loadtest.bench_cpu " + " ".join(sys.argv[1:]),
         "rows": rows,
@@ -178,6 +203,11 @@ def print_table(report: dict[str, Any]) -> None:
         else:
             cells += "| | |"
         print(cells)
+    rate = statistics.median(report["matmul_gflops"])
+    print(
+        f"\nThis machine multiplies at {rate:.0f} GFLOP/s (bf16, {report['cpu_count']} cores), which "
+        f"bounds any server at {arithmetic_bound(rate):.0f} tokens/s here."
+    )
 
 
 if __name__ == "__main__":
