@@ -18,6 +18,11 @@ from engine.errors import ConfigError
 
 DEMO_MODEL = "demo"
 
+WEIGHTS_INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+BAD_JSON = (ValueError, OverflowError, RecursionError)  # what a hostile one can raise
+NO_GGUF = "GGUF is not served: give the checkpoint it was made from, in safetensors."
+
 # Panels of --help and of docs/flags.md.
 MODEL = "Model"
 SCHEDULING = "KV cache and scheduling"
@@ -99,21 +104,83 @@ def model_folder(model: str) -> Path:
     """The folder `model` names; raises ConfigError where there is no config.json in it."""
     folder = Path(__file__).parent / "demo" / "model" if model == DEMO_MODEL else Path(model)
     folder = folder.expanduser().resolve()
+    if folder.suffix.lower() == ".gguf":
+        raise ConfigError(f"{folder}: {NO_GGUF}")
     if not folder.is_dir():
         raise ConfigError(
             f"No model folder at {folder}. Give a folder with config.json and *.safetensors, "
             f"or `{DEMO_MODEL}`; nothing is downloaded by `serve`."
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
+        hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder.{hint}"
+        )
     return folder
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(folder.glob(f"*.{suffix}"))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The checkpoint's safetensors files, from its index where there is one."""
+    index = folder / WEIGHTS_INDEX
+    if index.is_file():
+        files = [folder / name for name in indexed_files(index)]
+        # A name is a file of this folder, never a path out of it.
+        if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
+            raise ConfigError(f"{index} names {', '.join(missing)}, which is not in {folder}.")
+        return files
+    if files := _files(folder, "safetensors"):
+        return files
+    if gguf := _files(folder, "gguf"):
+        raise ConfigError(f"{folder} has no *.safetensors but {gguf[0].name}. {NO_GGUF}")
+    raise ConfigError(f"{folder} has no *.safetensors; other weight formats are not read.")
+
+
+def indexed_files(index: Path) -> list[str]:
+    """The file names in a safetensors index; raises ConfigError where it holds none."""
+    mapped = read_json(index).get("weight_map")
+    values = list(mapped.values()) if isinstance(mapped, dict) else []
+    if not values or not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{index} holds no weight_map from tensor names to file names.")
+    return sorted(set(values))
+
+
+def safetensors_header(file: Path) -> dict[str, Any]:
+    """What a safetensors file declares: name -> {dtype, shape, data_offsets}, `__metadata__` left
+    out. Raises ConfigError where the file is shorter or longer than that; the format (8 bytes
+    length, JSON, data) allows neither."""
+    said = f"{file} is not a readable safetensors file: "
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MAX_HEADER_BYTES or 8 + length > size:
+                raise ConfigError(f"{said}a header of {length} bytes in a file of {size} bytes.")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items()}
+    except (OSError, LookupError, TypeError, AttributeError, *BAD_JSON) as error:
+        raise ConfigError(f"{said}{error!r}.") from error
+    due = 8 + length + max(ends.values(), default=0)
+    if size != due:
+        lost = [
+            name for name in sorted(ends, key=ends.__getitem__) if 8 + length + ends[name] > size
+        ]
+        where = f", cut off in {lost[0]}" if lost else ""
+        raise ConfigError(
+            f"{said}it has {size} bytes, its header says {due}{where}. Copy or download it again."
+        )
+    return header
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises ConfigError naming the file where it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"Cannot read {path}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")

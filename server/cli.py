@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config import model_folder
+from engine.config import model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
 from server import exits
 from server.listen import ListenError, listen
@@ -87,7 +87,8 @@ def serve(**values: Any) -> None:
         server_config, engine_config, warnings = load(values, os.environ, file)
         for warning in warnings:
             typer.echo(f"penstock: warning: {warning}", err=True)
-        model_folder(engine_config.model)
+        for file in weight_files(model_folder(engine_config.model)):
+            safetensors_header(file)  # the engine would tell of a damaged one too, but later
         listener = listen(server_config)
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
