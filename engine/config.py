@@ -18,6 +18,21 @@ from engine.errors import ConfigError
 
 DEMO_MODEL = "demo"
 
+# Of a checkpoint, what is read besides its weights (patterns of fnmatch): what `merge` takes
+# over. Code and pickles are never among them.
+CHECKPOINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",  # from here on: how sentence-transformers pools
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
+)
 WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 BAD_JSON = (ValueError, OverflowError, RecursionError)  # what a hostile one can raise

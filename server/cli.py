@@ -153,6 +153,42 @@ def nanochat(
 
 
 @app.command()
+def merge(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to make.")],
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file in mergekit's vocabulary, instead of flags.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="linear, ema, slerp or liti.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Where slerp and liti begin; default: the first MODEL.")
+    ] = None,
+    weight: Annotated[
+        list[float] | None, typer.Option(help="linear: one for each MODEL; default: equal.")
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option(help="linear: whether weights are shares; default: yes.")
+    ] = None,
+    decay: Annotated[float | None, typer.Option(help="ema: share the average keeps.")] = None,
+    t: Annotated[float | None, typer.Option(help="slerp, liti: 0 is the base model.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the result; default: what the base model has.")
+    ] = None,
+) -> None:
+    """Merge MODELs, folders of one architecture, into a new model folder."""
+    from server.merge import follow, recipe_of
+
+    try:
+        document = recipe_of(
+            recipe, models or [], method, base_model, weight or [], dtype,
+            t=t, decay=decay, normalize=normalize,
+        )  # fmt: skip
+    except ConfigError as error:
+        raise _fail(error, exits.BAD_CONFIG) from None
+    follow(document, output)
+
+
+@app.command()
 def doctor(config: ConfigFile = None) -> None:
     """Check machine, versions and settings; status 1 where something fails."""
     from server.doctor import examine, render
