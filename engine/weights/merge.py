@@ -56,7 +56,7 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
         (staging / RECORD).write_text(record + "\n", encoding="utf-8")
         staging.rename(out)
     except OSError as error:
-        raise ConfigError(f"Cannot write {out}: {error}") from error
+        raise ConfigError(f"Cannot merge into {out}: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return notes

@@ -72,7 +72,7 @@ class Checkpoint:
         for file in dict.fromkeys(tensor_files(folder).values()):
             header = safetensors_header(file)
             spans = {name: entry["data_offsets"] for name, entry in header.items()}
-            data = file.stat().st_size - max(end for _, end in spans.values())
+            data = file.stat().st_size - max((end for _, end in spans.values()), default=0)
             for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
                 dtype, shape = header[name]["dtype"], tuple(header[name]["shape"])
                 tensors[name] = StoredTensor(file, dtype, shape, data + begin, end - begin)
