@@ -8,6 +8,7 @@ changes this object) and the decision is printed.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,8 +19,8 @@ from engine.errors import ConfigError
 
 DEMO_MODEL = "demo"
 
-# Of a checkpoint, what is read besides its weights (patterns of fnmatch): what `merge` takes
-# over. Code and pickles are never among them.
+# Of a checkpoint, what is read besides its weights (patterns of fnmatch): what `pull` loads
+# and `merge` takes over. Code and pickles are never among them.
 CHECKPOINT_FILES = (
     "config.json",
     "generation_config.json",
@@ -55,7 +56,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What to load and how to run it; sizes in tokens, blocks or bytes as each field says."""
 
     model: Annotated[
-        str, setting(MODEL, "A Hugging Face model folder, or `demo` for the model in the package.")
+        str,
+        setting(
+            MODEL,
+            "A Hugging Face model folder, ORG/NAME on huggingface.co (from the cache, else "
+            "pulled), or `demo` for the model in the package.",
+        ),
     ] = DEMO_MODEL
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -115,6 +121,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 262144
 
 
+def is_hub_name(model: str) -> bool:
+    """Whether `model` is ORG/NAME and nothing here has that name: the server looks it up."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII)) and not Path(model).exists()
+
+
 def model_folder(model: str) -> Path:
     """The folder `model` names; raises ConfigError where there is no config.json in it."""
     folder = Path(__file__).parent / "demo" / "model" if model == DEMO_MODEL else Path(model)
@@ -124,7 +135,7 @@ def model_folder(model: str) -> Path:
     if not folder.is_dir():
         raise ConfigError(
             f"No model folder at {folder}. Give a folder with config.json and *.safetensors, "
-            f"or `{DEMO_MODEL}`; nothing is downloaded by `serve`."
+            f"`{DEMO_MODEL}`, or ORG/NAME to `penstock serve` and `penstock pull`."
         )
     if not (folder / "config.json").is_file():
         hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""

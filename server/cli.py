@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
-from engine.config import model_folder, safetensors_header, weight_files
+from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
 from server import exits
+from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
 
@@ -87,6 +89,7 @@ def serve(**values: Any) -> None:
         server_config, engine_config, warnings = load(values, os.environ, file)
         for warning in warnings:
             typer.echo(f"penstock: warning: {warning}", err=True)
+        server_config, engine_config = _located(server_config, engine_config)
         for file in weight_files(model_folder(engine_config.model)):
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
         listener = listen(server_config)
@@ -98,6 +101,20 @@ def serve(**values: Any) -> None:
     from server.launch import run  # only now: what is wrong so far is told within half a second
 
     raise typer.Exit(run(server_config, engine_config, ProcessClient(engine_config), listener))
+
+
+def _located(
+    server_config: ServerConfig, engine_config: EngineConfig
+) -> tuple[ServerConfig, EngineConfig]:
+    """Both with the folder of what is named ORG/NAME; it is served under that name."""
+    name = engine_config.model
+    if not is_hub_name(name):
+        return server_config, engine_config
+    from server.pull import locate
+
+    names = server_config.served_model_name or (name,)
+    folder = str(locate(name))
+    return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
 
 
 # typer reads the parameters of a command from its signature: here they are the fields.
@@ -150,6 +167,22 @@ def nanochat(
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
     command = [sys.executable, "-m", "engine.weights.nanochat", directory, *options]
     os.execv(sys.executable, [str(part) for part in command])  # its output and status are ours
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME")],
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
+    ] = None,
+) -> None:
+    """Load what is served of a model on huggingface.co; prints the folder it is in then."""
+    from server.pull import pull as pull_now
+
+    try:
+        typer.echo(pull_now(name, revision))
+    except ConfigError as error:
+        raise _fail(error, exits.BAD_CONFIG) from None
 
 
 @app.command()
