@@ -68,14 +68,15 @@ class Repository:
 
 def cached(name: str) -> Path | None:
     """The folder of a model whose main revision is complete in the cache; asks no network."""
-    config = hub.try_to_load_from_cache(name, "config.json", revision=MAIN)
-    if not isinstance(config, str):
-        return None
     try:
-        weight_files(Path(config).parent)
-    except ConfigError:  # a pull that was interrupted
+        config = hub.try_to_load_from_cache(name, "config.json", revision=MAIN)
+        if not isinstance(config, str):
+            return None
+        folder = Path(config).parent
+        weight_files(folder)
+    except (ConfigError, errors.HFValidationError):  # `pull` completes it, or tells what is wrong
         return None
-    return Path(config).parent
+    return folder
 
 
 def locate(name: str) -> Path:

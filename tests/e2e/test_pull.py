@@ -294,14 +294,22 @@ def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
     assert hub.seen == []
 
 
-def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (NAME, f"{NAME} is no folder here and no public model"),
+        ("a/b--c", "'a/b--c' is not the name of a model"),
+    ],
+)
+def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path, name: str, said: str) -> None:
     hub.refuses = "RepoNotFound"
     answer = subprocess.run(
-        [sys.executable, "-m", "server", "serve", NAME],
+        [sys.executable, "-m", "server", "serve", name],
         cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert answer.returncode == exits.BAD_CONFIG
-    assert f"{NAME} is no folder here and no public model" in answer.stderr
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
 
 
 def test_the_watch_sees_a_connection(watched: dict[str, str], tmp_path: Path) -> None:
