@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from msgspec.structs import replace
@@ -62,6 +63,11 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
+
+
+def _become(module: str, *arguments: object) -> NoReturn:
+    """Goes on as a process with torch: its output, its status and every signal are its own."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -165,8 +171,7 @@ def nanochat(
     """A nanochat checkpoint of any generation; nothing in its files is executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    command = [sys.executable, "-m", "engine.weights.nanochat", directory, *options]
-    os.execv(sys.executable, [str(part) for part in command])  # its output and status are ours
+    _become("engine.weights.nanochat", directory, *options)
 
 
 @app.command()
@@ -209,7 +214,7 @@ def merge(
     ] = None,
 ) -> None:
     """Merge MODELs, folders of one architecture, into a new model folder."""
-    from server.merge import follow, recipe_of
+    from server.merge import recipe_of
 
     try:
         document = recipe_of(
@@ -218,7 +223,7 @@ def merge(
         )  # fmt: skip
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
-    follow(document, output)
+    _become("engine.weights.merge", output, json.dumps(document, default=str))
 
 
 @app.command()

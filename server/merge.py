@@ -1,13 +1,10 @@
-"""`penstock merge`: from flags or a file to a recipe, which a process with torch follows."""
+"""`penstock merge`: from flags or a file to a recipe, which `engine.weights.merge` follows."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from engine.errors import ConfigError
 from server.settings import read_yaml
@@ -42,9 +39,3 @@ def recipe_of(
         base_model = base_model or models[0]
     document = {"merge_method": method, "models": sources, "base_model": base_model, "dtype": dtype}
     return document | ({"parameters": given} if given else {})
-
-
-def follow(recipe: dict[str, Any], out: Path) -> NoReturn:
-    """Becomes the merging process: its progress, its status and every signal are its own."""
-    command = [sys.executable, "-m", "engine.weights.merge", str(out)]
-    os.execv(sys.executable, [*command, json.dumps(recipe, default=str)])
