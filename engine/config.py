@@ -8,6 +8,7 @@ changes this object) and the decision is printed.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,26 @@ from msgspec import Meta
 from engine.errors import ConfigError
 
 DEMO_MODEL = "demo"
+
+# Of a checkpoint, what is read besides its weights (patterns of fnmatch): what `pull` loads
+# and `merge` takes over. Code and pickles are never among them.
+CHECKPOINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",  # from here on: how sentence-transformers pools
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
+)
+WEIGHTS_INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+BAD_JSON = (ValueError, OverflowError, RecursionError)  # what a hostile one can raise
+NO_GGUF = "GGUF is not served: give the checkpoint it was made from, in safetensors."
 
 # Panels of --help and of docs/flags.md.
 MODEL = "Model"
@@ -35,7 +56,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What to load and how to run it; sizes in tokens, blocks or bytes as each field says."""
 
     model: Annotated[
-        str, setting(MODEL, "A Hugging Face model folder, or `demo` for the model in the package.")
+        str,
+        setting(
+            MODEL,
+            "A Hugging Face model folder, ORG/NAME on huggingface.co (from the cache, else "
+            "pulled), or `demo` for the model in the package.",
+        ),
     ] = DEMO_MODEL
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -95,25 +121,92 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 262144
 
 
+def is_hub_name(model: str) -> bool:
+    """Whether `model` is ORG/NAME and nothing here has that name: the server looks it up."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII)) and not Path(model).exists()
+
+
 def model_folder(model: str) -> Path:
     """The folder `model` names; raises ConfigError where there is no config.json in it."""
     folder = Path(__file__).parent / "demo" / "model" if model == DEMO_MODEL else Path(model)
     folder = folder.expanduser().resolve()
+    if folder.suffix.lower() == ".gguf":
+        raise ConfigError(f"{folder}: {NO_GGUF}")
     if not folder.is_dir():
         raise ConfigError(
             f"No model folder at {folder}. Give a folder with config.json and *.safetensors, "
-            f"or `{DEMO_MODEL}`; nothing is downloaded by `serve`."
+            f"`{DEMO_MODEL}`, or ORG/NAME to `penstock serve` and `penstock pull`."
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
+        hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder.{hint}"
+        )
     return folder
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(folder.glob(f"*.{suffix}"))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The checkpoint's safetensors files, from its index where there is one."""
+    index = folder / WEIGHTS_INDEX
+    if index.is_file():
+        files = [folder / name for name in indexed_files(index)]
+        # A name is a file of this folder, never a path out of it.
+        if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
+            raise ConfigError(f"{index} names {', '.join(missing)}, which is not in {folder}.")
+        return files
+    if files := _files(folder, "safetensors"):
+        return files
+    if gguf := _files(folder, "gguf"):
+        raise ConfigError(f"{folder} has no *.safetensors but {gguf[0].name}. {NO_GGUF}")
+    raise ConfigError(f"{folder} has no *.safetensors; other weight formats are not read.")
+
+
+def indexed_files(index: Path) -> list[str]:
+    """The file names in a safetensors index; raises ConfigError where it holds none."""
+    mapped = read_json(index).get("weight_map")
+    values = list(mapped.values()) if isinstance(mapped, dict) else []
+    if not values or not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{index} holds no weight_map from tensor names to file names.")
+    return sorted(set(values))
+
+
+def safetensors_header(file: Path) -> dict[str, Any]:
+    """What a safetensors file declares: name -> {dtype, shape, data_offsets}, `__metadata__` left
+    out. Raises ConfigError where the file is shorter or longer than that; the format (8 bytes
+    length, JSON, data) allows neither."""
+    said = f"{file} is not a readable safetensors file: "
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MAX_HEADER_BYTES or 8 + length > size:
+                raise ConfigError(f"{said}a header of {length} bytes in a file of {size} bytes.")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items()}
+    except (OSError, LookupError, TypeError, AttributeError, *BAD_JSON) as error:
+        raise ConfigError(f"{said}{error!r}.") from error
+    due = 8 + length + max(ends.values(), default=0)
+    if size != due:
+        lost = [
+            name for name in sorted(ends, key=ends.__getitem__) if 8 + length + ends[name] > size
+        ]
+        where = f", cut off in {lost[0]}" if lost else ""
+        raise ConfigError(
+            f"{said}it has {size} bytes, its header says {due}{where}. Copy or download it again."
+        )
+    return header
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises ConfigError naming the file where it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"Cannot read {path}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")

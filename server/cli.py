@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
+from msgspec.structs import replace
 
-from engine.config import model_folder
+from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
 from server import exits
+from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
 
@@ -62,6 +65,11 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     )
 
 
+def _become(module: str, *arguments: object) -> NoReturn:
+    """Goes on as a process with torch: its output, its status and every signal are its own."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
+
+
 def _option(setting: Setting) -> inspect.Parameter:
     """One flag. Values stay text, so that only `load` validates and knows the source."""
     kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
@@ -87,7 +95,9 @@ def serve(**values: Any) -> None:
         server_config, engine_config, warnings = load(values, os.environ, file)
         for warning in warnings:
             typer.echo(f"penstock: warning: {warning}", err=True)
-        model_folder(engine_config.model)
+        server_config, engine_config = _located(server_config, engine_config)
+        for file in weight_files(model_folder(engine_config.model)):
+            safetensors_header(file)  # the engine would tell of a damaged one too, but later
         listener = listen(server_config)
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
@@ -97,6 +107,20 @@ def serve(**values: Any) -> None:
     from server.launch import run  # only now: what is wrong so far is told within half a second
 
     raise typer.Exit(run(server_config, engine_config, ProcessClient(engine_config), listener))
+
+
+def _located(
+    server_config: ServerConfig, engine_config: EngineConfig
+) -> tuple[ServerConfig, EngineConfig]:
+    """Both with the folder of what is named ORG/NAME; it is served under that name."""
+    name = engine_config.model
+    if not is_hub_name(name):
+        return server_config, engine_config
+    from server.pull import locate
+
+    names = server_config.served_model_name or (name,)
+    folder = str(locate(name))
+    return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
 
 
 # typer reads the parameters of a command from its signature: here they are the fields.
@@ -147,8 +171,59 @@ def nanochat(
     """A nanochat checkpoint of any generation; nothing in its files is executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    command = [sys.executable, "-m", "engine.weights.nanochat", directory, *options]
-    os.execv(sys.executable, [str(part) for part in command])  # its output and status are ours
+    _become("engine.weights.nanochat", directory, *options)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME")],
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
+    ] = None,
+) -> None:
+    """Load what is served of a model on huggingface.co; prints the folder it is in then."""
+    from server.pull import pull as pull_now
+
+    try:
+        typer.echo(pull_now(name, revision))
+    except ConfigError as error:
+        raise _fail(error, exits.BAD_CONFIG) from None
+
+
+@app.command()
+def merge(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to make.")],
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file in mergekit's vocabulary, instead of flags.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="linear, ema, slerp or liti.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Where slerp and liti begin; default: the first MODEL.")
+    ] = None,
+    weight: Annotated[
+        list[float] | None, typer.Option(help="linear: one for each MODEL; default: equal.")
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option(help="linear: whether weights are shares; default: yes.")
+    ] = None,
+    decay: Annotated[float | None, typer.Option(help="ema: share the average keeps.")] = None,
+    t: Annotated[float | None, typer.Option(help="slerp, liti: 0 is the base model.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the result; default: what the base model has.")
+    ] = None,
+) -> None:
+    """Merge MODELs, folders of one architecture, into a new model folder."""
+    from server.merge import recipe_of
+
+    try:
+        document = recipe_of(
+            recipe, models or [], method, base_model, weight or [], dtype,
+            t=t, decay=decay, normalize=normalize,
+        )  # fmt: skip
+    except ConfigError as error:
+        raise _fail(error, exits.BAD_CONFIG) from None
+    _become("engine.weights.merge", output, json.dumps(document, default=str))
 
 
 @app.command()

@@ -20,7 +20,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: Annotated[int, setting(HTTP, "Port to bind; 0 takes a free one.", ge=0, le=65535)] = 8000
     served_model_name: Annotated[
         tuple[str, ...],
-        setting(HTTP, "Names clients may use in `model`; default: the folder's name."),
+        setting(
+            HTTP,
+            "Names clients may use in `model`; default: the folder's name, or ORG/NAME as given.",
+        ),
     ] = ()
     api_key: Annotated[
         tuple[str, ...],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.config import model_folder
+from engine.config import is_hub_name, model_folder
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.listen import ListenError, listen
@@ -37,12 +37,13 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
     findings = [*_versions(), *_machine(), _gpu()]
     try:
         server_config, engine_config, warnings = load({}, environ, config)
-        folder = model_folder(engine_config.model)
+        model = engine_config.model
+        found = model if is_hub_name(model) else model_folder(model)
     except ConfigError as error:
         return [*findings, Finding("settings", "fail", str(error), "correct the value named")]
     findings += [Finding("settings", "warn", text, "see `penstock flags`") for text in warnings]
     if not warnings:
-        findings.append(Finding("settings", "ok", f"can be used, with the model in {folder}"))
+        findings.append(Finding("settings", "ok", f"can be used, with the model in {found}"))
     return [*findings, _port(server_config)]
 
 

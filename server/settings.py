@@ -181,19 +181,22 @@ def _from_environment(
     return layer, warnings
 
 
-def _from_file(file: Path, known: Mapping[str, Setting]) -> Layer:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A YAML file's mapping; raises ConfigError naming the file where it holds something else."""
     import yaml  # here, so that `--help` need not pay for it
 
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
+        raise ConfigError(f"Cannot read the YAML file {file}: {error}") from error
     if not isinstance(document, dict | None):
-        raise ConfigError(
-            f"{file} must hold `setting: value` lines, not {type(document).__name__}."
-        )
+        raise ConfigError(f"{file} must hold `key: value` lines, not {type(document).__name__}.")
+    return document or {}
+
+
+def _from_file(file: Path, known: Mapping[str, Setting]) -> Layer:
     layer: Layer = {}
-    for key, value in (document or {}).items():
+    for key, value in read_yaml(file).items():
         name = str(key).replace("-", "_")
         if name not in known:
             raise ConfigError(f"{key} in {file} is not a setting.{_hint(name, known)}")

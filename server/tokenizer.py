@@ -83,6 +83,7 @@ class Tokenizer:
         self.eos_token_ids = self._token_ids(*sources, named.get("eos_token"))
         sources = (generation.get("bos_token_id"), model.get("bos_token_id"))
         self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
+        self._check_vocabulary(folder, model)
         self.defaults = _sampling_defaults(generation, folder)
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
@@ -99,6 +100,29 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise ConfigError(f"Cannot read {path}: {error}") from error
         return cls(backend, folder)
+
+    def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        """Every token must have a row in the embedding, of which config.json tells the size; rows
+        without a token are padding. Special tokens may lie beyond (Gemma 3's image token does):
+        a request whose prompt holds one is refused by its id."""
+        text = model.get("text_config")
+        size = (text if isinstance(text, dict) else model).get("vocab_size")
+        if not isinstance(size, int):
+            return  # the engine refuses it
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        beyond = {i: t for t, i in ids.items() if i >= size and i not in self.special_ids}
+        if beyond:
+            last = max(beyond)
+            raise ConfigError(
+                f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond the {size} of "
+                f"vocab_size in config.json, up to {beyond[last]!r} with id {last}: they are not "
+                "of the same model."
+            )
+        if wrong := [i for i in self.eos_token_ids if type(i) is not int or not 0 <= i < size]:
+            raise ConfigError(
+                f"eos_token_id in {folder} is {wrong[0]!r}, which is not a token id below the "
+                f"{size} of vocab_size in config.json."
+            )
 
     def _mark_special(self, named: list[str]) -> None:
         """Old conversions name their special tokens only in the config files."""

@@ -30,9 +30,17 @@ ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
 
 
 def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
-    """(architecture, kind, class) for a config.json; ConfigError lists what is served."""
+    """(architecture, kind, class) for a config.json; ConfigError lists what is served, and refuses
+    a checkpoint that brings code of its own: whatever it computes, ours may compute something else.
+    """
     given = config.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if code := config.get("auto_map"):
+        raise ConfigError(
+            f"config.json has auto_map {code}: it asks for code of the checkpoint to be run, and "
+            "none ever is. If the weights are those of a served architecture "
+            f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
+        )
     for name in names:
         if name in ARCHITECTURES:
             kind, module, attribute = ARCHITECTURES[name]

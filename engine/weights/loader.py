@@ -6,7 +6,6 @@ Nothing in a checkpoint is ever unpickled or executed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,31 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from engine.config import read_json
+from engine.config import safetensors_header, weight_files
 from engine.errors import ConfigError
 from engine.weights.rules import Target, WeightMap
 
 FLOATS = {torch.float32, torch.bfloat16, torch.float16}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The checkpoint's safetensors files, from its index where there is one."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        mapped = read_json(index).get("weight_map")
-        values = list(mapped.values()) if isinstance(mapped, dict) else []
-        if not values or not all(isinstance(value, str) for value in values):
-            raise ConfigError(f"{index} holds no weight_map from tensor names to file names.")
-        names = sorted(set(values))
-        files = [folder / name for name in names]
-        # A name is a file of this folder, never a path out of it.
-        if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
-            raise ConfigError(f"{index} names {', '.join(missing)}, which is not in {folder}.")
-        return files
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{folder} has no *.safetensors; other weight formats are not read.")
-    return files
 
 
 def load_weights(
@@ -51,13 +30,7 @@ def load_weights(
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> int:
     """Fill every parameter of `model`, built on the meta device; returns the bytes they take."""
-    files = weight_files(folder)
-    names: dict[str, Path] = {}
-    for file in files:
-        for name in _names(file):
-            if name in names:
-                raise ConfigError(f"{name} is both in {names[name]} and in {file}.")
-            names[name] = file
+    names = tensor_files(folder)
     targets = _assign(names, weight_map, folder)
     filled: dict[str, set[str]] = {}
     for done, (name, tensor) in enumerate(_tensors(names, targets)):
@@ -69,11 +42,23 @@ def load_weights(
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Which file holds which tensor; raises ConfigError where one is damaged or there are two."""
+    names: dict[str, Path] = {}
+    for file in weight_files(folder):
+        for name in _names(file):
+            if name in names:
+                raise ConfigError(f"{name} is both in {names[name]} and in {file}.")
+            names[name] = file
+    return names
+
+
 def _names(file: Path) -> list[str]:
+    safetensors_header(file)  # tells more of a truncated file than the library
     try:
         with safe_open(file, framework="pt") as shard:
             return list(shard.keys())
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
 
 

@@ -17,10 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, safetensors_header, weight_files
 from engine.errors import ConfigError
 from engine.runner.model_runner import ModelRunner
-from engine.weights.loader import weight_files
 from tests.engine.driver import tiny_llama
 from tests.models.golden import Tensors, edit_checkpoint
 
@@ -131,7 +130,20 @@ def test_no_weights(folder: Path) -> None:
 def test_truncated_file(folder: Path, keep: int) -> None:
     content = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(content[:keep])
-    assert f"{FILE} is not a readable safetensors file" in refusal(folder)
+    said = refusal(folder)
+    assert f"{FILE} is not a readable safetensors file" in said
+    assert f"{len(content[:keep])} bytes" in said
+
+
+def test_the_first_tensor_a_truncated_file_lacks_is_named(folder: Path) -> None:
+    content = (folder / FILE).read_bytes()
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = safetensors_header(folder / FILE)
+    begin, _ = header[NORM]["data_offsets"]
+    (folder / FILE).write_bytes(content[: length + begin + 1])
+    said = refusal(folder)
+    assert f"it has {length + begin + 1} bytes, its header says {len(content)}" in said
+    assert f"cut off in {NORM}." in said
 
 
 def with_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -141,6 +153,14 @@ def with_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     change(header)
     text = json.dumps(header).encode()
     (folder / FILE).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+def test_gguf_is_named(folder: Path) -> None:
+    (folder / FILE).rename(folder / "model-Q4_K_M.gguf")
+    assert "model-Q4_K_M.gguf. GGUF is not served" in refusal(folder)
+    assert "GGUF is not served" in refusal(folder / "model-Q4_K_M.gguf")
+    (folder / "config.json").unlink()
+    assert "no config.json, so it is not a Hugging Face model folder. GGUF" in refusal(folder)
 
 
 def test_header_too_long(folder: Path) -> None:
@@ -158,8 +178,9 @@ def test_header_too_long(folder: Path) -> None:
         lambda header: header[NORM].update(shape=[1 << 62, 4]),
         lambda header: header[NORM].update(dtype="F7"),
         lambda header: header.update({NORM: None}),
+        lambda header: header[NORM].update(data_offsets=[0, float("inf")]),
     ],
-    ids=["overlap", "negative", "overflow", "dtype", "null"],
+    ids=["overlap", "negative", "overflow", "dtype", "null", "infinite"],
 )
 def test_lying_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     with_header(folder, change)
@@ -245,7 +266,7 @@ def test_unknown_architecture(folder: Path, architectures: Any, said: str) -> No
     assert said in refusal(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "null", "{", "\x00", '"model"'])
+@pytest.mark.parametrize("content", ["", "[]", "null", "{", "\x00", '"model"', '{"a":' * 9999])
 def test_nonsense_config(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
     assert "config.json" in refusal(folder)
@@ -259,7 +280,7 @@ def test_nonsense_context(folder: Path, length: Any) -> None:
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "EvilForCausalLM"])
 def test_code_in_a_checkpoint_is_never_run(folder: Path, architecture: str) -> None:
-    """`auto_map` is ignored: an architecture is served by our code or not at all."""
+    """`auto_map` is refused: an architecture is served by our code or not at all."""
     proof = folder / "it_ran"
     code = f"open({str(proof)!r}, 'w')\nclass EvilForCausalLM: pass\n"
     for name in ("modeling_evil.py", "configuration_evil.py", "__init__.py"):
@@ -271,10 +292,9 @@ def test_code_in_a_checkpoint_is_never_run(folder: Path, architecture: str) -> N
         trust_remote_code=True,
     )
     before = set(sys.modules)
-    if architecture == "LlamaForCausalLM":
-        load(folder)
-    else:
-        assert "EvilForCausalLM is not served" in refusal(folder)
+    said = refusal(folder)
+    assert "auto_map" in said
+    assert "modeling_evil.EvilForCausalLM" in said
     assert not proof.exists()
     assert not [name for name in set(sys.modules) - before if "evil" in name]
 

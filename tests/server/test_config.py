@@ -97,7 +97,7 @@ def test_a_wrong_secret_is_not_printed(tmp_path: Path) -> None:
         ("max_model_length: 5", ["max_model_length in ", "Did you mean max_model_len?"]),
         ("max-num-seqs: 5\nmax_num_seqs: 6", ["stands twice"]),
         ("- port", ["must hold", "list"]),
-        ("port: [", ["Cannot read the configuration file"]),
+        ("port: [", ["Cannot read the YAML file"]),
     ],
 )
 def test_a_file_with_a_mistake_is_refused(tmp_path: Path, yaml: str, words: list[str]) -> None:

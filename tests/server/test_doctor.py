@@ -33,6 +33,7 @@ def test_settings_are_linted() -> None:
     assert by_name()["settings"].level == "ok"
     assert "at least 1" in by_name(PENSTOCK_THREADS="0")["settings"].text
     assert "/no/model" in by_name(PENSTOCK_MODEL="/no/model")["settings"].text
+    assert by_name(PENSTOCK_MODEL="org/name")["settings"].level == "ok", "serve would pull it"
     unknown = by_name(PENSTOCK_TREADS="1")["settings"]
     assert (unknown.level, "PENSTOCK_THREADS?" in unknown.text) == ("warn", True)
 

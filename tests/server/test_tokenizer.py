@@ -256,3 +256,39 @@ def test_a_bos_the_vocabulary_lacks_is_refused(stories: Path) -> None:
     change(stories / "tokenizer_config.json", bos_token="<nowhere>", add_bos_token=True)
     with pytest.raises(ConfigError, match="<nowhere>"):
         Tokenizer.from_folder(stories)
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(stories: Path, assets: Path) -> None:
+    change(stories / "config.json", vocab_size=500)
+    with pytest.raises(ConfigError, match=r"12 tokens beyond the 500 of vocab_size .* id 511"):
+        Tokenizer.from_folder(stories)
+    shutil.copyfile(assets / "tokenizers/llama2/tokenizer.json", stories / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json has 31500 tokens beyond the 500"):
+        Tokenizer.from_folder(stories)
+
+
+def test_a_vocabulary_smaller_than_the_models_is_padding(stories: Path) -> None:
+    change(stories / "config.json", vocab_size=None, text_config={"vocab_size": 576})
+    assert Tokenizer.from_folder(stories).vocab_size == 512
+    change(stories / "config.json", text_config={"vocab_size": 511})
+    with pytest.raises(ConfigError, match="beyond the 511"):
+        Tokenizer.from_folder(stories)
+
+
+def test_a_special_token_may_lie_beyond_the_embedding(stories: Path) -> None:
+    """As in Gemma 3, whose text checkpoints keep the image token's name."""
+    content = json.loads((stories / "tokenizer.json").read_text())
+    token = {**content["added_tokens"][0], "id": 512, "content": "<image>"}
+    change(stories / "tokenizer.json", added_tokens=[*content["added_tokens"], token])
+    assert Tokenizer.from_folder(stories).encode("<image>")[-1] == 512
+    change(stories / "tokenizer.json", added_tokens=[{**token, "special": False}])
+    with pytest.raises(ConfigError, match="'<image>' with id 512"):
+        Tokenizer.from_folder(stories)
+
+
+@pytest.mark.parametrize("wrong", [512, [2, 600], -1, 2.5])
+def test_an_end_token_outside_the_vocabulary_is_refused(stories: Path, wrong: Any) -> None:
+    """`min_tokens` takes its logit away: with no such logit, the engine would fail."""
+    change(stories / "generation_config.json", eos_token_id=wrong)
+    with pytest.raises(ConfigError, match=r"eos_token_id in .* is not a token id below the 512"):
+        Tokenizer.from_folder(stories)

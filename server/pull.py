@@ -1,0 +1,266 @@
+"""`penstock pull`: a model from huggingface.co into the cache all Hugging Face tools share.
+
+Nothing else in Penstock reaches for a network. huggingface_hub names the files and keeps the
+cache; large ones are streamed here, because it forgets what an interrupted process had loaded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import fnmatch
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx2
+import huggingface_hub as hub
+from huggingface_hub import constants, errors, file_download, utils
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.filesize import decimal
+
+from engine.config import CHECKPOINT_FILES, NO_GGUF, WEIGHTS_INDEX, indexed_files, weight_files
+from engine.errors import ConfigError
+from server.banner import say
+
+MAIN = "main"
+MOST_FAILURES = 5  # requests in a row that bring nothing
+TRANSIENT = {408, 429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One commit of a repository, and where the cache keeps it."""
+
+    name: str
+    commit: str
+    sizes: dict[str, int]  # of every file
+    hashes: dict[str, str]  # sha256 of the large ones; the small ones have none
+
+    @classmethod
+    def look_up(cls, name: str, revision: str | None) -> Repository:
+        info = hub.HfApi().model_info(name, revision=revision, files_metadata=True, timeout=30)
+        files = info.siblings or []
+        hashes = {file.rfilename: file.lfs.sha256 for file in files if file.lfs is not None}
+        sizes = {file.rfilename: file.size or 0 for file in files}
+        return cls(name, info.sha or "", sizes, hashes)
+
+    @property
+    def cache(self) -> Path:
+        folder = file_download.repo_folder_name(repo_id=self.name, repo_type="model")
+        return Path(constants.HF_HUB_CACHE, folder)
+
+    @property
+    def snapshot(self) -> Path:
+        return self.cache / "snapshots" / self.commit
+
+    def partial(self, file: str) -> Path:
+        return self.cache / "blobs" / f"{self.hashes[file]}.incomplete"
+
+    def link(self, file: str) -> Path:
+        """The file in the snapshot; downloads it where its blob is not in the cache."""
+        return Path(hub.hf_hub_download(self.name, file, revision=self.commit))
+
+
+def cached(name: str) -> Path | None:
+    """The folder of a model whose main revision is complete in the cache; asks no network."""
+    try:
+        config = hub.try_to_load_from_cache(name, "config.json", revision=MAIN)
+        if not isinstance(config, str):
+            return None
+        folder = Path(config).parent
+        weight_files(folder)
+    except (ConfigError, errors.HFValidationError):  # `pull` completes it, or tells what is wrong
+        return None
+    return folder
+
+
+def locate(name: str) -> Path:
+    """The folder of ORG/NAME: from the cache, else pulled now."""
+    return cached(name) or pull(name, None)
+
+
+def pull(name: str, revision: str | None) -> Path:
+    """The folder that holds the files of ORG/NAME that are served, complete; what an earlier pull
+    has loaded is not loaded again. Raises ConfigError that says what to do."""
+    utils.disable_progress_bars()  # there is one for all files
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # a pull asks for files and tells nothing
+    try:
+        repository = Repository.look_up(name, revision)
+        files = _served_files(repository)
+        missing = [file for file in files if not (repository.snapshot / file).is_file()]
+        _check_space(repository, missing)
+        total = decimal(sum(repository.sizes[file] for file in files))
+        say(
+            f"penstock: {name} at {repository.commit}: {len(files)} files, {total}; "
+            f"{len(missing)} to load"
+        )
+        _load(repository, missing)
+        if revision != repository.commit:
+            ref = repository.cache / "refs" / (revision or MAIN)
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(repository.commit)
+    except KeyboardInterrupt:
+        say("penstock: stopped; what has come is kept, and the next pull goes on from there")
+        raise
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        raise ConfigError(_advice(error, name, revision)) from error
+    return repository.snapshot
+
+
+def _served_files(repository: Repository) -> list[str]:
+    """The files we read, the weights last: where these are, the rest is. Raises ConfigError where
+    the repository has none we could serve."""
+    names = repository.sizes.keys()
+    small = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in CHECKPOINT_FILES)]
+    if WEIGHTS_INDEX in names:
+        small.append(WEIGHTS_INDEX)
+        weights = indexed_files(repository.link(WEIGHTS_INDEX))
+    else:
+        weights = [n for n in names if n.endswith(".safetensors") and "/" not in n]
+    if lost := [name for name in weights if name not in names]:
+        raise ConfigError(f"{WEIGHTS_INDEX} of {repository.name} names {lost[0]}, which it lacks.")
+    if not weights and any(name.endswith(".gguf") for name in names):
+        raise ConfigError(f"{repository.name} has GGUF files only. {NO_GGUF}")
+    if not weights:
+        raise ConfigError(
+            f"{repository.name} has no *.safetensors, and pickles (*.bin, *.pt) are not loaded: "
+            "opening one can run code. See whether another revision or repository has them."
+        )
+    if "config.json" not in names:
+        raise ConfigError(f"{repository.name} has no config.json: it is no model folder.")
+    return [*small, *weights]
+
+
+def _check_space(repository: Repository, missing: Iterable[str]) -> None:
+    parts = [repository.partial(name) for name in missing if name in repository.hashes]
+    there = sum(part.stat().st_size for part in parts if part.is_file())
+    needed = sum(repository.sizes[name] for name in missing) - there
+    disk = next(
+        folder for folder in (repository.cache, *repository.cache.parents) if folder.is_dir()
+    )
+    free = shutil.disk_usage(disk).free
+    if needed > free:
+        raise ConfigError(
+            f"{repository.name} needs {decimal(needed)} more in {constants.HF_HUB_CACHE}, where "
+            f"{decimal(free)} are free. Make room, or set HF_HOME to a folder on a larger disk."
+        )
+
+
+def _load(repository: Repository, missing: list[str]) -> None:
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.DownloadColumn(),
+        rich_progress.TransferSpeedColumn(),
+        rich_progress.TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with rich_progress.Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=sum(repository.sizes[name] for name in missing))
+        for name in missing:
+            bar.update(task, description=name)
+            if name in repository.hashes:
+                _stream(repository, name, lambda count: bar.advance(task, count))
+            else:
+                bar.advance(task, repository.sizes[name])
+            repository.link(name)
+
+
+def _stream(repository: Repository, name: str, advance: Callable[[float], None]) -> None:
+    """Puts a large file's blob into the cache, going on where a connection or an earlier process
+    ended."""
+    part = repository.partial(name)
+    blob = part.with_suffix("")
+    if blob.is_file():
+        return advance(repository.sizes[name])
+    part.parent.mkdir(parents=True, exist_ok=True)
+    url = hub.hf_hub_url(repository.name, name, revision=repository.commit)
+    with part.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+        except BlockingIOError:
+            raise ConfigError(f"Another process is pulling {repository.name} just now.") from None
+        advance(file.tell())
+        failures = 0
+        while (have := file.tell()) < repository.sizes[name]:
+            try:
+                _append(url, file, advance)
+            except (httpx2.TransportError, errors.HfHubHTTPError) as error:
+                failures = failures + 1 if file.tell() == have else 1
+                if failures > MOST_FAILURES or not _is_transient(error):
+                    raise
+                time.sleep(failures)
+        file.seek(0)
+        if hashlib.file_digest(file, "sha256").hexdigest() != repository.hashes[name]:
+            part.unlink()
+            raise ConfigError(f"{name} of {repository.name} came damaged; pull it again.")
+        part.rename(blob)
+
+
+def _append(url: str, file: BinaryIO, advance: Callable[[float], None]) -> None:
+    """One request for what is not in the file yet."""
+    have = file.tell()
+    headers = utils.build_hf_headers() | {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with utils.get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+        utils.hf_raise_for_status(response)
+        if have and response.status_code != 206:  # it begins anew
+            advance(-have)
+            file.seek(0)
+            file.truncate()
+        before = file.tell()
+        for chunk in response.iter_bytes():
+            file.write(chunk)
+            advance(len(chunk))
+        if file.tell() == before:
+            raise httpx2.RemoteProtocolError("an empty answer")
+
+
+def _is_transient(error: Exception) -> bool:
+    return not isinstance(error, errors.HfHubHTTPError) or error.response.status_code in TRANSIENT
+
+
+def _advice(error: Exception, name: str, revision: str | None) -> str:
+    hub_url = constants.ENDPOINT
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{name} is gated: accept its conditions at {hub_url}/{name}, then set HF_TOKEN "
+                f"to a token of {hub_url}/settings/tokens."
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"{name} is no folder here and no public model at {hub_url}. Check the name; for "
+                "a private model set HF_TOKEN."
+            )
+        case errors.RevisionNotFoundError():
+            return f"{name} has no revision {revision!r}; see {hub_url}/{name}/tree/main."
+        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
+            return f"{hub_url} refuses {name} to this token: check HF_TOKEN, or unset it."
+        case errors.HfHubHTTPError():
+            status = error.response.status_code
+            return f"{hub_url} answers {status} for {name}; what has come is kept, try again."
+        case errors.OfflineModeIsEnabled():
+            return (
+                f"{name} is not complete in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids "
+                "to load it."
+            )
+        case httpx2.TransportError() | errors.LocalEntryNotFoundError():
+            return (
+                f"{hub_url} cannot be reached for {name} ({error.__cause__ or error}). Check the "
+                "network, or set HF_ENDPOINT to a mirror; what has come is kept."
+            )
+        case errors.HFValidationError():
+            return f"{name!r} is not the name of a model; give ORG/NAME."
+        case ValueError():
+            return f"{hub_url} does not answer as a hub does ({error}); check HF_ENDPOINT."
+    return f"Cannot keep {name} in {constants.HF_HUB_CACHE}: {error}."

@@ -1,0 +1,175 @@
+"""`penstock serve` of what cannot be served: status 2 at once, one message, nothing executed.
+
+Each case is one damage to a sharded copy of the story checkpoint, which also carries code and a
+pickle that would leave a file behind if anything ran them.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from server import exits
+from tests.e2e.serve import serving, starting
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+NORM, EMBED = "model.norm.weight", "model.embed_tokens.weight"
+LOUD_S = 30  # 2 s on a quiet machine, most of it torch's import; the promise is 5
+
+
+class Bomb:
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.proof,)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint to damage. `proof` exists once anything of it has been executed."""
+
+    folder: Path
+    proof: Path
+
+    def json(self, name: str, **values: Any) -> None:
+        """Set keys of a JSON file; None removes one."""
+        content = json.loads((self.folder / name).read_text()) | values
+        kept = {key: value for key, value in content.items() if value is not None}
+        (self.folder / name).write_text(json.dumps(kept))
+
+    def tensors(self, file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+        tensors = load_file(self.folder / file)
+        change(tensors)
+        save_file(tensors, self.folder / file)
+
+    def keep(self, file: str, end: int) -> None:
+        path = self.folder / file
+        path.write_bytes(path.read_bytes()[:end])
+
+
+@pytest.fixture
+def model(llama: Path, tmp_path: Path) -> Model:
+    folder, proof = tmp_path / "model", tmp_path / "executed"
+    folder.mkdir()
+    for file in llama.glob("*.json"):
+        shutil.copyfile(file, folder / file.name)
+    tensors = load_file(llama / "model.safetensors")
+    where = {name: FIRST if ".layers." in name else SECOND for name in tensors}
+    for file_name in (FIRST, SECOND):
+        part = {name: tensors[name] for name, file in where.items() if file == file_name}
+        save_file(part, folder / file_name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    code = f"open({str(proof)!r}, 'w')\n"
+    for name in ("modeling_tale.py", "tokenization_tale.py", "__init__.py", "conftest.py"):
+        (folder / name).write_text(code)
+    for name in ("pytorch_model.bin", "training_args.bin", "model.pt"):
+        (folder / name).write_bytes(pickle.dumps(Bomb(proof)))
+    return Model(folder, proof)
+
+
+Case = tuple[Callable[[Model], Any], list[str]]
+CASES: dict[str, Case] = {
+    "truncated shard": (
+        lambda m: m.keep(SECOND, -100),
+        [SECOND, "bytes, its header says", f"cut off in {NORM}"],
+    ),
+    "truncated header": (lambda m: m.keep(SECOND, 99), [SECOND, "a header of", "99 bytes"]),
+    "missing shard": (lambda m: (m.folder / FIRST).unlink(), [INDEX, FIRST]),
+    "wrong shape": (
+        lambda m: m.tensors(SECOND, lambda t: t.update({NORM: torch.ones(65)})),
+        [NORM, SECOND, "[65]", "[64]"],
+    ),
+    "not a number": (
+        lambda m: m.tensors(SECOND, lambda t: t[EMBED][3].fill_(float("nan"))),
+        [EMBED, SECOND, "NaN"],
+    ),
+    "missing tensor": (lambda m: m.tensors(SECOND, lambda t: t.pop(NORM)), [NORM, "lack"]),
+    "extra tensor": (
+        lambda m: m.tensors(SECOND, lambda t: t.update(surplus=torch.ones(2))),
+        ["surplus", SECOND, "no use"],
+    ),
+    "config field missing": (
+        lambda m: m.json("config.json", num_hidden_layers=None),
+        ["config.json", "'num_hidden_layers'"],
+    ),
+    "auto_map": (
+        lambda m: m.json(
+            "config.json", auto_map={"AutoModelForCausalLM": "modeling_tale.TaleForCausalLM"}
+        ),
+        ["config.json", "auto_map", "modeling_tale.TaleForCausalLM"],
+    ),
+    "config of fewer words": (
+        lambda m: m.json("config.json", vocab_size=500),
+        ["tokenizer.json", "500", "id 511"],
+    ),
+    "config of more words": (
+        lambda m: m.json("config.json", vocab_size=576),
+        [EMBED, SECOND, "[512, 64]", "[576, 64]"],
+    ),
+    "end token outside": (
+        lambda m: m.json("generation_config.json", eos_token_id=[2, 700]),
+        ["eos_token_id", "700", "512"],
+    ),
+    "no config": (lambda m: (m.folder / "config.json").unlink(), ["config.json"]),
+    "GGUF folder": (
+        lambda m: (
+            [(m.folder / name).rename(m.folder / f"{name}.gguf") for name in (FIRST, SECOND)]
+            + [(m.folder / INDEX).unlink()]
+        ),
+        [f"{FIRST}.gguf", "GGUF is not served"],
+    ),
+}
+
+
+def refused(folder: Path, record_property: Callable[[str, object], None]) -> str:
+    """The one message `serve` ends with."""
+    began = time.monotonic()
+    with starting(folder) as server:
+        status = server.status(LOUD_S)
+        record_property("seconds", round(time.monotonic() - began, 2))
+        assert "Traceback" not in server.log
+        said = server.last_line
+        chatter = "penstock: listening on", "penstock: starting", "penstock: loading weights"
+        assert [line for line in server.log.splitlines() if not line.startswith(chatter)] == [said]
+    assert status == exits.BAD_CONFIG, said
+    return said.removeprefix("penstock: ")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_with_one_message(
+    model: Model, name: str, record_property: Callable[[str, object], None]
+) -> None:
+    damage, words = CASES[name]
+    damage(model)
+    said = refused(model.folder, record_property)
+    for word in words:
+        assert word in said
+    assert not model.proof.exists(), "something of the checkpoint was executed"
+
+
+def test_a_gguf_file_is_refused(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF\x03\0\0\0")
+    said = refused(file, record_property)
+    assert str(file) in said
+    assert "GGUF is not served" in said
+
+
+def test_undamaged_it_is_served(model: Model) -> None:
+    """Otherwise the cases above might be refused for another reason."""
+    with serving(model.folder):
+        assert not model.proof.exists()

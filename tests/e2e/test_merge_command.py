@@ -1,0 +1,192 @@
+"""`penstock merge` as a person calls it: flags, a recipe file, and Ctrl-C in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from engine.weights.recipe import (
+    Decay,
+    Ema,
+    Factor,
+    Linear,
+    Liti,
+    Normalize,
+    Recipe,
+    Slerp,
+    Source,
+    Weight,
+    WeightedSource,
+    parse,
+)
+from server import exits
+from server.merge import recipe_of
+from tests.e2e.serve import ROOT, eventually
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+FILE = "model.safetensors"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Two models, one tensor of ones and one of threes."""
+    for name, value in (("a", 1.0), ("b", 3.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"architectures": ["Toy"]}')
+        save_file({"x": torch.full((4,), value)}, tmp_path / name / FILE)
+    return [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+PLAIN = (Source(model="a"), Source(model="b"))
+
+
+def weighted(model: str, weight: float) -> WeightedSource:
+    return WeightedSource(model=model, parameters=Weight(weight=weight))
+
+
+def merge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server", "merge", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
+
+
+def recipe(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text.format(tmp_path))
+    return file
+
+
+YAML = """
+merge_method: linear
+models:
+  - model: {0}/a
+    parameters: {{weight: 1}}
+  - model: {0}/b
+    parameters: {{weight: 3}}
+dtype: bfloat16
+"""
+
+
+@pytest.mark.parametrize("way", ["recipe", "flags"])
+def test_a_folder_is_written(way: str, folders: list[str], tmp_path: Path) -> None:
+    flags = [*folders, "--method", "liti", "--t", "1e-1", "--base-model", folders[1]]
+    arguments = flags if way == "flags" else ["--recipe", recipe(tmp_path, YAML)]
+    answer = merge(*arguments, "-o", tmp_path / "out")
+    assert answer.returncode == 0, answer.stderr
+    assert f"wrote {tmp_path / 'out'}" in answer.stderr
+    assert answer.stdout == ""
+    [tensor] = load_file(tmp_path / "out" / FILE).values()
+    assert tensor.tolist() == pytest.approx([2.8 if way == "flags" else 2.5] * 4)
+    assert (tensor.dtype == torch.bfloat16) == (way == "recipe")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--method=slerp", "--t=.5", "--weight=1", "--weight=1"], "unknown field `weight`"),
+        (["--method=linear", "missing"], "No model folder at"),
+        (["--t=1"], "Give --recipe FILE, or --method and the models"),
+    ],
+)
+def test_what_cannot_be_merged_ends_with_status_2(
+    flags: list[str], said: str, folders: list[str], tmp_path: Path
+) -> None:
+    answer = merge(*folders, *flags, "-o", tmp_path / "out")
+    assert answer.returncode == exits.BAD_CONFIG
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def document(
+    file: Path | None = None,
+    models: Sequence[str] = ("a", "b"),
+    method: str | None = "linear",
+    base_model: str | None = None,
+    weights: Sequence[float] = (),
+    dtype: str | None = None,
+    **parameters: float | bool | None,
+) -> dict[str, Any]:
+    return recipe_of(file, models, method, base_model, weights, dtype, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("flags", "same"),
+    [
+        ({}, Linear(models=(weighted("a", 1), weighted("b", 1)))),
+        (
+            {"weights": [2, 3], "normalize": False},
+            Linear(
+                models=(weighted("a", 2), weighted("b", 3)), parameters=Normalize(normalize=False)
+            ),
+        ),
+        ({"method": "ema", "decay": 0.9}, Ema(models=PLAIN, parameters=Decay(decay=0.9))),
+        (
+            {"method": "slerp", "t": 0.5, "decay": None},
+            Slerp(base_model="a", models=PLAIN, parameters=Factor(t=0.5)),
+        ),
+        (
+            {"method": "liti", "t": 1.0, "base_model": "b", "dtype": "float16"},
+            Liti(base_model="b", models=PLAIN, parameters=Factor(t=1), dtype="float16"),
+        ),
+    ],
+)
+def test_flags_are_a_recipe(flags: dict[str, Any], same: Recipe) -> None:
+    assert parse(document(**flags)) == same
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"weights": [1]}, "1 --weight for 2 models"),
+        ({"method": None}, "Give --recipe FILE, or --method"),
+        ({"models": []}, "Give --recipe FILE, or --method"),
+        ({"method": "slerp"}, "missing required field `parameters`"),
+        ({"method": "ema", "decay": 1, "t": 0}, "unknown field `t`"),
+        ({"file": Path("r.yaml")}, "All but --output stands in r.yaml"),
+        ({"file": Path("r.yaml"), "models": [], "method": None, "t": 0}, "All but --output"),
+        ({"file": Path("r.yaml"), "models": [], "method": None}, "Cannot read the YAML file r"),
+    ],
+)
+def test_flags_that_make_no_recipe_are_refused(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(document(**flags))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_leaves_nothing_behind(
+    number: signal.Signals, status: int, folders: list[str], tmp_path: Path
+) -> None:
+    size = 2 << 30
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"x": entry}).encode()
+    for folder in folders:
+        with (Path(folder) / FILE).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)  # sparse: it takes long to read, and no space
+    before = sorted(tmp_path.iterdir())
+    command = [*folders, "--method", "linear", "-o", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", "merge", *command], cwd=ROOT, env=ENV, text=True,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        eventually(lambda: list(tmp_path.glob(f".out-*/{FILE}")), "it writes", 60)
+        os.killpg(process.pid, number)  # as a terminal does
+        _, log = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == status
+    assert sorted(tmp_path.iterdir()) == before
+    assert "Traceback" not in log

@@ -1,0 +1,321 @@
+"""`penstock pull` and `serve ORG/NAME` against a hub of our own; no other network is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from server import exits
+from tests.e2e.hub import COMMIT, Hub, serving_hub
+from tests.e2e.serve import ROOT, Case, eventually, serving
+
+NAME = "tales/stories-260k"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+LEFT = ("pytorch_model.bin", "model.pt", "modeling_tale.py", "README.md", "onnx/model.safetensors")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A repository with a megabyte of weights."""
+    files = {name: name.encode() for name in (*LEFT, *SMALL)}
+    with serving_hub(Hub(NAME, {**files, WEIGHTS: random.Random(0).randbytes(1 << 20)})) as hub:
+        yield hub
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "hf"
+
+
+def environ(hub: Hub | str, home: Path, **more: str) -> dict[str, str]:
+    url = hub if isinstance(hub, str) else hub.url
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "PENSTOCK_"))}
+    return {**clean, "HF_ENDPOINT": url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT), **more}
+
+
+def start(hub: Hub | str, home: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "server", "pull", *(arguments or (NAME,))]
+    pipe, env = subprocess.PIPE, environ(hub, home, **more)
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def pull(hub: Hub | str, home: Path, *arguments: str, **more: str) -> tuple[int, str, str]:
+    process = start(hub, home, *arguments, **more)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def pulled(hub: Hub, home: Path, *arguments: str, **more: str) -> Path:
+    status, out, err = pull(hub, home, *arguments, **more)
+    assert status == 0, err
+    assert COMMIT in err
+    folder = Path(out.strip())
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    return folder
+
+
+def test_what_is_served_is_loaded_and_nothing_else(hub: Hub, home: Path) -> None:
+    folder = pulled(hub, home)
+    names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
+    assert names == {*SMALL, WEIGHTS}
+    assert not [
+        seen for seen in hub.seen if seen.file in {name.split("/")[-1] for name in LEFT[:4]}
+    ]
+    assert folder.name == COMMIT
+    assert {path for seen in hub.seen if NAME not in (path := seen.path)} == set(), "telemetry"
+    assert (folder.parents[1] / "refs" / "main").read_text() == COMMIT
+    hub.seen.clear()
+    assert pulled(hub, home) == folder
+    assert [seen.method for seen in hub.seen] == ["GET"], "only the look-up"
+
+
+def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
+    hub.revisions = ("v1/final", COMMIT)
+    folder = pulled(hub, home, NAME, "--revision", "v1/final")
+    assert (folder.parents[1] / "refs" / "v1" / "final").read_text() == COMMIT
+    assert pulled(hub, home, NAME, "--revision", COMMIT) == folder
+    status, _, err = pull(hub, home)
+    assert (status, "no revision" in err) == (exits.BAD_CONFIG, True)
+
+
+def test_of_shards_those_in_the_index_are_loaded(hub: Hub, home: Path) -> None:
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    hub.files |= {shard: shard.encode() for shard in shards}
+    hub.files |= {"consolidated.safetensors": b"twice", "1_Pooling/config.json": b"{}"}
+    hub.files[INDEX] = b'{"weight_map": {"a": "%s", "b": "%s"}}' % tuple(map(str.encode, shards))
+    status, out, err = pull(hub, home)
+    assert status == 0, err
+    folder = Path(out.strip())
+    names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
+    assert names == {*SMALL, *shards, INDEX, "1_Pooling/config.json"}
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
+def test_a_dropped_connection_is_resumed(hub: Hub, home: Path, resets: bool) -> None:
+    hub.drops, hub.resets = [300_000, 0, 200_000], resets
+    pulled(hub, home)
+    ranges = [seen.range for seen in hub.requests("GET", WEIGHTS)]
+    assert ranges[0] is None
+    starts = [int(str(r).removeprefix("bytes=").removesuffix("-")) for r in ranges[1:]]
+    # A reset may overtake bytes that were sent.
+    assert starts == [300_000, 300_000, 500_000] or (resets and 0 < starts[-1] <= 500_000)
+
+
+def test_a_server_that_cannot_resume_begins_anew(hub: Hub, home: Path) -> None:
+    hub.drops, hub.ignores_range = [300_000], True
+    pulled(hub, home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_pull_is_resumed_by_the_next(
+    hub: Hub, home: Path, number: signal.Signals
+) -> None:
+    hub.drops, hub.stalls = [300_000], True
+    process = start(hub, home)
+    try:
+        part = home / "hub" / "models--tales--stories-260k" / "blobs"
+        eventually(
+            lambda: [f for f in part.glob("*.incomplete") if f.stat().st_size > 100_000],
+            "some bytes are on the disk",
+            30,
+        )
+        process.send_signal(number)
+        _, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "the next pull goes on from there" in err
+    assert "Traceback" not in err
+    hub.seen.clear()
+    pulled(hub, home)
+    [seen] = hub.requests("GET", WEIGHTS)
+    assert int(str(seen.range).removeprefix("bytes=").removesuffix("-")) > 100_000
+    assert not list(part.glob("*.incomplete"))
+
+
+def test_damaged_bytes_are_not_kept(hub: Hub, home: Path) -> None:
+    blobs = home / "hub" / "models--tales--stories-260k" / "blobs"
+    blobs.mkdir(parents=True)
+    part = blobs / f"{hashlib.sha256(hub.files[WEIGHTS]).hexdigest()}.incomplete"
+    part.write_bytes(b"not the beginning")
+    status, _, err = pull(hub, home)
+    assert (status, f"{WEIGHTS} of {NAME} came damaged" in err) == (exits.BAD_CONFIG, True)
+    assert not part.exists()
+    pulled(hub, home)
+
+
+def test_two_pulls_do_not_write_one_file(hub: Hub, home: Path) -> None:
+    blobs = home / "hub" / "models--tales--stories-260k" / "blobs"
+    blobs.mkdir(parents=True)
+    with (blobs / f"{hashlib.sha256(hub.files[WEIGHTS]).hexdigest()}.incomplete").open(
+        "wb"
+    ) as part:
+        fcntl.flock(part, fcntl.LOCK_EX)
+        status, _, err = pull(hub, home)
+    assert (status, f"Another process is pulling {NAME}" in err) == (exits.BAD_CONFIG, True)
+
+
+def test_the_token_goes_to_the_hub_alone(hub: Hub, home: Path) -> None:
+    hub.cdn = hub.gated = True
+    pulled(hub, home, HF_TOKEN="hf_secret")
+    [elsewhere] = [seen for seen in hub.seen if seen.host.startswith("localhost")]
+    assert elsewhere.token is None
+    assert {seen.token for seen in hub.seen if seen is not elsewhere} == {"Bearer hf_secret"}
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "not found": ({"refuses": "RepoNotFound"}, {}, "no folder here and no public model at"),
+    "gated": ({"gated": True}, {}, f"{NAME} is gated: accept its conditions at"),
+    "token": ({"refuses": "Unauthorized"}, {"HF_TOKEN": "hf_x"}, "check HF_TOKEN, or unset it"),
+    "hub is down": ({"refuses": "Unavailable"}, {}, f"answers 503 for {NAME}"),
+    "offline": ({}, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids"),
+    "full disk": ({"sizes": {WEIGHTS: 10**18}}, {}, f"{NAME} needs 1.0 EB more in "),
+    "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
+    "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files only. GGUF is not served"),
+    "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
+    "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "../x, which it lacks"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_pulled_is_told_in_one_line(hub: Hub, home: Path, case: str) -> None:
+    fields, env, said = REFUSED[case]
+    for name, value in fields.items():
+        setattr(hub, name, value)
+    status, out, err = pull(hub, home, **env)
+    assert (status, out) == (exits.BAD_CONFIG, "")
+    assert said in err
+    assert len(err.splitlines()) == 1 + (case == "gated")
+    assert not hub.requests("GET", WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((NAME,), "cannot be reached"), (("a/b/c",), "'a/b/c' is not the name of a model")],
+)
+def test_without_a_hub(home: Path, arguments: tuple[str, ...], said: str) -> None:
+    status, _, err = pull(closed_port(), home, *arguments)
+    assert status == exits.BAD_CONFIG
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+# ---- serve ------------------------------------------------------------------------------------
+
+NO_NETWORK = """
+import os, socket
+def watch(of):
+    def connect(self, address, *more):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ALLOWED:
+            open(os.environ["NETWORK_LOG"], "a").write(repr(address) + "\\n")
+            raise OSError("no network here")
+        return of(self, address, *more)
+    return connect
+ALLOWED = ("127.0.0.1", "::1", "localhost")
+socket.socket.connect = watch(socket.socket.connect)
+socket.socket.connect_ex = watch(socket.socket.connect_ex)
+"""
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Python reaches no other machine, and writes down who tries."""
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    return {
+        "NETWORK_LOG": str(tmp_path / "network.log"),
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+    }
+
+
+def first_words(url: str, model: str, case: Case) -> bool:
+    body = {"model": model, "prompt": case.prompt_ids, "max_tokens": 8, "temperature": 0}
+    more = {"return_token_ids": True}
+    answer = httpx2.post(f"{url}/v1/completions", json=body | more, timeout=60).json()
+    return bool(answer["choices"][0]["token_ids"] == case.ids[:8])
+
+
+def test_serve_pulls_once_and_then_asks_nobody(
+    llama: Path, stories: list[Case], home: Path, watched: dict[str, str]
+) -> None:
+    files = {
+        file.name: file.read_bytes() for file in llama.iterdir() if file.name != "expected.json"
+    }
+    with serving_hub(Hub(NAME, files)) as hub:
+        env = environ(hub, home) | watched
+        for turn in range(2):
+            hub.seen.clear()
+            with serving(NAME, "--dtype", "float32", env=env) as server:
+                assert first_words(server.base_url, NAME, stories[0])
+                assert (COMMIT in server.log.partition("listening")[0]) == (turn == 0)
+            assert bool(hub.seen) == (turn == 0)
+    assert not Path(watched["NETWORK_LOG"]).exists()
+
+
+def test_serve_of_the_demo_touches_no_network(
+    hub: Hub, home: Path, watched: dict[str, str]
+) -> None:
+    with serving("demo", env=environ(hub, home) | watched) as server:
+        answer = httpx2.post(f"{server.base_url}/v1/completions", json={"prompt": "Hi"}, timeout=60)
+        assert answer.status_code == 200
+    assert hub.seen == []
+    assert not Path(watched["NETWORK_LOG"]).exists()
+    assert not home.exists()
+
+
+def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir(parents=True)
+    answer = subprocess.run(
+        [sys.executable, "-m", "server", "serve", NAME],
+        cwd=tmp_path, env=environ(hub, home), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode == exits.BAD_CONFIG
+    assert f"{tmp_path / NAME} has no config.json" in answer.stderr
+    assert hub.seen == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (NAME, f"{NAME} is no folder here and no public model"),
+        ("a/b--c", "'a/b--c' is not the name of a model"),
+    ],
+)
+def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path, name: str, said: str) -> None:
+    hub.refuses = "RepoNotFound"
+    answer = subprocess.run(
+        [sys.executable, "-m", "server", "serve", name],
+        cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode == exits.BAD_CONFIG
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_the_watch_sees_a_connection(watched: dict[str, str], tmp_path: Path) -> None:
+    """Otherwise the tests above would pass for nothing."""
+    code = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=1)"
+    env = {**os.environ, **watched}
+    with contextlib.suppress(subprocess.CalledProcessError):
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+    assert "192.0.2.1" in Path(watched["NETWORK_LOG"]).read_text()

@@ -1,0 +1,419 @@
+"""Merging models: each method against its definition in NumPy, what is written, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import safetensors_header, weight_files
+from engine.errors import ConfigError
+from engine.weights.merge import RECORD, merge
+from engine.weights.recipe import parse
+from tests.engine.driver import Driver
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ROOT = Path(__file__).resolve().parents[2]
+Tensors = dict[str, torch.Tensor]
+Arrays = list[np.ndarray]
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A model folder with the given tensors; returns its path."""
+
+    def make(name: str, tensors: Tensors, **config: Any) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"architectures": ["Toy"]} | config))
+        save_file(tensors, folder / FILE)
+        return str(folder)
+
+    return make
+
+
+def random(seed: int, **shapes: tuple[int, ...]) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = shapes or {"a.weight": (7, 5), "b.bias": (3,), "c.weight": (2, 3, 4)}
+    return {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+
+
+def run(out: Path, **document: Any) -> Tensors:
+    """The merged tensors."""
+    merge(parse(document), out, lambda share: None)
+    return {k: v for file in weight_files(out) for k, v in load_file(file).items()}
+
+
+def slerp(models: list[str], t: float) -> dict[str, Any]:
+    return {
+        "merge_method": "slerp",
+        "base_model": models[0],
+        "models": [{"model": model} for model in models],
+        "parameters": {"t": t},
+    }
+
+
+def linear(models: list[str], *weights: float, **parameters: Any) -> dict[str, Any]:
+    weights = weights or (1.0,) * len(models)
+    pairs = zip(models, weights, strict=True)
+    sources = [{"model": model, "parameters": {"weight": weight}} for model, weight in pairs]
+    return {"merge_method": "linear", "models": sources, "parameters": parameters}
+
+
+def refusal(out: Path, document: dict[str, Any]) -> str:
+    """The message; nothing may be left behind."""
+    before = sorted(out.parent.iterdir())
+    with pytest.raises(ConfigError) as caught:
+        run(out, **document)
+    assert sorted(out.parent.iterdir()) == before
+    return str(caught.value)
+
+
+# ---- the methods ------------------------------------------------------------------------------
+
+
+def reference_linear(arrays: Arrays) -> np.ndarray:
+    weights = np.array([0.2, 1.5, -0.3])
+    return sum(w * a for w, a in zip(weights / weights.sum(), arrays, strict=True))
+
+
+def reference_sum(arrays: Arrays) -> np.ndarray:
+    return 0.2 * arrays[0] + 1.5 * arrays[1] - 0.3 * arrays[2]
+
+
+def reference_ema(arrays: Arrays) -> np.ndarray:
+    average = arrays[0]
+    for array in arrays[1:]:
+        average = 0.9 * average + 0.1 * array
+    return average
+
+
+def reference_liti(arrays: Arrays) -> np.ndarray:
+    return arrays[0] + 0.3 * (arrays[1] - arrays[0])
+
+
+def reference_slerp(arrays: Arrays) -> np.ndarray:
+    a, b = (array.ravel() for array in arrays[:2])
+    cosine = (a / np.linalg.norm(a)) @ (b / np.linalg.norm(b))
+    angle = np.arccos(cosine)
+    merged = (np.sin(0.7 * angle) * a + np.sin(0.3 * angle) * b) / np.sin(angle)
+    return merged.reshape(arrays[0].shape)
+
+
+METHODS: dict[str, tuple[Callable[[Arrays], np.ndarray], Callable[[list[str]], dict[str, Any]]]] = {
+    "linear": (reference_linear, lambda m: linear(m, 0.2, 1.5, -0.3)),
+    "sum": (reference_sum, lambda m: linear(m, 0.2, 1.5, -0.3, normalize=False)),
+    "ema": (
+        reference_ema,
+        lambda m: {
+            "merge_method": "ema",
+            "models": [{"model": model} for model in m],
+            "parameters": {"decay": 0.9},
+        },
+    ),
+    "liti": (reference_liti, lambda m: slerp(m[:2], 0.3) | {"merge_method": "liti"}),
+    "slerp": (reference_slerp, lambda m: slerp(m[:2], 0.3)),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_is_its_definition(
+    method: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.weights.tensors.CHUNK", 8)  # so that tensors have several
+    models = [random(seed) for seed in range(3)]
+    folders = [make(f"m{i}", tensors) for i, tensors in enumerate(models)]
+    reference, document = METHODS[method]
+    merged = run(tmp_path / "out", **document(folders))
+    assert merged.keys() == models[0].keys()
+    for name, tensor in merged.items():
+        due = reference([tensors[name].double().numpy() for tensors in models])
+        np.testing.assert_allclose(tensor.numpy(), due, rtol=1e-5, atol=1e-6)
+
+
+def test_slerp_begins_and_ends_exactly_at_its_models(make: Make, tmp_path: Path) -> None:
+    models = [{n: t.bfloat16() for n, t in random(seed).items()} for seed in range(2)]
+    folders = [make(f"m{i}", tensors) for i, tensors in enumerate(models)]
+    for t in (0, 1):
+        merged = run(tmp_path / f"out{t}", **slerp(folders, t))
+        assert all(torch.equal(merged[name], models[t][name]) for name in merged)
+
+
+def test_slerp_keeps_the_length(make: Make, tmp_path: Path) -> None:
+    a = random(0)["a.weight"]
+    b = random(1)["a.weight"]
+    b *= a.norm() / b.norm()
+    merged = run(tmp_path / "out", **slerp([make("a", {"x": a}), make("b", {"x": b})], 0.5))["x"]
+    assert merged.norm() == pytest.approx(a.norm().item(), rel=1e-5)
+    assert (a + b).norm() / 2 < 0.9 * a.norm()
+
+
+@pytest.mark.parametrize("factor", [-1.0, -3.0, 1.0, 1.001, 0.0])
+def test_slerp_is_linear_where_there_is_no_arc(factor: float, make: Make, tmp_path: Path) -> None:
+    """Antiparallel, parallel, zero."""
+    a = random(0)["a.weight"]
+    folders = [make("a", {"x": a}), make("b", {"x": factor * a})]
+    merged = run(tmp_path / "out", **slerp(folders, 0.25))["x"]
+    torch.testing.assert_close(merged, (0.75 + 0.25 * factor) * a)
+
+
+def test_the_angle_of_near_tensors_is_not_lost_in_rounding(make: Make, tmp_path: Path) -> None:
+    """Just on the arc's side of the bound, at the size of a real matrix."""
+    a = random(0, x=(300, 300))["x"]
+    b = a + 0.04 * random(1, x=(300, 300))["x"]
+    merged = run(tmp_path / "out", **slerp([make("a", {"x": a}), make("b", {"x": b})], 0.3))["x"]
+    due = reference_slerp([a.double().numpy(), b.double().numpy()])
+    np.testing.assert_allclose(merged.numpy(), due, rtol=2e-6, atol=1e-7)
+
+
+# ---- what comes out ---------------------------------------------------------------------------
+
+
+def perturbed(story: Path, to: Path, sign: float, change: Callable[[Tensors], Any]) -> str:
+    shutil.copytree(story, to, copy_function=shutil.copyfile)
+    to.chmod(0o755)
+    tensors = load_file(to / FILE)
+    noise = random(5, **{name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    tensors = {name: t + sign * 0.3 * t.std() * noise[name] for name, t in tensors.items()}
+    change(tensors)
+    save_file(tensors, to / FILE)
+    return str(to)
+
+
+def tie(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+def greedy(folder: Path) -> bool:
+    """Whether the folder tells the story checkpoint's stories."""
+    driver = Driver(folder)
+    cases = json.loads((folder.parent / "expected.json").read_text())["cases"][:2]
+    due = {driver.submit(case["prompt_ids"], 60): case["ids"][:60] for case in cases}
+    driver.run()
+    return all(driver.tokens(request) == ids for request, ids in due.items())
+
+
+@pytest.mark.parametrize("stored", ["in neither", "in one", "in both"])
+def test_a_merged_story_checkpoint_serves(assets: Path, tmp_path: Path, stored: str) -> None:
+    """Two checkpoints that stray from it by opposite noise have it as their mean; the copy of
+    the tied head that some files hold stays tied or goes."""
+    story = assets / "checkpoints" / "stories260K-llama"
+    shutil.copyfile(story / "expected.json", tmp_path / "expected.json")
+    copies = [tie if stored == "in both" else len, tie if stored != "in neither" else len]
+    folders = [
+        perturbed(story, tmp_path / str(i), sign, copies[i]) for i, sign in enumerate((1, -1))
+    ]
+    merged = run(tmp_path / "out", **linear(folders))
+    assert ("lm_head.weight" in merged) == (stored == "in both")
+    if stored == "in both":
+        assert torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
+    assert not greedy(tmp_path / "0")
+    assert greedy(tmp_path / "out")
+
+
+def test_dtypes_files_and_order_are_the_bases(make: Make, tmp_path: Path) -> None:
+    first = {"z": torch.ones(4), "a": torch.ones(3).half(), "m": torch.ones(2).bfloat16()}
+    base = Path(make("base", {}))
+    (base / FILE).unlink()
+    names = ["model-1.safetensors", "model-2.safetensors"]
+    save_file({"z": first["z"], "m": first["m"]}, base / names[0])
+    save_file({"a": first["a"]}, base / names[1])
+    where = {"z": names[0], "m": names[0], "a": names[1]}
+    (base / INDEX).write_text(json.dumps({"weight_map": where}))
+    other = make("other", {name: 3 * tensor.float() for name, tensor in first.items()})
+    merged = run(tmp_path / "out", **linear([str(base), other]))
+    assert {name: (t.dtype, t[0].item()) for name, t in merged.items()} == {
+        name: (t.dtype, 2.0) for name, t in first.items()
+    }
+    index = json.loads((tmp_path / "out" / INDEX).read_text())
+    assert index == {"metadata": {"total_size": 16 + 6 + 4}, "weight_map": where}
+    for name in names:
+        ours, its = (list(safetensors_header(folder / name)) for folder in (tmp_path / "out", base))
+        assert ours == its  # by the place of the bytes: ["z", "m"], not by name
+    assert weight_files(tmp_path / "out") == [tmp_path / "out" / name for name in names]
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_another_dtype_is_honoured(make: Make, tmp_path: Path, key: str) -> None:
+    folders = [make(name, random(seed), **{key: "float32"}) for seed, name in enumerate("ab")]
+    merged = run(tmp_path / "out", **linear(folders), dtype="bfloat16")
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())[key] == "bfloat16"
+
+
+def test_what_is_not_floats_must_be_the_same(make: Make, tmp_path: Path) -> None:
+    mask = torch.ones(3, dtype=torch.bool)
+    folders = [make(name, {"x": torch.ones(2), "mask": mask}) for name in "ab"]
+    assert run(tmp_path / "out", **linear(folders))["mask"].equal(mask)
+    folders.append(make("c", {"x": torch.ones(2), "mask": ~mask}))
+    said = refusal(tmp_path / "out2", linear(folders))
+    assert f"mask differs between {folders[0]}/{FILE} (BOOL) and {folders[2]}/{FILE} (BOOL)" in said
+
+
+def test_the_folder_is_complete_and_tells_what_was_merged(
+    make: Make, tmp_path: Path, assets: Path
+) -> None:
+    folders = [make("a", random(0), rope_theta=1e4), make("b", random(1), rope_theta=1e6)]
+    base = Path(folders[1])
+    pooling = base / "1_Pooling" / "config.json"
+    pooling.parent.mkdir()
+    kept = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "modules.json"]
+    left = ["modeling_evil.py", "pytorch_model.bin", "optimizer.pt", "README.md", "model.gguf"]
+    for name in [*kept, *left]:
+        (base / name).write_text(name)
+    pooling.write_text("{}")
+    recipe = linear(folders) | {"base_model": folders[1]}
+    notes = merge(parse(recipe), tmp_path / "out", lambda share: None)
+    files = {f.relative_to(tmp_path / "out") for f in (tmp_path / "out").rglob("*") if f.is_file()}
+    names = {*kept, "config.json", FILE, RECORD, "1_Pooling/config.json"}
+    assert {str(file) for file in files} == names
+    assert (tmp_path / "out" / "config.json").read_text() == (base / "config.json").read_text()
+    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert record["recipe"] == recipe | {"dtype": None, "parameters": {"normalize": True}}
+    size = Path(folders[0], FILE).stat().st_size
+    assert [entry["folder"] for entry in record["inputs"]] == folders
+    assert record["inputs"][0]["bytes"] == {FILE: size}
+    assert record["versions"]["torch"] == torch.__version__
+    assert notes == record["differences"]
+    assert notes == [f"rope_theta stays 1000000.0; in {folders[0]} it is 10000.0"]
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+
+def test_a_shape_mismatch_names_tensor_shapes_and_files(make: Make, tmp_path: Path) -> None:
+    folders = [make("a", {"x.weight": torch.ones(2, 3)}), make("b", {"x.weight": torch.ones(2, 4)})]
+    said = refusal(tmp_path / "out", linear(folders))
+    assert said == (
+        f"x.weight has shape [2, 3] in {folders[0]}/{FILE} but [2, 4] in {folders[1]}/{FILE}."
+    )
+
+
+def test_a_missing_tensor_is_named(make: Make, tmp_path: Path) -> None:
+    """Also where it has the shape of another, as an untied head has."""
+    tensors = random(0, embed=(4, 2))
+    head = random(1, head=(4, 2))
+    folders = [make("a", tensors), make("b", tensors | head)]
+    for order in (folders, folders[::-1]):
+        said = refusal(tmp_path / "out", linear(order))
+        assert f"head is in {folders[1]}/{FILE} but not in {folders[0]}" in said
+
+
+def test_another_architecture_is_refused(make: Make, tmp_path: Path) -> None:
+    folders = [make("a", random(0)), make("b", random(1), architectures=["Other"])]
+    said = refusal(tmp_path / "out", linear(folders))
+    assert "['Toy']" in said
+    assert "['Other']" in said
+
+
+def test_a_damaged_input_is_refused(make: Make, tmp_path: Path) -> None:
+    folders = [make("a", random(0)), make("b", random(1))]
+    file = Path(folders[1], FILE)
+    file.write_bytes(file.read_bytes()[:-1])
+    assert f"{file} is not a readable safetensors file" in refusal(
+        tmp_path / "out", linear(folders)
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_what_is_not_finite_is_refused(make: Make, tmp_path: Path, value: float) -> None:
+    folders = [make("a", {"x": torch.ones(2).half()}), make("b", {"x": torch.tensor([1.0, value])})]
+    said = refusal(tmp_path / "out", linear(folders))
+    assert f"x of {folders[0]}/{FILE} and {folders[1]}/{FILE} comes out with NaN or inf" in said
+
+
+def test_a_target_with_something_in_it_is_left_alone(make: Make, tmp_path: Path) -> None:
+    folders = [make("a", random(0)), make("b", random(1))]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    assert "exists and is not an empty folder" in refusal(tmp_path / "out", linear(folders))
+    (tmp_path / "out" / "mine").unlink()
+    assert run(tmp_path / "out", **linear(folders))
+    with pytest.raises(ConfigError, match="none is no folder"):
+        run(tmp_path / "none" / "out", **linear(folders))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (
+            {"merge_method": "ties", "models": []},
+            "'ties' - at `$.merge_method` (linear, ema, slerp",
+        ),
+        ({"merge_method": "slerp", "slices": []}, "unknown field `slices`"),
+        (slerp(["a", "b"], 2), "<= 1.0 - at `$.parameters.t`"),
+        (slerp(["a", "b"], float("nan")), "`$.parameters.t`"),
+        (slerp(["a", "b"], 0.5) | {"tokenizer_source": "union"}, "`tokenizer_source`"),
+        (slerp(["a", "b"], 0.5) | {"base_model": None}, "`$.base_model`"),
+        (
+            slerp(["a", "b"], 0.5) | {"parameters": {"t": [0, 1]}},
+            "got `array` - at `$.parameters.t`",
+        ),
+        (slerp(["a", "b"], 0.5) | {"parameters": {}}, "missing required field `t`"),
+        (slerp(["a", "b", "c"], 0.5), "must name two models, not ['a', 'b', 'c']"),
+        (slerp(["a"], 0.5), "must name two models, not ['a']"),
+        (linear(["a", "b"]) | {"dtype": "int8"}, "'int8' - at `$.dtype`"),
+        (linear(["a", "b"], 1, -1), "[1.0, -1.0] must be finite and"),
+        (linear(["a", "b"], 1, float("inf")), "must be finite"),
+        (linear(["a", "b"], t=0.5), "unknown field `t` - at `$.parameters`"),
+        (linear(["a"]), "length >= 2 - at `$.models`"),
+        (linear(["a", "b"]) | {"merge_method": "ema"}, "`weight` - at `$.models[0].parameters`"),
+        ([], "got `array`"),
+    ],
+)
+def test_a_word_that_cannot_be_followed_is_named(document: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(document)
+    assert said in str(caught.value)
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+# Not getrusage: its peak is inherited from the process that started this one.
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+import torch
+from engine.weights.merge import merge
+from engine.weights.recipe import parse
+torch.set_num_threads(1)
+def status(key):
+    return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = status("VmRSS")
+merge(parse(json.loads(sys.argv[2])), Path(sys.argv[1]), lambda share: None)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("kind", ["many", "one"])
+def test_memory_depends_on_neither_the_model_nor_its_largest_tensor(
+    kind: str, make: Make, tmp_path: Path
+) -> None:
+    """The promise is twice the largest tensor and 200 MB. Held in memory, the first case would
+    need at least three times 100 MB, the second, in fp32, twice 300 MB."""
+    if kind == "many":
+        folder = make("m", {f"layer{i}": torch.ones(1 << 20) for i in range(25)})
+        document = METHODS["ema"][1]([folder, folder, folder])
+        largest = 4 << 20
+    else:
+        tensors = {"x": torch.ones(75 << 20, dtype=torch.bfloat16)}
+        document = slerp([make("a", tensors), make("b", tensors)], 0.5)
+        largest = 150 << 20
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "out"), json.dumps(document)]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert int(answer.stdout) < 2 * largest + 200e6
+    shutil.rmtree(tmp_path)  # hundreds of megabytes, which pytest would keep
