@@ -1,4 +1,4 @@
-"""Merging models: each method against its definition in NumPy, what is written, what is refused."""
+"""Merging models: each method against its definition in NumPy, and what is written."""
 
 from __future__ import annotations
 
@@ -16,68 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import safetensors_header, weight_files
-from engine.errors import ConfigError
 from engine.weights.merge import RECORD, merge
 from engine.weights.recipe import parse
 from tests.engine.driver import Driver
+from tests.engine.merging import FILE, Make, Tensors, linear, random, refusal, run, slerp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 ROOT = Path(__file__).resolve().parents[2]
-Tensors = dict[str, torch.Tensor]
 Arrays = list[np.ndarray]
-Make = Callable[..., str]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """A model folder with the given tensors; returns its path."""
-
-    def make(name: str, tensors: Tensors, **config: Any) -> str:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"architectures": ["Toy"]} | config))
-        save_file(tensors, folder / FILE)
-        return str(folder)
-
-    return make
-
-
-def random(seed: int, **shapes: tuple[int, ...]) -> Tensors:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = shapes or {"a.weight": (7, 5), "b.bias": (3,), "c.weight": (2, 3, 4)}
-    return {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
-
-
-def run(out: Path, **document: Any) -> Tensors:
-    """The merged tensors."""
-    merge(parse(document), out, lambda share: None)
-    return {k: v for file in weight_files(out) for k, v in load_file(file).items()}
-
-
-def slerp(models: list[str], t: float) -> dict[str, Any]:
-    return {
-        "merge_method": "slerp",
-        "base_model": models[0],
-        "models": [{"model": model} for model in models],
-        "parameters": {"t": t},
-    }
-
-
-def linear(models: list[str], *weights: float, **parameters: Any) -> dict[str, Any]:
-    weights = weights or (1.0,) * len(models)
-    pairs = zip(models, weights, strict=True)
-    sources = [{"model": model, "parameters": {"weight": weight}} for model, weight in pairs]
-    return {"merge_method": "linear", "models": sources, "parameters": parameters}
-
-
-def refusal(out: Path, document: dict[str, Any]) -> str:
-    """The message; nothing may be left behind."""
-    before = sorted(out.parent.iterdir())
-    with pytest.raises(ConfigError) as caught:
-        run(out, **document)
-    assert sorted(out.parent.iterdir()) == before
-    return str(caught.value)
 
 
 # ---- the methods ------------------------------------------------------------------------------
@@ -287,95 +234,6 @@ def test_the_folder_is_complete_and_tells_what_was_merged(
     assert record["versions"]["torch"] == torch.__version__
     assert notes == record["differences"]
     assert notes == [f"rope_theta stays 1000000.0; in {folders[0]} it is 10000.0"]
-
-
-# ---- what is refused --------------------------------------------------------------------------
-
-
-def test_a_shape_mismatch_names_tensor_shapes_and_files(make: Make, tmp_path: Path) -> None:
-    folders = [make("a", {"x.weight": torch.ones(2, 3)}), make("b", {"x.weight": torch.ones(2, 4)})]
-    said = refusal(tmp_path / "out", linear(folders))
-    assert said == (
-        f"x.weight has shape [2, 3] in {folders[0]}/{FILE} but [2, 4] in {folders[1]}/{FILE}."
-    )
-
-
-def test_a_missing_tensor_is_named(make: Make, tmp_path: Path) -> None:
-    """Also where it has the shape of another, as an untied head has."""
-    tensors = random(0, embed=(4, 2))
-    head = random(1, head=(4, 2))
-    folders = [make("a", tensors), make("b", tensors | head)]
-    for order in (folders, folders[::-1]):
-        said = refusal(tmp_path / "out", linear(order))
-        assert f"head is in {folders[1]}/{FILE} but not in {folders[0]}" in said
-
-
-def test_another_architecture_is_refused(make: Make, tmp_path: Path) -> None:
-    folders = [make("a", random(0)), make("b", random(1), architectures=["Other"])]
-    said = refusal(tmp_path / "out", linear(folders))
-    assert "['Toy']" in said
-    assert "['Other']" in said
-
-
-def test_a_damaged_input_is_refused(make: Make, tmp_path: Path) -> None:
-    folders = [make("a", random(0)), make("b", random(1))]
-    file = Path(folders[1], FILE)
-    file.write_bytes(file.read_bytes()[:-1])
-    assert f"{file} is not a readable safetensors file" in refusal(
-        tmp_path / "out", linear(folders)
-    )
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
-def test_what_is_not_finite_is_refused(make: Make, tmp_path: Path, value: float) -> None:
-    folders = [make("a", {"x": torch.ones(2).half()}), make("b", {"x": torch.tensor([1.0, value])})]
-    said = refusal(tmp_path / "out", linear(folders))
-    assert f"x of {folders[0]}/{FILE} and {folders[1]}/{FILE} comes out with NaN or inf" in said
-
-
-def test_a_target_with_something_in_it_is_left_alone(make: Make, tmp_path: Path) -> None:
-    folders = [make("a", random(0)), make("b", random(1))]
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
-    assert "exists and is not an empty folder" in refusal(tmp_path / "out", linear(folders))
-    (tmp_path / "out" / "mine").unlink()
-    assert run(tmp_path / "out", **linear(folders))
-    with pytest.raises(ConfigError, match="none is no folder"):
-        run(tmp_path / "none" / "out", **linear(folders))
-
-
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
-        (
-            {"merge_method": "ties", "models": []},
-            "'ties' - at `$.merge_method` (linear, ema, slerp",
-        ),
-        ({"merge_method": "slerp", "slices": []}, "unknown field `slices`"),
-        (slerp(["a", "b"], 2), "<= 1.0 - at `$.parameters.t`"),
-        (slerp(["a", "b"], float("nan")), "`$.parameters.t`"),
-        (slerp(["a", "b"], 0.5) | {"tokenizer_source": "union"}, "`tokenizer_source`"),
-        (slerp(["a", "b"], 0.5) | {"base_model": None}, "`$.base_model`"),
-        (
-            slerp(["a", "b"], 0.5) | {"parameters": {"t": [0, 1]}},
-            "got `array` - at `$.parameters.t`",
-        ),
-        (slerp(["a", "b"], 0.5) | {"parameters": {}}, "missing required field `t`"),
-        (slerp(["a", "b", "c"], 0.5), "must name two models, not ['a', 'b', 'c']"),
-        (slerp(["a"], 0.5), "must name two models, not ['a']"),
-        (linear(["a", "b"]) | {"dtype": "int8"}, "'int8' - at `$.dtype`"),
-        (linear(["a", "b"], 1, -1), "[1.0, -1.0] must be finite and"),
-        (linear(["a", "b"], 1, float("inf")), "must be finite"),
-        (linear(["a", "b"], t=0.5), "unknown field `t` - at `$.parameters`"),
-        (linear(["a"]), "length >= 2 - at `$.models`"),
-        (linear(["a", "b"]) | {"merge_method": "ema"}, "`weight` - at `$.models[0].parameters`"),
-        ([], "got `array`"),
-    ],
-)
-def test_a_word_that_cannot_be_followed_is_named(document: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(document)
-    assert said in str(caught.value)
 
 
 # ---- memory -----------------------------------------------------------------------------------
