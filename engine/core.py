@@ -102,6 +102,6 @@ class EngineCore:
         now = time.monotonic()
         outputs = self.scheduler.retire(pending.step, sampled)
         admitted, self.admitted = self.admitted, []
-        stats = self.scheduler.stats(pending.step, now - pending.launched_at)
         vectors = self.scheduler.embeds.retire(pending.embeddings())
+        stats = self.scheduler.stats(pending.step, now - pending.launched_at)
         self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors))

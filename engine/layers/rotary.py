@@ -160,3 +160,24 @@ class RotaryEmbedding(nn.Module):
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, dim]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+
+class PairRotaryEmbedding(nn.Module):
+    """The same for neighbouring dimensions (ops.rotary.apply_rotary_pairs), of fp64 sinusoids."""
+
+    cos: torch.Tensor  # [max_positions, 1, dim]
+    sin: torch.Tensor  # [max_positions, 1, dim]; even dimensions carry a minus
+
+    def __init__(self, dim: int, theta: float, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        exponent = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
+        positions = torch.arange(max_positions, dtype=torch.float64, device="cpu")
+        angles = torch.outer(positions, theta**-exponent)
+        cos, sin = angles.cos(), angles.sin()
+        table = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
+        self.register_buffer("cos", table[0].to(dtype).unsqueeze(1), persistent=False)
+        self.register_buffer("sin", table[1].to(dtype).unsqueeze(1), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T] -> cos, sin [T, 1, dim]."""
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)

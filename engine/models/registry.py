@@ -20,7 +20,13 @@ DECODERS = {
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
-ENCODERS: dict[str, tuple[str, str]] = {}
+ENCODERS = {
+    "BertModel": ("engine.models.bert", "Bert"),
+    "BertForMaskedLM": ("engine.models.bert", "Bert"),
+    "BertForPreTraining": ("engine.models.bert", "Bert"),
+    "RoFormerModel": ("engine.models.roformer", "RoFormer"),
+    "RoFormerForMaskedLM": ("engine.models.roformer", "RoFormer"),
+}
 ENCODER_DECODERS: dict[str, tuple[str, str]] = {}
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
     **{name: ("decoder", *where) for name, where in DECODERS.items()},

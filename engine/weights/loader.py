@@ -70,8 +70,10 @@ def _assign(names: dict[str, Path], weight_map: WeightMap, folder: Path) -> dict
     )
 
     def spelled(name: str) -> str:
-        known = (prefix + name for prefix in prefixes if prefix + name in names)
-        return next(known, prefixes[0] + name)
+        spellings = [
+            prefix + spelling for prefix in prefixes for spelling in weight_map.spellings(name)
+        ]
+        return next((known for known in spellings if known in names), spellings[0])
 
     targets = {spelled(name): target for name, target in weight_map.targets.items()}
     missing = sorted(targets.keys() - names.keys())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -22,7 +22,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """Every tensor a checkpoint must hold. `prefixes` are alternatives in front of all names.
+    """Every tensor a checkpoint must hold. `prefixes` are alternatives in front of all names, and
+    `old_endings` say how names that end so end in older files.
 
     What carries nothing we need is `ignored` by the end of its name (buffers, tied copies) or by
     its beginning (`ignored_prefixes`: the vision half of a multimodal checkpoint).
@@ -32,6 +33,14 @@ class WeightMap:
     prefixes: Sequence[str] = ("",)
     ignored: Sequence[str] = field(default_factory=tuple)
     ignored_prefixes: Sequence[str] = field(default_factory=tuple)
+    old_endings: Mapping[str, str] = field(default_factory=dict)
+
+    def spellings(self, name: str) -> Iterator[str]:
+        """What a checkpoint may call the tensor `name`, but for the prefix; today's name first."""
+        yield name
+        for today, old in self.old_endings.items():
+            if name.endswith(today):
+                yield name.removesuffix(today) + old
 
 
 def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, Target]:

@@ -17,9 +17,11 @@ from engine.protocol import (
     Abort,
     Admission,
     EmbedOutput,
+    EmbedRequest,
     EngineStats,
     FromEngine,
     GenerateRequest,
+    Pooling,
     Ready,
     Rejected,
     SamplingParams,
@@ -93,12 +95,14 @@ class Driver:
         )
         self.runner = ModelRunner(self.config)
         self.poisoned: set[int] = set()
-        self._poison_logits()
+        if self.runner.kind != "encoder":
+            self._poison_logits()
         runner: Any = LateRunner(self.runner) if late else self.runner
         self.core = EngineCore(self.config, runner, self, depth=depth)
         self.inbox: list[ToEngine] = []
         self.sent: list[FromEngine] = []
         self.outputs: dict[int, list[TokenOutput]] = {}
+        self.embeddings: dict[int, EmbedOutput] = {}
         self.admissions: dict[int, Admission] = {}
         self.rejected: dict[int, Rejected] = {}
         self.stats = EngineStats()
@@ -140,6 +144,10 @@ class Driver:
                     assert output.id in self.admissions, "a token before its admission"
                     assert self.finish(output.id) is None, "a token after the end"
                     self.outputs.setdefault(output.id, []).append(output)
+                for embedding in message.embeddings:
+                    assert embedding.id in self.admissions, "a vector before its admission"
+                    assert embedding.id not in self.embeddings, "a second vector"
+                    self.embeddings[embedding.id] = embedding
             case Rejected():
                 self.rejected[message.id] = message
 
@@ -162,6 +170,16 @@ class Driver:
             GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt),
         )
         return self._ids
+
+    def embed(self, tokens: list[int], pooling: Pooling = "mean", *, priority: int = 0) -> int:
+        """Queue a text; returns its id."""
+        self._ids += 1
+        self.inbox.append(EmbedRequest(self._ids, tokens, pooling, 0.0, priority))
+        return self._ids
+
+    def vector(self, request_id: int) -> torch.Tensor:
+        """[hidden] fp32."""
+        return torch.frombuffer(bytearray(self.embeddings[request_id].vector), dtype=torch.float32)
 
     def abort(self, *ids: int) -> None:
         self.inbox.append(Abort(list(ids)))

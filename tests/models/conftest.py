@@ -1,4 +1,4 @@
-"""The `golden` fixture: one reference model and checkpoint per case."""
+"""The `golden` and `encoder` fixtures: one reference model and checkpoint per case."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.models.golden", "tests.models.forward")
+pytest.register_assert_rewrite(
+    "tests.models.golden", "tests.models.encoders", "tests.models.forward"
+)
 
-from tests.models.golden import Golden  # noqa: E402 - after asking for its asserts to be rewritten
+from tests.models.encoders import Encoder  # noqa: E402 - after asking for asserts to be rewritten
+from tests.models.golden import Golden  # noqa: E402
 from tests.models.nanochat_files import base_folder  # noqa: E402
 
 
@@ -24,3 +27,11 @@ def golden(
 def base(tmp_path: Path) -> Path:
     """nanochat's base folder with a model and a tokenizer."""
     return base_folder(tmp_path / "base")
+
+
+@pytest.fixture(scope="module")
+def encoder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
+) -> Encoder:
+    pytest.importorskip("transformers")
+    return Encoder(request.param, tmp_path_factory.mktemp(request.param.name))

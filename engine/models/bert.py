@@ -1,0 +1,154 @@
+"""BERT (arXiv 1810.04805): a post-norm encoder, learned positions, and token types, here all 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.spec import AttentionSpec
+from engine.errors import ConfigError
+from engine.layers.attention import Attention
+from engine.layers.embedding import Embedding
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.models.base import expect, positive, positive_float
+from engine.ops.gated import gelu, gelu_tanh
+from engine.weights.rules import WeightMap, targets_by_module
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": torch.relu,
+}
+# Where a checkpoint keeps what each of our modules holds.
+NAMES = {
+    "embed": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "blocks.{i}.qkv": "encoder.layer.{i}.attention.self.{part}",
+    "blocks.{i}.out": "encoder.layer.{i}.attention.output.dense",
+    "blocks.{i}.attention_norm": "encoder.layer.{i}.attention.output.LayerNorm",
+    "blocks.{i}.up": "encoder.layer.{i}.intermediate.dense",
+    "blocks.{i}.down": "encoder.layer.{i}.output.dense",
+    "blocks.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
+}
+# What reads the hidden states, a pooler and the heads of pre-training, and buffers of positions.
+NOT_OF_THE_ENCODER = (
+    *("pooler.dense.weight", "pooler.dense.bias"),
+    *("embeddings.position_ids", "encoder.embed_positions.weight"),
+)
+HEADS = ("cls.predictions.", "cls.seq_relationship.")
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """The facts of a BERT checkpoint."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    max_positions: int
+    token_types: int
+    norm_eps: float
+    activation: str
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
+        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        activation = config.get("hidden_act", "gelu")
+        expect({"hidden_act": activation}, "hidden_act", *ACTIVATIONS)
+        expect(config, "position_embedding_type", "absolute")
+        expect(config, "is_decoder", False)
+        expect(config, "add_cross_attention", False)
+        hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+        if hidden % heads:
+            raise ConfigError(
+                f"config.json has hidden_size {hidden}, which {heads} heads cannot share."
+            )
+        return cls(
+            vocab_size=positive(config, "vocab_size"),
+            hidden=hidden,
+            intermediate=positive(config, "intermediate_size"),
+            layers=positive(config, "num_hidden_layers"),
+            heads=heads,
+            max_positions=positive(config, "max_position_embeddings"),
+            token_types=positive(config, "type_vocab_size"),
+            norm_eps=positive_float(config, "layer_norm_eps"),
+            activation=activation,
+            **own,
+        )
+
+
+class BertBlock(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        c, dim = config, config.hidden // config.heads
+        self.spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5, kind="full")
+        self.qkv = Linear(c.hidden, dict.fromkeys(("query", "key", "value"), c.hidden), bias=True)
+        self.attend = Attention(self.spec)
+        self.out = Linear(c.hidden, c.hidden, bias=True)
+        self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
+        self.up = Linear(c.hidden, c.intermediate, bias=True)
+        self.activation = ACTIVATIONS[c.activation]
+        self.down = Linear(c.intermediate, c.hidden, bias=True)
+        self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        rotate: Callable[[torch.Tensor], torch.Tensor] = lambda qkv: qkv,
+    ) -> torch.Tensor:
+        """x [T, hidden]; `rotate` takes and gives all queries, keys, values [T, 3 * heads, D]."""
+        heads = self.spec.num_heads
+        qkv = rotate(self.qkv(x).view(len(x), 3 * heads, self.spec.head_dim))
+        q, k, v = qkv.split(heads, dim=1)
+        x = self.attention_norm(x + self.out(self.attend(q, k, v, batch)))
+        return self.mlp_norm(x + self.down(self.activation(self.up(x))))
+
+
+def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:
+    """Of BERT and its relatives, whose files may put `prefix` in front of the encoder's names."""
+    return WeightMap(
+        targets_by_module(model, names),
+        prefixes=("", prefix),
+        ignored=NOT_OF_THE_ENCODER,
+        ignored_prefixes=HEADS,
+        old_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+    )
+
+
+class Bert(nn.Module):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> BertConfig:
+        return BertConfig.from_hf(config)
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = self.read_config(config)
+        self.vocab_size = c.vocab_size
+        self.embed = Embedding(c.vocab_size, c.hidden)
+        self.positions = Embedding(c.max_positions, c.hidden)
+        self.types = Embedding(c.token_types, c.hidden)
+        self.norm = LayerNorm(c.hidden, c.norm_eps)
+        self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
+        self.specs: list[AttentionSpec] = []  # no layer keeps KV
+
+    def encode(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed(batch.input_ids) + self.types.weight[0] + self.positions(batch.positions)
+        x = self.norm(x)
+        for block in self.blocks:
+            x = block(x, batch)
+        return x
+
+    def weight_map(self) -> WeightMap:
+        return bert_weight_map(self, NAMES, "bert.")

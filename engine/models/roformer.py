@@ -1,0 +1,84 @@
+"""RoFormer (arXiv 2104.09864): BERT with rotary positions, on neighbouring dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.spec import AttentionSpec
+from engine.errors import ConfigError
+from engine.layers.embedding import Embedding
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.layers.rotary import PairRotaryEmbedding
+from engine.models.base import expect, positive
+from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map
+from engine.ops.rotary import apply_rotary_pairs
+from engine.weights.rules import WeightMap
+
+THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoFormerConfig(BertConfig):
+    """The facts of a RoFormer checkpoint."""
+
+    embedding: int  # width of the token embeddings
+    rotary_value: bool  # whether values are rotated, too
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
+        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        expect(config, "rotary_value", True, False)
+        embedding = positive(config, "embedding_size", positive(config, "hidden_size"))
+        rotary_value = config.get("rotary_value", False)
+        facts = super(RoFormerConfig, cls).from_hf(
+            config, embedding=embedding, rotary_value=rotary_value, **own
+        )
+        if facts.hidden // facts.heads % 2:
+            raise ConfigError(
+                f"config.json has {facts.heads} heads of {facts.hidden // facts.heads}; rotary "
+                "needs an even size."
+            )
+        return facts
+
+
+class RoFormer(nn.Module):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> RoFormerConfig:
+        return RoFormerConfig.from_hf(config)
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = self.read_config(config)
+        self.vocab_size = c.vocab_size
+        self.embed = Embedding(c.vocab_size, c.embedding)
+        self.types = Embedding(c.token_types, c.embedding)
+        self.norm = LayerNorm(c.embedding, c.norm_eps)
+        wider = c.embedding != c.hidden
+        self.project = Linear(c.embedding, c.hidden, bias=True) if wider else None
+        self.rotary = PairRotaryEmbedding(c.hidden // c.heads, THETA, max_positions, dtype)
+        self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
+        self.specs: list[AttentionSpec] = []  # no layer keeps KV
+
+    def encode(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.norm(self.embed(batch.input_ids) + self.types.weight[0])
+        if self.project is not None:
+            x = self.project(x)
+        cos, sin = self.rotary(batch.positions)
+        rotated = self.config.heads * (3 if self.config.rotary_value else 2)
+
+        def rotate(qkv: torch.Tensor) -> torch.Tensor:
+            turned = apply_rotary_pairs(qkv[:, :rotated], cos, sin)
+            return torch.cat((turned, qkv[:, rotated:]), dim=1)
+
+        for block in self.blocks:
+            x = block(x, batch, rotate)
+        return x
+
+    def weight_map(self) -> WeightMap:
+        return bert_weight_map(self, NAMES | {"project": "embeddings_project"}, "roformer.")

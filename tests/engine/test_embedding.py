@@ -1,0 +1,138 @@
+"""Texts to vectors through the scheduler: order, budgets, limits, aborts, broken numbers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.driver import MODES, Driver
+from tests.engine.tiny_bert import tiny_bert
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+LONGEST = 96
+HOT = 299  # a token that only broken texts hold
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bert(tmp_path_factory.mktemp("checkpoints") / "tiny-bert")
+
+
+def texts(count: int, longest: int = LONGEST) -> list[list[int]]:
+    rng = random.Random(count)
+    return [[rng.randrange(HOT) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def steps_of(driver: Driver) -> list[list[int]]:
+    """The ids of each step that encodes, noted from now on."""
+    steps: list[list[int]] = []
+    launch = driver.runner.launch
+
+    def noting(step: Any) -> Any:
+        steps.append([encode.id for encode in step.encodes])
+        return launch(step)
+
+    driver.runner.launch = noting  # type: ignore[method-assign]
+    return steps
+
+
+@modes
+def test_a_vector_is_the_same_bits_whatever_shares_its_step(
+    bert: Path, mode: dict[str, Any]
+) -> None:
+    driver = Driver(bert, block_size=16, max_num_encoder_tokens=400, **mode)
+    crowd = texts(32)
+    ids = [driver.embed(text) for text in crowd]
+    driver.run()
+    for number, text in zip(ids, crowd, strict=True):
+        alone = driver.embed(text)
+        driver.run()
+        assert torch.equal(driver.vector(alone), driver.vector(number))
+    assert len({driver.embeddings[i].vector for i in ids}) == len(ids)
+
+
+@modes
+def test_whole_texts_within_the_budget_and_a_longer_one_alone(
+    bert: Path, mode: dict[str, Any]
+) -> None:
+    driver = Driver(bert, max_num_encoder_tokens=40, **mode)
+    steps = steps_of(driver)
+    ids = [driver.embed([5] * length) for length in (10, 20, 11, 41, 1, 39, 96)]
+    driver.run()
+    assert steps == [[ids[0], ids[1]], [ids[2]], [ids[3]], [ids[4], ids[5]], [ids[6]]]
+    assert all(driver.embeddings[i].finish == "stop" for i in ids)
+
+
+@modes
+def test_a_lower_priority_value_goes_first(bert: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(bert, max_num_encoder_tokens=10, **mode)
+    steps = steps_of(driver)
+    priorities = (3, 0, 3, -1, 0)
+    ids = [driver.embed([7] * 10, priority=priority) for priority in priorities]
+    driver.run()
+    assert steps == [[ids[i]] for i in (3, 1, 4, 0, 2)]
+
+
+@modes
+def test_texts_that_do_not_fit_are_refused_alone(bert: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(bert, **mode)
+    empty, long, fits = (driver.embed([3] * n) for n in (0, LONGEST + 1, LONGEST))
+    driver.run()
+    for number, length in ((empty, 0), (long, LONGEST + 1)):
+        assert driver.rejected[number].code == "context_length_exceeded"
+        assert f"{length} tokens" in driver.rejected[number].message
+        assert str(LONGEST) in driver.rejected[number].message
+    assert driver.embeddings.keys() == {fits}
+    assert driver.rejected.keys() == {empty, long}
+
+
+@modes
+def test_an_aborted_text_that_waits_is_never_computed(bert: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(bert, max_num_encoder_tokens=10, **mode)
+    steps = steps_of(driver)
+    ids = [driver.embed([7] * 10) for _ in range(4)]
+    driver.turn()
+    driver.abort(ids[2], ids[3], 10**9)
+    driver.run()
+    assert steps == [[ids[0]], [ids[1]]]
+    assert driver.embeddings.keys() == set(ids[:2])
+
+
+def test_an_abort_in_flight_drops_the_vector(bert: Path) -> None:
+    driver = Driver(bert, **MODES["late"])
+    gone, kept = driver.embed([7] * 10), driver.embed([8] * 10)
+    driver.turn()
+    assert driver.core.in_flight
+    driver.abort(gone)
+    driver.run()
+    assert driver.embeddings.keys() == {kept}
+
+
+@modes
+def test_nan_ends_one_text_and_neighbours_do_not_notice(bert: Path, mode: dict[str, Any]) -> None:
+    driver = Driver(bert, **mode)
+    crowd = texts(6, 30)
+    before = [driver.embed(text) for text in crowd]
+    driver.run()
+    driver.runner.model.embed.weight.data[HOT] = float("nan")  # type: ignore[attr-defined]
+    ids, broken = [], []
+    for text in crowd:
+        broken.append(driver.embed([*text, HOT]))
+        ids.append(driver.embed(text))
+    driver.run()
+    assert {driver.embeddings[i].finish for i in broken} == {"error"}
+    for new, old in zip(ids, before, strict=True):
+        assert driver.embeddings[new].finish == "stop"
+        assert torch.equal(driver.vector(new), driver.vector(old))
+
+
+def test_an_encoder_needs_no_blocks_whatever_is_asked_of_the_cache(bert: Path) -> None:
+    driver = Driver(bert, kv_cache_memory_bytes=1, max_model_len=50)
+    facts = driver.core.facts
+    assert (facts.kind, facts.num_blocks, facts.kv_cache_bytes) == ("encoder", 0, 0)
+    assert (facts.kv_groups, facts.max_model_len) == ((), 50)
