@@ -140,6 +140,7 @@ class Ready(Message, frozen=True):
     threads: int
     kv_groups: tuple[KVGroup, ...]
     start_token: int | None = None  # with which an encoder–decoder's answer begins
+    embedding_size: int = 0  # numbers in an encoder's vectors
 
 
 class TokenOutput(Record, frozen=True):

@@ -20,7 +20,8 @@ from server.config import ServerConfig, served_names
 from server.logging import configure
 from server.metrics import Metrics
 from server.middleware import Gate, RequestBoundary, read_keys
-from server.routes import generate, models, ops, tokenize
+from server.pooling import PoolingConfig
+from server.routes import embeddings, generate, models, ops, tokenize
 from server.service import Service
 from server.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         client=client,
         tokenizer=Tokenizer.from_folder(folder),
         template=ChatTemplate.from_folder(folder, override),
+        pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
         metrics=Metrics(names[0], client, version),
         names=names,
         created=int(time.time()),
@@ -52,7 +54,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service
-    for module in (generate, models, tokenize, ops):
+    for module in (generate, embeddings, models, tokenize, ops):
         app.include_router(module.router)
     app.add_middleware(Gate, config=config, keys=read_keys(config))
     app.add_middleware(RequestBoundary, service=service)

@@ -54,18 +54,17 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
     """The facts of the loaded model and a curl line that works as printed."""
     config = service.config
     has_keys = bool(config.api_key or config.api_key_file)
-    prefixes = "on" if engine.enable_prefix_caching else "off"
+    key = "on" if has_keys else "off"
     url = base_url(config.host, port)
     lines = [
         f"penstock {importlib.metadata.version('penstock')} serves {service.names[0]}: "
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
-        *kv_cache(ready),
-        f"  features  prefix cache {prefixes}, API key {'on' if has_keys else 'off'}, "
-        f"at most {ready.max_num_seqs} sequences in a step",
+        *(vectors(service, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        f"  access    API key {key}",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
-        f"  try       {curl(service, url, has_keys)}",
+        f"  try       {curl(service, ready, url, has_keys)}",
     ]
     if not is_loopback(config.host) and not has_keys:
         lines.append(
@@ -75,10 +74,22 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
     return "\n".join(lines)
 
 
+def vectors(service: Service, ready: Ready) -> list[str]:
+    """What an encoder makes of which texts; it keeps no KV."""
+    return [
+        f"  vectors   of {ready.embedding_size} numbers, {service.pooling}",
+        f"  texts     of at most {service.longest()} tokens",
+    ]
+
+
+def sequences(engine: EngineConfig, ready: Ready) -> list[str]:
+    prefixes = "on" if engine.enable_prefix_caching else "off"
+    text = f"prefix cache {prefixes}, at most {ready.max_num_seqs} sequences in a step"
+    return [*kv_cache(ready), f"  features  {text}"]
+
+
 def kv_cache(ready: Ready) -> list[str]:
-    """What the blocks hold, and what windows save; an encoder has none."""
-    if not ready.kv_groups:
-        return []
+    """What the blocks hold, and what windows save."""
     length = ready.max_model_len
     each = sum(
         g.most_blocks(length, ready.max_num_batched_tokens, ready.block_size)
@@ -103,14 +114,17 @@ def kv_cache(ready: Ready) -> list[str]:
     return lines
 
 
-def curl(service: Service, url: str, has_keys: bool) -> str:
+def curl(service: Service, ready: Ready, url: str, has_keys: bool) -> str:
     """One request for the shell; a model without a chat template gets a completion."""
-    body: dict[str, object] = {"model": service.names[0], "max_tokens": 64}
-    if service.template is not None:
-        path = "/v1/chat/completions"
+    body: dict[str, object] = {"model": service.names[0]}
+    if ready.kind == "encoder":
+        path, body["input"] = "/v1/embeddings", "Hello!"
+    elif service.template is not None:
+        path, body["max_tokens"] = "/v1/chat/completions", 64
         body["messages"] = [{"role": "user", "content": "Hello!"}]
     else:
-        path, body["prompt"] = "/v1/completions", "Once upon a time"
+        path, body["max_tokens"] = "/v1/completions", 64
+        body["prompt"] = "Once upon a time"
     key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_keys else ""
     data = shlex.quote(json.dumps(body))
     return f"curl -s {url}{path} -H 'Content-Type: application/json'{key} -d {data}"

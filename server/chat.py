@@ -47,10 +47,15 @@ class Chat:
         with self._errors():
             response = self._http.get("/v1/models")
             _check(response)
-            names = [entry["id"] for entry in response.json()["data"]]
+            models = response.json()["data"]
+        names = [entry["id"] for entry in models]
         self._model = self._model or names[0]
         if self._model not in names:
             raise ChatError(f"The server has no model {self._model}, but {', '.join(names)}.")
+        if models[names.index(self._model)].get("kind") == "encoder":
+            raise ChatError(
+                f"{self._model} makes embeddings (POST /v1/embeddings); it cannot chat."
+            )
         return self._model
 
     def ask(self, question: str) -> Generator[str, None, None]:

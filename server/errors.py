@@ -84,7 +84,7 @@ def numerical_error() -> ApiError:
     return ApiError(
         500,
         "numerical_error",
-        "The model computed no finite probabilities for this request.",
+        "The model computed no finite numbers for this request.",
         headers=NO_RETRY,
     )
 

@@ -194,19 +194,21 @@ class Generation:
             return
         self._closed = True
         if any(choice.finish is None for choice in self.choices):
-            self._metrics.abort(self._reason(error))
+            self._metrics.abort(abort_reason(error, draining=self._client.state == "draining"))
         self._stream.close()
 
-    def _reason(self, error: BaseException | None) -> AbortReason:
-        match error:
-            case SendTimeoutError():
-                return "send_timeout"
-            case RequestRejectedError():
-                return "rejected"
-            case EngineError():
-                return "shutdown" if self._client.state == "draining" else "engine"
-            case ApiError():
-                return "numerical"
-            case None | ClientGone() | asyncio.CancelledError():
-                return "disconnect"
-        return "internal"
+
+def abort_reason(error: BaseException | None, *, draining: bool) -> AbortReason:
+    """What ended a request before its work was done."""
+    match error:
+        case SendTimeoutError():
+            return "send_timeout"
+        case RequestRejectedError():
+            return "rejected"
+        case EngineError():
+            return "shutdown" if draining else "engine"
+        case ApiError():
+            return "numerical"
+        case None | ClientGone() | asyncio.CancelledError():
+            return "disconnect"
+    return "internal"

@@ -105,6 +105,13 @@ class Metrics:
         self.e2e.observe(max(time.monotonic() - arrival, 0.0))
         self.request_generation_tokens.observe(tokens)
 
+    def embedded(self, arrival: float, tokens: int) -> None:
+        """A text of so many tokens has become a vector."""
+        self._success.labels(**self._labels, finished_reason="stop").inc()
+        self.e2e.observe(max(time.monotonic() - arrival, 0.0))
+        self.prompt_tokens.inc(tokens)
+        self.request_prompt_tokens.observe(tokens)
+
     def render(self) -> bytes:
         """The text exposition."""
         return generate_latest(self.registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from starlette.requests import Request
 
@@ -11,9 +12,13 @@ from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
-from server.errors import ApiError, to_api_error
+from server.errors import ApiError, invalid, to_api_error
 from server.metrics import Metrics
+from server.pooling import PoolingConfig
+from server.schemas.body import BodyType, read_body
 from server.tokenizer import Tokenizer
+
+Task = Literal["generate", "embed"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Service:
     client: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    pooling: PoolingConfig  # of an encoder
     metrics: Metrics
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
@@ -44,13 +50,37 @@ class Service:
             raise EngineUnavailableError(state, f"The engine is {state}.")
         return info
 
+    def check_task(self, task: Task) -> None:
+        """Raises a 400 where the model does the other."""
+        info = self.loaded()
+        if (info.kind == "encoder") == (task == "embed"):
+            return
+        does = {
+            "embed": "generates text; ask /v1/chat/completions or /v1/completions",
+            "generate": "makes embeddings; ask /v1/embeddings or /v1/score",
+        }
+        message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
+        raise invalid("model", message, "unsupported_model")
+
     def longest(self) -> int:
-        """Most tokens one sequence may have; the KV cache always holds so many."""
-        return self.loaded().max_model_len
+        """Most tokens one sequence or text may have; the KV cache always holds so many."""
+        info = self.loaded()
+        own = info.max_model_len
+        return self.pooling.limit(own) if info.kind == "encoder" else own
 
     def api_error(self, error: Exception) -> ApiError:
         """What the client is told about any exception at all."""
         return to_api_error(error, draining=self.client.state == "draining")
+
+
+async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
+    """A body for the model served here; a full queue refuses it unread."""
+    service = service_of(request)
+    service.client.admit(1)
+    service.check_task(task)
+    body = await read_body(request, kind)
+    service.model_name(body.model)
+    return service, body
 
 
 def service_of(request: Request) -> Service:

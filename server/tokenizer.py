@@ -192,6 +192,21 @@ class Tokenizer:
         doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
         return ids[1:] if doubled else ids
 
+    @property
+    def added_tokens(self) -> int:
+        """How many special tokens a text gets."""
+        return self._backend.num_special_tokens_to_add(is_pair=False)
+
+    def encode_start(self, text: str, most: int) -> list[int]:
+        """Ids of as much of the start of `text` as fits into `most`, its special tokens included.
+        Raises ValueError where `text` is not Unicode."""
+        ids = self.encode(text)
+        if len(ids) <= most:
+            return ids
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding.truncate(most - self.added_tokens)
+        return list(self._backend.post_process(encoding).ids)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Whole decoding; ids outside the vocabulary count for nothing."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)

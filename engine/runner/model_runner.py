@@ -116,7 +116,7 @@ class ModelRunner:
         )
         self.config = config
         progress(Progress("warming up", 0.0))
-        self._warm_up()
+        self.embedding_size = self._warm_up()
         self.load_seconds = time.monotonic() - began
 
     @torch.inference_mode()
@@ -150,11 +150,15 @@ class ModelRunner:
         hidden = self.model.encode(batch)
         return pooled(hidden, encodes) if encodes[0].pooling else None
 
-    def _warm_up(self) -> None:
-        """One token through everything, so that the first request pays for nothing but itself."""
+    def _warm_up(self) -> int:
+        """One token through everything, so that the first request pays for nothing but itself.
+
+        Returns the length of an encoder's vectors.
+        """
         if self.kind == "encoder":
-            self.launch(Step(0, (), (), (), (), (Encode(0, (0,), "mean"),))).embeddings()
-            return
+            step = Step(0, (), (), (), (), (Encode(0, (0,), "mean"),))
+            (output,) = self.launch(step).embeddings()
+            return len(output.vector) // 4  # fp32
         row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0), source_length=1)
         slice_ = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
         blocks = tuple(NewBlocks(0, group, 0, (1,)) for group in range(len(self.kv.groups)))
@@ -162,6 +166,7 @@ class ModelRunner:
         encodes = (Encode(0, (0,), blocks=source),) if source else ()
         self.launch(Step(0, (slice_,), (row,), blocks, (), encodes)).wait()
         self.kv.scrub([1])
+        return 0
 
     def facts(self) -> Ready:
         """What the server and its users are told."""
@@ -184,6 +189,7 @@ class ModelRunner:
             threads=self.threads,
             kv_groups=self.kv.groups,
             start_token=self.start_token,
+            embedding_size=self.embedding_size,
         )
 
 

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from server.answer import Answer, attended
 from server.dialect import CHAT, COMPLETION, Dialect
 from server.plan import Plan, chat_prompt, make_plan, text_prompts, unread_arguments
-from server.schemas.body import BodyType, documented, read_body
+from server.schemas.body import documented
 from server.schemas.generate import ChatBody, CompletionBody
-from server.service import Service, service_of
+from server.service import Service, accept
 from server.stream import TokenStream
 
 router = APIRouter()
@@ -20,7 +20,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
-    service, body = await _accept(request, ChatBody)
+    service, body = await accept(request, ChatBody, "generate")
     prompts = [await chat_prompt(service, body)]
     ignored = unread_arguments(service, body)
     plan = make_plan(service, request, body, prompts, param="messages", ignored=ignored)
@@ -30,20 +30,11 @@ async def chat_completions(request: Request) -> Response:
 @router.post("/v1/completions", openapi_extra=documented(CompletionBody))
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
-    service, body = await _accept(request, CompletionBody)
+    service, body = await accept(request, CompletionBody, "generate")
     prompts, decode = await text_prompts(service, body.prompts), service.tokenizer.decode
     echoes = [p if isinstance(p, str) else decode(p) for p in body.prompts] if body.echo else None
     plan = make_plan(service, request, body, prompts, param="prompt", echoes=echoes)
     return await _respond(request, service, plan, COMPLETION)
-
-
-async def _accept(request: Request, kind: type[BodyType]) -> tuple[Service, BodyType]:
-    """A body for the model served here; a full queue refuses it unread."""
-    service = service_of(request)
-    service.client.admit(1)
-    body = await read_body(request, kind)
-    service.model_name(body.model)
-    return service, body
 
 
 async def _respond(request: Request, service: Service, plan: Plan, dialect: Dialect) -> Response:

@@ -42,7 +42,8 @@ class Api:
             await reply.body(REFUSAL, more=False)
         elif scope["path"] == "/v1/models":
             await reply.start(200, "application/json")
-            await reply.body(json.dumps({"data": [{"id": "first"}, {"id": "second"}]}), more=False)
+            models = [{"id": "first"}, {"id": "second"}, {"id": "vectors", "kind": "encoder"}]
+            await reply.body(json.dumps({"data": models}), more=False)
         else:
             self.asked.append(json.loads((await receive())["body"]))
             await self._stream(reply)
@@ -166,6 +167,10 @@ def test_refusals_are_one_line(api: Api) -> None:
     unknown = chat("--url", api.url, "--model", "third", "--quick", "hi")
     assert (unknown.returncode, len(unknown.stderr.splitlines())) == (1, 1)
     assert "first, second" in unknown.stderr
+    encoder = chat("--url", api.url, "--model", "vectors", "--quick", "hi")
+    assert (encoder.returncode, len(encoder.stderr.splitlines())) == (1, 1)
+    assert "vectors makes embeddings" in encoder.stderr
+    assert not api.asked
     api.key = "other"
     denied = chat("--url", api.url, "--quick", "hi")
     assert (denied.returncode, len(denied.stderr.splitlines())) == (1, 1)

@@ -134,6 +134,43 @@ def test_eos_comes_from_generation_config_first(
     assert Tokenizer.from_folder(stories).eos_token_ids == ids
 
 
+def test_truncation_and_padding_of_the_file_are_switched_off(assets: Path, tmp_path: Path) -> None:
+    """Files of sentence encoders carry both."""
+    for file in (assets / "tokenizers" / "bert-uncased").glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    change(
+        tmp_path / "tokenizer.json",
+        truncation={
+            "direction": "Right",
+            "max_length": 8,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        padding={
+            "strategy": {"Fixed": 8},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "[PAD]",
+        },
+    )
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert len(tokenizer.encode("word " * 20)) == 22
+    assert len(tokenizer.encode("word")) == 3
+
+
+@pytest.mark.parametrize("most", [3, 4, 7, 13, 500])
+def test_the_start_of_a_text_as_transformers_truncates(assets: Path, most: int) -> None:
+    folder = assets / "tokenizers" / "bert-uncased"
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.added_tokens == 2
+    for text in vector_texts(assets):
+        expected = reference(text, truncation=True, max_length=most).input_ids
+        assert tokenizer.encode_start(text, most) == expected
+
+
 def test_bos_token_id(stories: Path) -> None:
     assert Tokenizer.from_folder(stories).bos_token_id == 1
     for name in ("tokenizer_config.json", "special_tokens_map.json"):

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.server.fake_encoder import FakeEncoder
+from tests.server.rig import serving
 from tests.server.test_stream import events
 
 
@@ -95,3 +97,11 @@ async def test_the_validator_can_fail(served, validator):
     body = (await served.chat()).json()
     del body["choices"][0]["finish_reason"]
     assert not validator("CreateChatCompletionResponse").is_valid(body)
+
+
+async def test_embeddings(model, validator):
+    async with serving(FakeEncoder(lambda r: []), model) as served:
+        body = {"input": ["a", "b"], "model": "tiny", "user": "u", "encoding_format": "float"}
+        validator("CreateEmbeddingRequest").validate(body)
+        answer = (await served.http.post("/v1/embeddings", json=body)).json()
+    validator("CreateEmbeddingResponse").validate(answer)

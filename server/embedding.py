@@ -1,0 +1,118 @@
+"""Texts to vectors: tokenised, checked, submitted, and ended exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from starlette.requests import Request
+
+from engine.protocol import EmbedOutput, EmbedRequest
+from server.answer import attended
+from server.errors import invalid, numerical_error
+from server.generation import abort_reason
+from server.plan import check_token_ids, off_loop
+from server.schemas.embedding import EncoderBody
+from server.service import Service
+
+Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimensions]
+
+
+async def token_lists(
+    service: Service, body: EncoderBody, texts: Sequence[str | list[int]], param: str
+) -> list[list[int]]:
+    """The ids of each text, special tokens included; ids are taken as they are. Raises ApiError
+    where one is too long and truncation was not asked for. `param` names the texts' field."""
+    most = _truncation(service, body)
+    lowercase, tokenizer = service.pooling.lowercase, service.tokenizer
+
+    def ids(text: str | list[int]) -> list[int]:
+        if not isinstance(text, str):
+            return text[:most]
+        text = text.lower() if lowercase else text
+        return tokenizer.encode(text) if most is None else tokenizer.encode_start(text, most)
+
+    lists = await off_loop(sum(map(len, texts)), lambda: [ids(text) for text in texts])
+    for index, tokens in enumerate(lists):
+        _check(service, tokens, param if len(lists) == 1 else f"{param}.{index}")
+    return lists
+
+
+def _truncation(service: Service, body: EncoderBody) -> int | None:
+    asked, longest = body.truncate_prompt_tokens, service.longest()
+    if asked is None:
+        return None
+    if asked == -1:
+        return longest
+    if not (added := service.tokenizer.added_tokens) < asked <= longest:
+        message = f"must be -1, or above {added} and at most {longest} here, not {asked}"
+        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
+    return asked
+
+
+def _check(service: Service, tokens: list[int], param: str) -> None:
+    check_token_ids(service, tokens, param)
+    if len(tokens) > (longest := service.longest()):
+        message = (
+            f"A text may have {longest} tokens, this one has {len(tokens)}. Shorten it, or have "
+            "its end cut off with truncate_prompt_tokens."
+        )
+        raise invalid(param, message, "context_length_exceeded")
+
+
+async def embed(
+    request: Request, service: Service, body: EncoderBody, lists: list[list[int]]
+) -> Vectors:
+    """One vector for each list of tokens, as pooled; aborts where the client leaves first."""
+    embedding = Embedding(service, lists, request.state.arrival, body.priority or 0)
+    try:
+        vectors = await attended(request, embedding.collect())
+    except BaseException as error:
+        embedding.close(error)
+        raise
+    return vectors
+
+
+def normalised(vectors: Vectors) -> Vectors:
+    """Each at length 1, but a zero, as it is."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units: Vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return units
+
+
+class Embedding:
+    """The texts of one HTTP request; raises as EngineClient.embed where there is no room."""
+
+    def __init__(
+        self, service: Service, lists: list[list[int]], arrival: float, priority: int
+    ) -> None:
+        self._metrics, self._client = service.metrics, service.client
+        self._arrival, self._submitted = arrival, time.monotonic()
+        pooling, next_id = service.pooling.mode, self._client.next_id
+        requests = [EmbedRequest(next_id(), ids, pooling, arrival, priority) for ids in lists]
+        self._texts = {request.id: request for request in requests}
+        self._stream = self._client.embed(requests)
+
+    async def collect(self) -> Vectors:
+        """All vectors in the order of the texts. Raises EngineError and ApiError."""
+        vectors: dict[int, bytes] = {}
+        async for batch in self._stream:
+            for at, output in batch:
+                if output.finish == "error":
+                    raise numerical_error()
+                vectors[output.id] = output.vector
+                self._observe(at, output)
+        rows = [np.frombuffer(vectors[i], dtype="<f4") for i in self._texts]
+        return np.stack(rows).astype(np.float32, copy=False)
+
+    def _observe(self, at: float, output: EmbedOutput) -> None:
+        if admission := self._stream.admissions.get(output.id):
+            self._metrics.queue_time.observe(max(admission.at - self._submitted, 0.0))
+            self._metrics.prefill_time.observe(at - admission.at)
+        self._metrics.embedded(self._arrival, len(self._texts[output.id].tokens))
+
+    def close(self, error: BaseException) -> None:
+        """Aborts what is unfinished, because of `error`."""
+        self._metrics.abort(abort_reason(error, draining=self._client.state == "draining"))
+        self._stream.close()
