@@ -136,7 +136,7 @@ class EngineClient(Protocol):
         """All or none; raises as `admit`, counting prompt tokens too."""
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
-        """As `submit`, of texts that become vectors."""
+        """As `submit`, of texts that become vectors; to the queue they are one request."""
 
     def next_id(self) -> int: ...
 
@@ -166,7 +166,8 @@ class ProcessClient:
         self.on_step: Callable[[StepOutputs], None] | None = None
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
-        self._waiting: dict[int, int] = {}  # id -> prompt tokens, until admitted
+        # Until admitted: id -> (requests it counts for, prompt tokens).
+        self._waiting: dict[int, tuple[int, int]] = {}
         self._ids = 0
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
@@ -286,7 +287,7 @@ class ProcessClient:
 
     @property
     def _waiting_tokens(self) -> int:
-        return sum(self._waiting.values())
+        return sum(tokens for _, tokens in self._waiting.values())
 
     def admit(self, requests: int, tokens: int = 0) -> None:
         if self._death is not None:
@@ -294,13 +295,14 @@ class ProcessClient:
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         limits = self.config
-        count, waiting = len(self._waiting) + requests, self._waiting_tokens
+        queued, waiting = sum(n for n, _ in self._waiting.values()), self._waiting_tokens
         # An empty queue takes any request the model can hold, whatever the bounds.
         if self._waiting and (
-            count > limits.max_num_queued_reqs or waiting + tokens > limits.max_num_queued_tokens
+            queued + requests > limits.max_num_queued_reqs
+            or waiting + tokens > limits.max_num_queued_tokens
         ):
             raise EngineOverloadedError(
-                f"The queue is full: {len(self._waiting)} requests with {waiting} "
+                f"The queue is full: {queued} requests with {waiting} "
                 f"prompt tokens wait; the bounds are {limits.max_num_queued_reqs} requests "
                 f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
                 "(--max-num-queued-tokens).",
@@ -315,20 +317,22 @@ class ProcessClient:
         return int(min(max(seconds, 1.0), 60.0))
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
-        return self._submit(requests)
+        return self._submit(requests, [1] * len(requests))
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
-        return self._submit(requests)
+        # A text holds no row and no blocks, and one HTTP request may bring thousands: the last of
+        # them counts for all.
+        return self._submit(requests, [0] * (len(requests) - 1) + [1])
 
-    def _submit(self, requests: Sequence[Request]) -> OutputStream[Any]:
-        sizes = {r.id: _prompt_tokens(r) for r in requests}
-        self.admit(len(requests), sum(sizes.values()))
+    def _submit(self, requests: Sequence[Request], counts: Sequence[int]) -> OutputStream[Any]:
+        sizes = [_prompt_tokens(request) for request in requests]
+        self.admit(sum(counts), sum(sizes))
         if not self._streams:
             self._last_sign = time.monotonic()  # an idle engine owes no sign
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
-        for request in requests:
+        for request, count, size in zip(requests, counts, sizes, strict=True):
             self._streams[request.id] = stream
-            self._waiting[request.id] = sizes[request.id]
+            self._waiting[request.id] = count, size
             self._endpoint.send(request)
         return stream
 

