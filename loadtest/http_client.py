@@ -66,3 +66,32 @@ async def closed_loop(
     began = time.monotonic()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
     return time.monotonic() - began, done
+
+
+async def post_all(
+    host: str, port: int, path: str, bodies: list[dict[str, Any]], concurrency: int
+) -> list[bytes]:
+    """The answers to all bodies, `concurrency` at a time, over as many connections."""
+    queue = iter(enumerate(bodies))
+    answers = [b""] * len(bodies)
+
+    async def worker() -> None:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            for index, body in queue:
+                payload = json.dumps(body).encode()
+                head = (
+                    f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+                    f"Content-Length: {len(payload)}\r\nContent-Type: application/json\r\n\r\n"
+                )
+                writer.write(head.encode() + payload)
+                status, *fields = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+                length = next(f for f in fields if f.lower().startswith(b"content-length:"))
+                answers[index] = await reader.readexactly(int(length.partition(b":")[2]))
+                if b" 200 " not in status:
+                    raise RuntimeError(answers[index].decode(errors="replace"))
+        finally:
+            writer.close()
+
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    return answers

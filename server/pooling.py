@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import read_json
+from engine.config import BAD_JSON, read_json
 from engine.errors import ConfigError
 from engine.protocol import Pooling
+from server.tokenizer import read_optional
 
 MODES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 # The switches by which sentence-transformers before 5.4 wrote `pooling_mode`.
@@ -38,7 +39,7 @@ class PoolingConfig:
         """Reads modules.json and what it leads to; without it, does as sentence-transformers does:
         the mean, as long as it is. `asked` goes before the files' `longest`. Raises ConfigError
         naming the file and what is not served."""
-        texts = _optional(folder / "sentence_bert_config.json")
+        texts = read_optional(folder / "sentence_bert_config.json")
         longest = texts.get("max_seq_length")
         if longest is not None and (type(longest) is not int or longest < 1):
             raise ConfigError(
@@ -62,12 +63,8 @@ class PoolingConfig:
         return f"{self.mode} pooling, {length} ({self.source})"
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _refuse_default_prompt(path: Path) -> None:
-    if (name := _optional(path).get("default_prompt_name")) is not None:
+    if (name := read_optional(path).get("default_prompt_name")) is not None:
         raise ConfigError(
             f"{path} has default_prompt_name = {name!r}, a prompt in front of every text, which is "
             "not added here: set it to null and let clients send the prompt with the text."
@@ -80,7 +77,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
         modules = json.loads(path.read_text(encoding="utf-8"))
         types = [str(module["type"]) for module in modules]
         place = modules[0]["path"]
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, TypeError, LookupError, *BAD_JSON) as error:
         raise ConfigError(f"{path} is no list of modules with type and path: {error!r}") from error
     names = [t.rpartition(".")[2] if t.startswith("sentence_transformers.") else t for t in types]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):

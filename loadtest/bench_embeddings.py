@@ -1,0 +1,103 @@
+"""`python -m loadtest.bench_embeddings MODEL`: texts/s of a sentence encoder over HTTP, beside
+`transformers` in process, same weights and dtype, same run.
+
+512 texts of 4 to 120 words. To us they come one a request from 32 clients, and all in one request;
+transformers gets them all at once, as token lists sorted by length, in padded batches of 32. Rounds
+alternate, so that a drift of the machine's speed meets all; medians are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+import tokenizers
+import torch
+
+from loadtest.bench_cpu import Penstock
+from loadtest.http_client import post_all
+
+TEXTS, CLIENTS, BATCH = 512, 32, 32
+SYLLABLES = ("ka", "lo", "mi", "ren", "tas", "vor", "el", "dun", "shi", "par", "ost", "ine")
+
+
+def texts(seed: int) -> list[str]:
+    rng = random.Random(seed)
+
+    def word() -> str:
+        return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 2)))
+
+    # Most are short, a few long, as questions and passages are.
+    lengths = [min(120, max(4, round(rng.lognormvariate(2.8, 0.8)))) for _ in range(TEXTS)]
+    return [" ".join(word() for _ in range(length)) for length in lengths]
+
+
+class Transformers:
+    """Mean of the last hidden states, in this process."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        from transformers import AutoModel
+
+        self.model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    @torch.inference_mode()
+    def measure(self, given: list[str]) -> float:
+        began = time.monotonic()
+        ids = sorted((e.ids for e in self.tokenizer.encode_batch(given)), key=len)
+        for first in range(0, len(ids), BATCH):
+            part = [torch.tensor(tokens) for tokens in ids[first : first + BATCH]]
+            padded = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
+            mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in part], True)
+            hidden = self.model(padded, attention_mask=mask).last_hidden_state.float()
+            (hidden * mask[..., None]).sum(1).div(mask.sum(1, keepdim=True)).numpy()
+        return len(given) / (time.monotonic() - began)
+
+
+def ours(server: Penstock, given: list[str]) -> tuple[float, float]:
+    """texts/s of 32 clients with a text each at a time, and of one request with all."""
+
+    def rate(bodies: list[dict[str, object]], clients: int) -> float:
+        began = time.monotonic()
+        asyncio.run(post_all("127.0.0.1", server.port, "/v1/embeddings", bodies, clients))
+        return len(given) / (time.monotonic() - began)
+
+    single = rate([{"input": text, "encoding_format": "base64"} for text in given], CLIENTS)
+    return single, rate([{"input": given, "encoding_format": "base64"}], 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="folder of a BERT sentence encoder")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    peer = Transformers(options.model, getattr(torch, options.dtype))
+    flags = ["--dtype", options.dtype, "--threads", str(options.threads)]
+    names = (f"{CLIENTS} clients", "one request", "transformers")
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(options.rounds + 1):  # the first warms up and is not counted
+        given = texts(number)
+        server = Penstock(options.model, flags)  # an idle one must not share the peer's cores
+        try:
+            round_rates = ours(server, given)
+        finally:
+            server.stop()
+        for name, rate in zip(names, (*round_rates, peer.measure(given)), strict=True):
+            print(f"round {number}: {name} {rate:.0f} texts/s", flush=True)
+            if number:
+                rates[name].append(rate)
+    print(json.dumps({name: round(statistics.median(each)) for name, each in rates.items()}))
+
+
+if __name__ == "__main__":
+    main()
