@@ -67,11 +67,10 @@ async def embed(
     """One vector for each list of tokens, as pooled; aborts where the client leaves first."""
     embedding = Embedding(service, lists, request.state.arrival, body.priority or 0)
     try:
-        vectors = await attended(request, embedding.collect())
+        return await attended(request, embedding.collect())
     except BaseException as error:
         embedding.close(error)
         raise
-    return vectors
 
 
 def normalised(vectors: Vectors) -> Vectors:

@@ -23,7 +23,7 @@ from engine.runner.encode import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Encode
 from tests.engine.driver import MODES, Driver
-from tests.models.golden import BLOCK, Edit, _randomise, edit_checkpoint, load
+from tests.models.golden import BLOCK, Edit, edit_checkpoint, load, randomise
 
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # hidden states come out of a norm: of the order of 1
@@ -71,7 +71,7 @@ class Encoder:
     def _randomise(self, whole: torch.nn.Module, hidden: int) -> None:
         """All weights but tables of sinusoids, which are no weights."""
         tables = {n: p.clone() for n, p in whole.named_parameters() if "embed_positions" in n}
-        _randomise(whole, hidden)
+        randomise(whole, hidden)
         whole.load_state_dict(tables, strict=False)
 
     @cached_property

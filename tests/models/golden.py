@@ -134,13 +134,13 @@ def _of_transformers(config: Any, folder: Path, shard_size: str) -> Any:
     for part in (config, text):
         part.eos_token_id = part.bos_token_id = part.pad_token_id = None
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    _randomise(model, text.hidden_size)
+    randomise(model, text.hidden_size)
     model.save_pretrained(folder, max_shard_size=shard_size)
     return model
 
 
 @torch.no_grad()
-def _randomise(model: torch.nn.Module, hidden: int) -> None:
+def randomise(model: torch.nn.Module, hidden: int) -> None:
     """Weights so large that attention is sharp and every norm, bias and gate shows."""
     generator = torch.Generator().manual_seed(0)
     for _, parameter in sorted(model.named_parameters()):
