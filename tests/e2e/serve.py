@@ -23,6 +23,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
+# A shell's background jobs and nohup ignore SIGINT, and so would what the tests start.
+INTERRUPTIBLE = ("env", "--default-signal=INT")
 START_S = 90  # 3 s on a quiet machine; most of it is torch's import, which a busy one stretches
 STOP_S = 30
 

@@ -32,7 +32,7 @@ from engine.weights.recipe import (
 )
 from server import exits
 from server.merge import recipe_of
-from tests.e2e.serve import ROOT, eventually
+from tests.e2e.serve import INTERRUPTIBLE, ROOT, eventually
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 FILE = "model.safetensors"
@@ -176,9 +176,9 @@ def test_stopped_it_leaves_nothing_behind(
             file.write(len(header).to_bytes(8, "little") + header)
             file.truncate(8 + len(header) + size)  # sparse: it takes long to read, and no space
     before = sorted(tmp_path.iterdir())
-    command = [*folders, "--method", "linear", "-o", str(tmp_path / "out")]
+    command = [*INTERRUPTIBLE, sys.executable, "-m", "server", "merge", *folders]
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", "merge", *command], cwd=ROOT, env=ENV, text=True,
+        [*command, "--method", "linear", "-o", str(tmp_path / "out")], cwd=ROOT, env=ENV, text=True,
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
