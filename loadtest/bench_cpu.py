@@ -124,14 +124,33 @@ def matmul_rate() -> float:
     return 2 * rows * inner * outer / best / 1e9
 
 
-def arithmetic_bound(gflops: float) -> float:
-    """Output tokens/s if nothing but the linears' multiplications took time."""
+def read_rate() -> float:
+    """GB/s at which both cores together read memory that no cache holds."""
+    data = torch.ones(2**27)  # 512 MiB
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - began)
+    return data.nbytes / best / 1e9
+
+
+def bound(streams: int, gflops: float, gbytes: float) -> float:
+    """Output tokens/s that no server can exceed here in bf16.
+
+    Prompts cost their multiplications; a step of decoding the larger of its multiplications and of
+    reading all weights and the contexts' KV once.
+    """
     c = {key: value for key, value in LLAMA_125M.items() if isinstance(value, int)}
     head_dim = c["hidden_size"] // c["num_attention_heads"]
     attention = c["hidden_size"] * head_dim * (c["num_attention_heads"] + c["num_key_value_heads"])
     layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
     body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
-    return gflops * 1e9 * NEW / (2 * (body * (PROMPT + NEW) + head * NEW))
+    kv = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes a token
+    prefill = 2 * body * PROMPT * streams / (gflops * 1e9)
+    read = (2 * (body + head) + kv * streams * (PROMPT + NEW / 2)) / (gbytes * 1e9)
+    step = max(2 * (body + head) * streams / (gflops * 1e9), read)
+    return streams * NEW / (prefill + NEW * step)
 
 
 def main() -> None:
@@ -155,10 +174,10 @@ def main() -> None:
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate rounds of the two at each concurrency; all figures of all rounds."""
     rows: dict[str, Any] = {}
-    rates: list[float] = []
+    rates: list[tuple[float, float]] = []
     peer = None if options.no_peer else Transformers(folder)
     for round_number in range(options.rounds + 1):  # the first warms both up and is not counted
-        rates.append(matmul_rate())
+        rates.append((matmul_rate(), read_rate()))
         for concurrency in options.concurrency:
             row = rows.setdefault(str(concurrency), {"penstock": [], "transformers": []})
             # A fresh server each time: an idle one must not share the cores with the peer.
@@ -179,7 +198,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "cpu_count": os.cpu_count(),
         "torch": torch.__version__,
-        "matmul_gflops": rates,
+        "machine": [{"gflops": gflops, "gbytes": gbytes} for gflops, gbytes in rates],
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m loadtest.bench_cpu " + " ".join(sys.argv[1:]),
         "rows": rows,
@@ -187,8 +206,12 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    print("\n| streams | Penstock tok/s · gap | transformers generate tok/s · gap | ratio |")
-    print("|---|---|---|---|")
+    gflops, gbytes = (
+        statistics.median(measured[key] for measured in report["machine"])
+        for key in ("gflops", "gbytes")
+    )
+    print("\n| streams | Penstock tok/s · gap | of the bound | transformers tok/s · gap | ratio |")
+    print("|---|---|---|---|---|")
 
     def medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
         rates, gaps = zip(*pairs, strict=True)
@@ -196,17 +219,16 @@ def print_table(report: dict[str, Any]) -> None:
 
     for concurrency, row in report["rows"].items():
         rate, gap = medians(row["penstock"])
-        cells = f"| {concurrency} | {rate:.0f} · {gap:.1f} ms "
+        share = rate / bound(int(concurrency), gflops, gbytes)
+        cells = f"| {concurrency} | {rate:.0f} · {gap:.1f} ms | {share:.0%} "
         if row["transformers"]:
             peer_rate, peer_gap = medians(row["transformers"])
             cells += f"| {peer_rate:.0f} · {peer_gap:.1f} ms | {rate / peer_rate:.1f} |"
         else:
             cells += "| | |"
         print(cells)
-    rate = statistics.median(report["matmul_gflops"])
     print(
-        f"\nbf16 matmul here: {rate:.0f} GFLOP/s on {report['cpu_count']} cores, which bounds any "
-        f"server at {arithmetic_bound(rate):.0f} tokens/s."
+        f"\nbf16 matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s: medians of the run."
     )
 
 
