@@ -165,7 +165,7 @@ class Admission(Record, frozen=True):
 
     id: int
     at: float
-    cached_tokens: int  # prompt tokens whose KV came from the prefix cache
+    cached_tokens: int  # of prompt and source, whose KV came from the prefix cache
 
 
 class EngineStats(Record, frozen=True):

@@ -78,3 +78,45 @@ class RotaryAttention(nn.Module):
             qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
         qk = apply_rotary(qk, cos, sin)
         return self.out(self.attend(qk[:, :heads], qk[:, heads:], v, batch))
+
+
+class SelfAttention(nn.Module):
+    """Attention (arXiv 1706.03762) of layer `index` among the tokens of one text."""
+
+    def __init__(
+        self, hidden: int, spec: AttentionSpec, index: int = -1, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        size = spec.num_heads * spec.head_dim
+        self.qkv = Linear(hidden, {"q": size, "k": size, "v": size}, bias=bias)
+        self.attend = Attention(spec, index)
+        self.out = Linear(size, hidden, bias=bias)
+
+    def forward(
+        self, x: torch.Tensor, batch: ForwardBatch, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [T, hidden], `bias` as in attend -> [T, hidden]."""
+        q, k, v = self.qkv(x).view(len(x), 3, self.attend.spec.num_heads, -1).unbind(1)
+        return self.out(self.attend(q, k, v, batch, bias))
+
+
+class CrossAttention(nn.Module):
+    """Attention of an answer's tokens to its source, whose keys and values `store` has written."""
+
+    def __init__(self, hidden: int, spec: AttentionSpec, index: int, *, bias: bool = False) -> None:
+        super().__init__()
+        size = spec.num_heads * spec.head_dim
+        self.q = Linear(hidden, size, bias=bias)
+        self.kv = Linear(hidden, {"k": size, "v": size}, bias=bias)
+        self.attend = Attention(spec, index)
+        self.out = Linear(size, hidden, bias=bias)
+
+    def store(self, source: torch.Tensor, batch: ForwardBatch) -> None:
+        """Once for each source: its hidden states [T, hidden] from the encoder."""
+        k, v = self.kv(source).view(len(source), 2, self.attend.spec.num_heads, -1).unbind(1)
+        self.attend.store(k, v, batch)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        q = self.q(x).view(len(x), self.attend.spec.num_heads, -1)
+        return self.out(self.attend(q, None, None, batch))

@@ -31,6 +31,24 @@ class ScaledEmbedding(Embedding):
         return super().forward(ids) * self.scale
 
 
+class Sinusoids(nn.Module):
+    """Positions as sines and cosines of wavelengths from 2 pi up (arXiv 1706.03762, 3.5); here all
+    sines come first, as in Marian."""
+
+    table: torch.Tensor  # [count, dim]
+
+    def __init__(self, count: int, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        positions = torch.arange(count, dtype=torch.float64, device="cpu")
+        pairs = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
+        angles = torch.outer(positions, 10000.0 ** (-pairs / dim))
+        table = torch.cat((angles.sin(), angles.cos()[:, : dim // 2]), dim=1)
+        self.register_buffer("table", table.to(dtype), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.table.index_select(0, positions)
+
+
 class LMHead(nn.Module):
     """Logits [L, vocabulary] in fp32. Tied to an embedding, it holds no parameter of its own."""
 

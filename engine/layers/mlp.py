@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import Linear
-from engine.ops.gated import gelu_tanh_mul, silu_mul
+from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu_mul
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+# By the names configs have for them.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+}
 GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 

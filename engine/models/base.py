@@ -19,8 +19,8 @@ class Facts(Protocol):
     """What the runner asks of an architecture's own config, before it builds the model."""
 
     @property
-    def max_positions(self) -> int:
-        """The longest context the model was made for."""
+    def max_positions(self) -> int | None:
+        """The longest context the model was made for; None where positions have no end."""
 
 
 class Model(Protocol):

@@ -15,17 +15,11 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
+from engine.layers.mlp import ACTIVATIONS
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, positive, positive_float
-from engine.ops.gated import gelu, gelu_tanh
 from engine.weights.rules import WeightMap, targets_by_module
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "relu": torch.relu,
-}
 # Where a checkpoint keeps what each of our modules holds.
 NAMES = {
     "embed": "embeddings.word_embeddings",

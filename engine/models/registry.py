@@ -27,7 +27,10 @@ ENCODERS = {
     "RoFormerModel": ("engine.models.roformer", "RoFormer"),
     "RoFormerForMaskedLM": ("engine.models.roformer", "RoFormer"),
 }
-ENCODER_DECODERS: dict[str, tuple[str, str]] = {}
+ENCODER_DECODERS = {
+    "MarianMTModel": ("engine.models.marian", "Marian"),
+    "T5ForConditionalGeneration": ("engine.models.t5", "T5"),
+}
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
     **{name: ("decoder", *where) for name, where in DECODERS.items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},

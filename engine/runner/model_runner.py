@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, Sche
 from engine.weights.loader import load_weights
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
+ENDLESS_TOKENS = 512  # served of a context without an end, unless more is asked for
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
 
 
@@ -71,7 +73,6 @@ class ModelRunner:
         folder = model_folder(config.model)
         hf_config = read_json(folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
-        self.start_token = _start_token(hf_config) if self.kind == "encoder-decoder" else None
         self.device = select_device(config.device)
         self.dtype = select_dtype(config.dtype, self.device)
         self.threads = config.threads or cpu_count()
@@ -80,6 +81,9 @@ class ModelRunner:
         with torch.device("meta"):
             module: nn.Module = build(hf_config, max_positions=max_model_len, dtype=self.dtype)
         self.model = cast(Model, module)
+        self.start_token: int | None = None
+        if self.kind == "encoder-decoder":
+            self.start_token = _start_token(folder, hf_config, self.model.vocab_size)
         self.backend: AttentionBackend = select_backend(self.model.specs, self.dtype)
         self.weight_bytes = load_weights(
             module,
@@ -193,8 +197,10 @@ class ModelRunner:
         )
 
 
-def _max_model_len(config: EngineConfig, own: int) -> int:
+def _max_model_len(config: EngineConfig, own: int | None) -> int:
     """The context served: what was asked for, within what the model was made for."""
+    if own is None:
+        return config.max_model_len or ENDLESS_TOKENS
     if config.max_model_len is not None and config.max_model_len > own:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
@@ -203,11 +209,16 @@ def _max_model_len(config: EngineConfig, own: int) -> int:
     return config.max_model_len or own
 
 
-def _start_token(hf_config: dict[str, Any]) -> int:
-    """The token an encoder–decoder's answer begins with."""
-    token = hf_config.get("decoder_start_token_id", hf_config.get("pad_token_id"))
-    if type(token) is not int:
-        raise ConfigError("config.json lacks 'decoder_start_token_id', which this model needs.")
+def _start_token(folder: Path, hf_config: dict[str, Any], vocab_size: int) -> int:
+    """The token an encoder–decoder's answer begins with: said in one of two files, or padding."""
+    path, key = folder / "generation_config.json", "decoder_start_token_id"
+    generation = read_json(path) if path.is_file() else {}
+    said = hf_config.get(key), generation.get(key), hf_config.get("pad_token_id")
+    token = next((token for token in said if token is not None), None)
+    if type(token) is not int or not 0 <= token < vocab_size:
+        raise ConfigError(
+            f"config.json has {key} = {token!r}; this model needs one below {vocab_size}."
+        )
     return token
 
 

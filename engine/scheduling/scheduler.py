@@ -216,7 +216,9 @@ class Scheduler:
         if not sequence.admitted:
             sequence.admitted = True
             sequence.cached_tokens = sequence.num_computed
-            self._prefix_queries += sequence.prompt_length
+            if not sequence.encode_due:
+                sequence.cached_tokens += len(sequence.source)
+            self._prefix_queries += sequence.prompt_length + len(sequence.source)
             self._prefix_hits += sequence.cached_tokens
             self._admitted.append((sequence.id, sequence.cached_tokens))
         return sequence

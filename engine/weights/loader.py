@@ -6,7 +6,7 @@ Nothing in a checkpoint is ever unpickled or executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -31,11 +31,13 @@ def load_weights(
 ) -> int:
     """Fill every parameter of `model`, built on the meta device; returns the bytes they take."""
     names = tensor_files(folder)
-    targets = _assign(names, weight_map, folder)
+    targets, copies = _assign(names, weight_map, folder)
+    _check_copies(names, copies)
     filled: dict[str, set[str]] = {}
     for done, (name, tensor) in enumerate(_tensors(names, targets)):
-        _place(model, name, targets[name], tensor, dtype, device, names[name])
-        filled.setdefault(targets[name].parameter, set()).add(targets[name].part)
+        for target in targets[name]:
+            _place(model, name, target, tensor, dtype, device, names[name])
+            filled.setdefault(target.parameter, set()).add(target.part)
         progress((done + 1) / len(targets))
     _check_filled(model, filled)
     model.to(device)
@@ -62,8 +64,11 @@ def _names(file: Path) -> list[str]:
         raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
 
 
-def _assign(names: dict[str, Path], weight_map: WeightMap, folder: Path) -> dict[str, Target]:
-    """Checkpoint name -> target, or ConfigError listing what is missing and what is left over."""
+def _assign(
+    names: dict[str, Path], weight_map: WeightMap, folder: Path
+) -> tuple[dict[str, list[Target]], dict[str, str]]:
+    """(checkpoint name -> its targets, copy -> its original), or ConfigError listing what is
+    missing and what is left over."""
     prefixes = sorted(  # the commonest first: a missing tensor is named as its neighbours are
         weight_map.prefixes,
         key=lambda prefix: -sum(prefix + name in names for name in weight_map.targets),
@@ -75,11 +80,17 @@ def _assign(names: dict[str, Path], weight_map: WeightMap, folder: Path) -> dict
         ]
         return next((known for known in spellings if known in names), spellings[0])
 
-    targets = {spelled(name): target for name, target in weight_map.targets.items()}
+    targets: dict[str, list[Target]] = {}
+    for name, target in weight_map.targets.items():
+        targets.setdefault(spelled(name), []).append(target)
+    copies: dict[str, str] = {}
+    for name, also in weight_map.aliases.items():
+        for copy in set(also) & names.keys() - targets.keys():
+            copies.setdefault(copy, spelled(name))
     missing = sorted(targets.keys() - names.keys())
     extra = sorted(
         name
-        for name in names.keys() - targets.keys()
+        for name in names.keys() - targets.keys() - copies.keys()
         if not name.endswith(tuple(weight_map.ignored))
         and not name.startswith(tuple(weight_map.ignored_prefixes))
     )
@@ -89,7 +100,17 @@ def _assign(names: dict[str, Path], weight_map: WeightMap, folder: Path) -> dict
         raise ConfigError(
             f"{names[extra[0]]} holds {_listed(extra)}, for which this architecture has no use."
         )
-    return targets
+    return targets, copies
+
+
+def _check_copies(names: dict[str, Path], copies: dict[str, str]) -> None:
+    """What a checkpoint holds twice must be the same: nobody could say which one was meant."""
+    for copy, original in copies.items():
+        tensors = dict(_tensors(names, {copy, original}))
+        if not torch.equal(tensors[copy].float(), tensors[original].float()):
+            raise ConfigError(
+                f"{copy} in {names[copy]} differs from {original}, to which config.json ties it."
+            )
 
 
 def _listed(names: list[str]) -> str:
@@ -97,14 +118,12 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
-def _tensors(
-    names: dict[str, Path], targets: dict[str, Target]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(names: dict[str, Path], wanted: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for file in sorted(set(names.values())):
         try:
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - not a mapping
-                    if name in targets and names[name] == file:
+                    if name in wanted and names[name] == file:
                         yield name, shard.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error

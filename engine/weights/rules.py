@@ -25,12 +25,14 @@ class WeightMap:
     """Every tensor a checkpoint must hold. `prefixes` are alternatives in front of all names, and
     `old_endings` say how names that end so end in older files.
 
+    `aliases` are other names under which a checkpoint may hold a tensor, instead or once more.
     What carries nothing we need is `ignored` by the end of its name (buffers, tied copies) or by
     its beginning (`ignored_prefixes`: the vision half of a multimodal checkpoint).
     """
 
     targets: dict[str, Target]
     prefixes: Sequence[str] = ("",)
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ignored: Sequence[str] = field(default_factory=tuple)
     ignored_prefixes: Sequence[str] = field(default_factory=tuple)
     old_endings: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class WeightMap:
         for today, old in self.old_endings.items():
             if name.endswith(today):
                 yield name.removesuffix(today) + old
+        yield from self.aliases.get(name, ())
 
 
 def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, Target]:
@@ -55,5 +58,5 @@ def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, T
         name = names[BLOCK_NUMBER.sub("{i}", module)]
         for part in getattr(model.get_submodule(module), "parts", [""]):
             spelled = name.format(i=number and number[0], part=part)
-            targets[f"{spelled}.{kind}"] = Target(parameter, part)
+            targets[f"{spelled}.{kind}".lstrip(".")] = Target(parameter, part)
     return targets

@@ -161,13 +161,14 @@ class Driver:
         arrival: float = 0.0,
         priority: int = 0,
         salt: str = "",
+        source: list[int] | None = None,
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` say otherwise; returns its id."""
         self._ids += 1
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
         self.inbox.append(
-            GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt),
+            GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt, source or []),
         )
         return self._ids
 

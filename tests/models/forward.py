@@ -10,32 +10,43 @@ import torch
 from engine.attention.kv_cache import KVCache
 from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
+from engine.runner.encode import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 
 Plan = list[list[tuple[int, int]]]  # steps of (prompt, how many of its next tokens)
 
 
 @torch.inference_mode()
-def forward(runner: ModelRunner, prompts: Sequence[list[int]], plan: Plan) -> list[torch.Tensor]:
+def forward(
+    runner: ModelRunner,
+    prompts: Sequence[list[int]],
+    plan: Plan,
+    sources: Sequence[list[int]] | None = None,
+) -> list[torch.Tensor]:
     """Logits [tokens computed, vocabulary] of each prompt; its blocks lie scattered in a new cache.
 
     Within a step decodes go before chunks, as the scheduler orders them.
     """
-    size = runner.kv.block_size
-    needed = [-(-len(prompt) // size) for prompt in prompts]
-    groups = len(runner.kv.groups)
-    total = sum(needed) * groups
+    size, groups = runner.kv.block_size, runner.kv.groups
+    sources = sources or [[]] * len(prompts)
+    pairs = list(zip(prompts, sources, strict=True))
+    needed = [[-(-len(s if g.cross else p) // size) for g in groups] for p, s in pairs]
+    total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
     kv = KVCache(runner.model.specs, total, size, runner.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
-    rows, blocks = [], []
-    for row, prompt in enumerate(prompts):
-        rows.append(NewRow(row, tuple(prompt), len(prompt), params))
-        for group in range(groups):
-            ids = tuple(scattered.pop() for _ in range(needed[row]))
-            blocks.append(NewBlocks(row, group, 0, ids))
+    rows, blocks, encodes = [], [], []
+    for row, (prompt, source) in enumerate(pairs):
+        rows.append(NewRow(row, tuple(prompt), len(prompt), params, len(source)))
+        tables = [tuple(scattered.pop() for _ in range(count)) for count in needed[row]]
+        blocks += [NewBlocks(row, group, 0, ids) for group, ids in enumerate(tables)]
+        if source:
+            own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].cross)
+            encodes.append(Encode(row, tuple(source), blocks=own))
     runner.rows.apply(rows, blocks)
+    if encodes:
+        runner.model.encode(build_encoder_batch(encodes, kv, runner.backend, runner.device))
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     for turn in plan:

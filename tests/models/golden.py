@@ -33,6 +33,7 @@ from tests.models.forward import chunked, forward, whole
 BLOCK = 16
 ANSWER = 40
 LENGTHS = (1, 15, 16, 33, 60)  # with the answer up to seven blocks
+SOURCES = (37, 5, 60, 1, 18)  # what an encoder–decoder's answers are to
 WINDOW = 20  # of the windowed models: no multiple of a block
 WINDOW_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}  # logits are of the order of 10
@@ -65,7 +66,10 @@ class Case:
 
 
 class Golden:
-    """A case made real: the reference model and its checkpoint in `folder`."""
+    """A case made real: the reference model and its checkpoint in `folder`.
+
+    The prompts of an encoder–decoder are how its answers begin; it also has `sources`, else [].
+    """
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, folder
@@ -73,15 +77,19 @@ class Golden:
         if case.reference:
             self.reference, vocab_size = case.reference(config, folder), config.vocab_size
         else:
-            self.reference = _of_transformers(config, folder, case.shard_size)
+            self.reference = of_transformers(config, folder, case.shard_size)
             vocab_size = config.get_text_config().vocab_size
         if case.edit:
             edit_checkpoint(folder, case.edit)
         generator = torch.Generator().manual_seed(1)
-        self.prompts: list[list[int]] = [
-            torch.randint(vocab_size, (length,), generator=generator).tolist()
-            for length in case.lengths
-        ]
+        two_sided = getattr(config, "is_encoder_decoder", False)
+        start = [config.decoder_start_token_id] if two_sided else []
+
+        def draw(length: int) -> list[int]:
+            return torch.randint(vocab_size, (length,), generator=generator).tolist()
+
+        self.prompts = [(start + draw(length))[:length] for length in case.lengths]
+        self.sources = [draw(length) if two_sided else [] for length in SOURCES]
 
     @cached_property
     def runner(self) -> ModelRunner:
@@ -91,13 +99,23 @@ class Golden:
     def logits(self) -> torch.Tensor:
         """Of the longest prompt, by the reference."""
         with torch.inference_mode():
-            return self.reference(torch.tensor([self.prompts[-1]])).logits[0]
+            return self.reference(**self.inputs(-1)).logits[0]
 
     @cached_property
     def alone(self) -> list[Answer]:
         """Our greedy answers, one prompt at a time."""
         driver = self.driver(enable_prefix_caching=False)
-        return [answers(driver, [prompt])[0] for prompt in self.prompts]
+        pairs = zip(self.prompts, self.sources, strict=True)
+        return [answers(driver, [prompt], [source])[0] for prompt, source in pairs]
+
+    def inputs(self, index: int) -> dict[str, torch.Tensor]:
+        """What the reference takes for a prompt."""
+        prompt, source = (torch.tensor([x[index]]) for x in (self.prompts, self.sources))
+        return (
+            {"input_ids": source, "decoder_input_ids": prompt}
+            if source.numel()
+            else {"input_ids": prompt}
+        )
 
     def driver(self, **config: Any) -> Driver:
         return Driver(self.folder, **({"block_size": BLOCK, "max_num_seqs": 8} | config))
@@ -111,9 +129,14 @@ def load(folder: Path, **config: Any) -> ModelRunner:
     return ModelRunner(EngineConfig(model=str(folder), **({"max_num_seqs": 8} | fields)))
 
 
-def answers(driver: Driver, prompts: Sequence[list[int]]) -> list[Answer]:
+def answers(
+    driver: Driver, prompts: Sequence[list[int]], sources: Sequence[list[int]]
+) -> list[Answer]:
     """All prompts at once, greedily."""
-    ids = [driver.submit(prompt, ANSWER, logprobs=0) for prompt in prompts]
+    ids = [
+        driver.submit(prompt, ANSWER, source=source, logprobs=0)
+        for prompt, source in zip(prompts, sources, strict=True)
+    ]
     driver.run()
     return [list(zip(driver.tokens(i), driver.logprobs(i), strict=True)) for i in ids]
 
@@ -127,14 +150,25 @@ def edit_checkpoint(folder: Path, edit: Edit) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def _of_transformers(config: Any, folder: Path, shard_size: str) -> Any:
-    from transformers import AutoModelForCausalLM
+def of_transformers(
+    config: Any,
+    folder: Path,
+    shard_size: str = "1GB",
+    prepare: Callable[[Any], None] = lambda model: None,
+) -> Any:
+    """The reference, saved in `folder`; `prepare` is what else is done to its random weights."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    text = config.get_text_config()
+    text, kind = config.get_text_config(), AutoModelForCausalLM
+    start = config.pad_token_id
     for part in (config, text):
         part.eos_token_id = part.bos_token_id = part.pad_token_id = None
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    if config.is_encoder_decoder:
+        config.pad_token_id = config.decoder_start_token_id = start
+        kind = AutoModelForSeq2SeqLM
+    model = kind.from_config(config, attn_implementation="eager").eval()
     randomise(model, text.hidden_size)
+    prepare(model)
     model.save_pretrained(folder, max_shard_size=shard_size)
     return model
 
@@ -143,7 +177,9 @@ def _of_transformers(config: Any, folder: Path, shard_size: str) -> Any:
 def randomise(model: torch.nn.Module, hidden: int) -> None:
     """Weights so large that attention is sharp and every norm, bias and gate shows."""
     generator = torch.Generator().manual_seed(0)
-    for _, parameter in sorted(model.named_parameters()):
+    learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    learned += [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
+    for _, parameter in sorted(learned):
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() > 1:
             parameter.copy_(noise * 2 * hidden**-0.5)
@@ -151,46 +187,55 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
             parameter.add_(noise * 0.5)  # to what it begins as: norms at one or, Gemma's, at zero
 
 
+def last_logits(golden: Golden, runner: ModelRunner, size: int | None = None) -> torch.Tensor:
+    """Ours, of the longest prompt, in chunks of `size`; None is the whole."""
+    prompts, sources = golden.prompts[-1:], golden.sources[-1:]
+    plan = whole(prompts) if size is None else chunked(prompts, size)
+    return forward(runner, prompts, plan, sources)[0]
+
+
 # ---- the equalities --------------------------------------------------------------------------
 
 
 def full_prefill(golden: Golden) -> None:
-    prompt = golden.prompts[-1]
-    (logits,) = forward(golden.runner, [prompt], whole([prompt]))
+    logits = last_logits(golden, golden.runner)
     torch.testing.assert_close(logits, golden.logits, **TOLERANCE)
 
 
 def chunked_prefill(golden: Golden) -> None:
-    prompt = golden.prompts[-1]
-    (expected,) = forward(golden.runner, [prompt], whole([prompt]))
+    expected = last_logits(golden, golden.runner)
     for size in (1, 3, BLOCK):
-        (logits,) = forward(golden.runner, [prompt], chunked([prompt], size))
+        logits = last_logits(golden, golden.runner, size)
         torch.testing.assert_close(logits, golden.logits, **TOLERANCE)
         assert torch.equal(logits, expected), f"chunks of {size} change bits"
 
 
 def greedy(golden: Golden) -> None:
-    for prompt, answer in zip(golden.prompts, golden.alone, strict=True):
-        ids = torch.tensor([prompt])
-        expected = golden.reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER, do_sample=False
-        )[0, len(prompt) :].tolist()
+    for index, (prompt, answer) in enumerate(zip(golden.prompts, golden.alone, strict=True)):
+        inputs = golden.inputs(index)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        expected = golden.reference.generate(**inputs, max_new_tokens=ANSWER, do_sample=False)[
+            0, len(prompt) :
+        ].tolist()
         assert [token for token, _ in answer] == expected
     distinct = {token for answer in golden.alone for token, _ in answer}
     assert len(distinct) > 10, "a model that repeats itself tests little"
 
 
 def ragged_batch(golden: Golden) -> None:
-    assert answers(golden.driver(), golden.prompts) == golden.alone
-    logits = forward(golden.runner, golden.prompts, chunked(golden.prompts, 7))
-    for prompt, together in zip(golden.prompts, logits, strict=True):
-        assert torch.equal(forward(golden.runner, [prompt], whole([prompt]))[0], together)
+    prompts, sources = golden.prompts, golden.sources
+    assert answers(golden.driver(), prompts, sources) == golden.alone
+    logits = forward(golden.runner, prompts, chunked(prompts, 7), sources)
+    for prompt, source, together in zip(prompts, sources, logits, strict=True):
+        (alone,) = forward(golden.runner, [prompt], whole([prompt]), [source])
+        assert torch.equal(alone, together)
 
 
 def prefix_hit(golden: Golden) -> None:
     driver = golden.driver()
-    for expected_hit in (0, 48):  # three full blocks of the 60 tokens
-        request = driver.submit(golden.prompts[-1], ANSWER, logprobs=0)
+    prompt, source = golden.prompts[-1], golden.sources[-1]
+    for expected_hit in (0, 48 + len(source)):  # three full blocks of the 60 tokens
+        request = driver.submit(prompt, ANSWER, source=source, logprobs=0)
         driver.run()
         assert driver.cached_tokens(request) == expected_hit
         answer = list(zip(driver.tokens(request), driver.logprobs(request), strict=True))
@@ -200,7 +245,7 @@ def prefix_hit(golden: Golden) -> None:
 def preempted(golden: Golden) -> None:
     blocks = 12 * len(golden.runner.kv.groups)
     driver = golden.driver(num_gpu_blocks_override=blocks, enable_prefix_caching=False)
-    assert answers(driver, golden.prompts) == golden.alone
+    assert answers(driver, golden.prompts, golden.sources) == golden.alone
     assert driver.stats.preemptions, "the pool was meant to be too small"
 
 
@@ -225,10 +270,10 @@ def accounts_for_tensors(golden: Golden) -> None:
 
 def difference(golden: Golden, edit: Edit) -> float:
     """How far the longest prompt's logits are off once the checkpoint is edited."""
-    copy, prompt = golden.folder / "edited", golden.prompts[-1]
+    copy = golden.folder / "edited"
     shutil.copytree(golden.folder, copy, ignore=shutil.ignore_patterns("edited"))
     edit_checkpoint(copy, edit)
-    (logits,) = forward(load(copy), [prompt], whole([prompt]))
+    logits = last_logits(golden, load(copy))
     shutil.rmtree(copy)
     return float((logits - golden.logits).abs().max())
 

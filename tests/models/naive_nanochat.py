@@ -141,12 +141,12 @@ class Naive:
         logits = self.norm(x) @ w["lm_head.weight"][: self.vocab_size].T
         return self.cap * torch.tanh(logits / self.cap)
 
-    def __call__(self, ids: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=torch.stack([self.logits(row) for row in ids]))
+    def __call__(self, input_ids: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=torch.stack([self.logits(row) for row in input_ids]))
 
-    def generate(self, ids: torch.Tensor, *, max_new_tokens: int, **_: Any) -> torch.Tensor:
+    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **_: Any) -> torch.Tensor:
         """Greedily."""
         for _ in range(max_new_tokens):
-            best = self(ids).logits[:, -1].argmax(-1, keepdim=True)
-            ids = torch.cat([ids, best], 1)
-        return ids
+            best = self(input_ids).logits[:, -1].argmax(-1, keepdim=True)
+            input_ids = torch.cat([input_ids, best], 1)
+        return input_ids

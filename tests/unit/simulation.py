@@ -240,7 +240,7 @@ class Simulation:
             assert step, "the oldest waits for nothing"
             assert oldest.id in {s.id for s in step.slices}, "the oldest does not advance"
         assert step or self.in_flight or not scheduler.has_work, "work is left and nothing runs"
-        self._note_admissions()
+        self._note_admissions({e.id for e in step.encodes} if step else set())
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self._retire(self.in_flight.popleft())
         self.check()
@@ -258,15 +258,18 @@ class Simulation:
         long = [s.count > 1 for s in step.slices]
         assert long == sorted(long), "decodes come first"
 
-    def _note_admissions(self) -> None:
+    def _note_admissions(self, encoded: set[int]) -> None:
         for admission in self.scheduler.take_admissions(0.0):
             assert admission.id not in self.admitted, "admitted twice"
             self.admitted[admission.id] = admission.cached_tokens
             if admission.id in self.texts:
                 continue
             request, _ = self.device.requests[admission.id]
-            assert admission.cached_tokens < len(request.prompt)
-            assert admission.cached_tokens % self.scheduler.block_size == 0
+            cached = admission.cached_tokens
+            if admission.id not in encoded:
+                cached -= len(request.source)
+            assert 0 <= cached < len(request.prompt)
+            assert cached % self.scheduler.block_size == 0
 
     def _retire(self, step: Step) -> None:
         self.most_preemptions = max(

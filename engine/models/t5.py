@@ -1,0 +1,210 @@
+"""T5 (arXiv 1910.10683), 1.1 and Flan: relative positions, norms without a mean, plain scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.errors import ConfigError
+from engine.layers.attention import CrossAttention, SelfAttention
+from engine.layers.embedding import Embedding, LMHead
+from engine.layers.linear import Linear
+from engine.layers.mlp import Activation
+from engine.layers.norm import RMSNorm
+from engine.models.base import expect, positive, positive_float
+from engine.ops.gated import gelu_tanh_mul, silu_mul
+from engine.weights.rules import WeightMap, targets_by_module
+
+# feed_forward_proj -> what a config derives of it, the linears in front, the activation.
+FEED_FORWARDS: dict[str, tuple[str, Sequence[str], Activation]] = {
+    "relu": ("relu", ["wi"], F.relu),
+    "gated-gelu": ("gelu_new", ["wi_0", "wi_1"], gelu_tanh_mul),
+    "gated-silu": ("silu", ["wi_0", "wi_1"], silu_mul),
+}
+ENCODER, DECODER = "encoder.block.{i}.layer", "decoder.block.{i}.layer"
+TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias"
+NAMES = {
+    "embed": "shared",
+    "encoder_table": f"encoder.{TABLE}",
+    "encoder.{i}.attention_norm": f"{ENCODER}.0.layer_norm",
+    "encoder.{i}.attention.qkv": ENCODER + ".0.SelfAttention.{part}",
+    "encoder.{i}.attention.out": f"{ENCODER}.0.SelfAttention.o",
+    "encoder.{i}.mlp_norm": f"{ENCODER}.1.layer_norm",
+    "encoder.{i}.mlp.up": ENCODER + ".1.DenseReluDense.{part}",
+    "encoder.{i}.mlp.down": f"{ENCODER}.1.DenseReluDense.wo",
+    "encoder_norm": "encoder.final_layer_norm",
+    "decoder_table": f"decoder.{TABLE}",
+    "decoder.{i}.attention_norm": f"{DECODER}.0.layer_norm",
+    "decoder.{i}.attention.qkv": DECODER + ".0.SelfAttention.{part}",
+    "decoder.{i}.attention.out": f"{DECODER}.0.SelfAttention.o",
+    "decoder.{i}.cross_norm": f"{DECODER}.1.layer_norm",
+    "decoder.{i}.cross.q": f"{DECODER}.1.EncDecAttention.q",
+    "decoder.{i}.cross.kv": DECODER + ".1.EncDecAttention.{part}",
+    "decoder.{i}.cross.out": f"{DECODER}.1.EncDecAttention.o",
+    "decoder.{i}.mlp_norm": f"{DECODER}.2.layer_norm",
+    "decoder.{i}.mlp.up": DECODER + ".2.DenseReluDense.{part}",
+    "decoder.{i}.mlp.down": f"{DECODER}.2.DenseReluDense.wo",
+    "norm": "decoder.final_layer_norm",
+    "head": "lm_head",
+}
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of shared.weight
+UNUSED = "1.EncDecAttention.relative_attention_bias.weight"  # the first release's files hold one
+
+
+@dataclass(frozen=True, slots=True)
+class T5Config:
+    """The facts of a T5 checkpoint."""
+
+    vocab_size: int
+    hidden: int
+    heads: int
+    head_dim: int
+    intermediate: int
+    encoder_layers: int
+    decoder_layers: int
+    buckets: int
+    max_distance: int
+    norm_eps: float
+    feed_forward: str
+    tied: bool
+    scaled: bool  # are the hidden states, before the head
+    max_positions: None = None  # a distance may be any; n_positions tells only of the training
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> T5Config:
+        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        feed_forward = config.get("feed_forward_proj", "relu")
+        expect(config, "feed_forward_proj", *FEED_FORWARDS)
+        expect(config, "dense_act_fn", FEED_FORWARDS[feed_forward][0])
+        expect(config, "tie_encoder_decoder", False)
+        layers, tied = positive(config, "num_layers"), config.get("tie_word_embeddings", True)
+        buckets = positive(config, "relative_attention_num_buckets", 32)
+        max_distance = positive(config, "relative_attention_max_distance", 128)
+        if buckets < 4 or max_distance <= buckets // 2:
+            raise ConfigError(
+                f"config.json has relative_attention_num_buckets = {buckets} up to a distance of "
+                f"{max_distance}; at least 4 are needed, and a distance above half of them."
+            )
+        return cls(
+            vocab_size=positive(config, "vocab_size"),
+            hidden=positive(config, "d_model"),
+            heads=positive(config, "num_heads"),
+            head_dim=positive(config, "d_kv"),
+            intermediate=positive(config, "d_ff"),
+            encoder_layers=layers,
+            decoder_layers=positive(config, "num_decoder_layers", layers),
+            buckets=buckets,
+            max_distance=max_distance,
+            norm_eps=positive_float(config, "layer_norm_epsilon"),
+            feed_forward=feed_forward,
+            tied=bool(tied),
+            scaled=bool(config.get("scale_decoder_outputs", tied)),
+        )
+
+    @property
+    def own_head(self) -> bool:
+        """1.1 unties it and does not scale. Newer savings of it say `tied` but still keep a head,
+        unless it equals the embedding."""
+        return not (self.tied and self.scaled)
+
+    def spec(self, kind: Literal["causal", "full", "cross"]) -> AttentionSpec:
+        """Of any layer of a kind; only self-attention knows of distances."""
+        both = kind == "full"
+        relative = None if kind == "cross" else RelativeBias(self.buckets, self.max_distance, both)
+        heads = self.heads, self.heads, self.head_dim
+        return AttentionSpec(*heads, scale=1.0, kind=kind, relative=relative)
+
+
+class T5MLP(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        _, parts, self.activation = FEED_FORWARDS[config.feed_forward]
+        self.up = Linear(config.hidden, dict.fromkeys(parts, config.intermediate))
+        self.down = Linear(config.intermediate, config.hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.up(x)))
+
+
+class T5EncoderBlock(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.attention = SelfAttention(config.hidden, config.spec("full"))
+        self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.mlp = T5MLP(config)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, table: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), batch, table)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class T5DecoderBlock(nn.Module):
+    def __init__(self, config: T5Config, index: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.attention = SelfAttention(config.hidden, config.spec("causal"), index)
+        self.cross_norm = RMSNorm(config.hidden, config.norm_eps)
+        cross_index = config.decoder_layers + index
+        self.cross = CrossAttention(config.hidden, config.spec("cross"), cross_index)
+        self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.mlp = T5MLP(config)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, table: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), batch, table)
+        x = x + self.cross(self.cross_norm(x), batch)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class T5(nn.Module):
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> T5Config:
+        return T5Config.from_hf(config)
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = c = self.read_config(config)
+        self.vocab_size = c.vocab_size
+        self.specs = [c.spec("causal")] * c.decoder_layers + [c.spec("cross")] * c.decoder_layers
+        self.embed = Embedding(c.vocab_size, c.hidden)
+        # One table [buckets, heads] for all layers of a side; the first layer's in checkpoints.
+        self.encoder_table = Embedding(c.buckets, c.heads)
+        self.encoder = nn.ModuleList(T5EncoderBlock(c) for _ in range(c.encoder_layers))
+        self.encoder_norm = RMSNorm(c.hidden, c.norm_eps)
+        self.decoder_table = Embedding(c.buckets, c.heads)
+        self.decoder = nn.ModuleList(T5DecoderBlock(c, i) for i in range(c.decoder_layers))
+        self.norm = RMSNorm(c.hidden, c.norm_eps)
+        self.head = LMHead(c.vocab_size, c.hidden, tied_to=None if c.own_head else self.embed)
+
+    def encode(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed(batch.input_ids)
+        for block in self.encoder:
+            x = block(x, batch, self.encoder_table.weight)
+        x = self.encoder_norm(x)
+        for layer in self.modules():
+            if isinstance(layer, CrossAttention):
+                layer.store(x, batch)
+        return x
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed(batch.input_ids)
+        for block in self.decoder:
+            x = block(x, batch, self.decoder_table.weight)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden * self.config.hidden**-0.5 if self.config.scaled else hidden)
+
+    def weight_map(self) -> WeightMap:
+        embed, head = ("shared.weight", *COPIES), "lm_head.weight"
+        aliases: dict[str, Sequence[str]] = {embed[0]: (*COPIES, head)}
+        if self.config.own_head:
+            aliases = {embed[0]: COPIES, head: embed if self.config.tied else ()}
+        return WeightMap(targets_by_module(self, NAMES), aliases=aliases, ignored=(UNUSED,))
