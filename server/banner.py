@@ -115,11 +115,11 @@ def kv_cache(ready: Ready) -> list[str]:
 
 
 def curl(service: Service, ready: Ready, url: str, has_keys: bool) -> str:
-    """One request for the shell; a model without a chat template gets a completion."""
+    """One request for the shell; a model that cannot chat gets a completion."""
     body: dict[str, object] = {"model": service.names[0]}
     if ready.kind == "encoder":
         path, body["input"] = "/v1/embeddings", "Hello!"
-    elif service.template is not None:
+    elif service.template is not None or ready.kind == "encoder-decoder":
         path, body["max_tokens"] = "/v1/chat/completions", 64
         body["messages"] = [{"role": "user", "content": "Hello!"}]
     else:

@@ -27,6 +27,7 @@ class Chat:
         self.summary = ""  # of the last answer, empty where nothing came
         self._url = url
         self._model = model
+        self._remembers = True
         self._start = [{"role": "system", "content": system}] if system else []
         self.reset()
         self._options = {name: value for name, value in options.items() if value is not None}
@@ -47,19 +48,21 @@ class Chat:
         with self._errors():
             response = self._http.get("/v1/models")
             _check(response)
-            models = response.json()["data"]
-        names = [entry["id"] for entry in models]
-        self._model = self._model or names[0]
-        if self._model not in names:
-            raise ChatError(f"The server has no model {self._model}, but {', '.join(names)}.")
-        if models[names.index(self._model)].get("kind") == "encoder":
+            kinds = {entry["id"]: entry.get("kind") for entry in response.json()["data"]}
+        self._model = self._model or next(iter(kinds))
+        if self._model not in kinds:
+            raise ChatError(f"The server has no model {self._model}, but {', '.join(kinds)}.")
+        if kinds[self._model] == "encoder":
             raise ChatError(
                 f"{self._model} makes embeddings (POST /v1/embeddings); it cannot chat."
             )
+        self._remembers = kinds[self._model] != "encoder-decoder"  # which reads one text
         return self._model
 
     def ask(self, question: str) -> Generator[str, None, None]:
         """The answer, piece by piece. Closing the iterator stops it and keeps what has come."""
+        if not self._remembers:
+            self.reset()
         self._messages.append({"role": "user", "content": question})
         started = time.perf_counter()
         moments: list[float] = []

@@ -59,7 +59,7 @@ class Choice:
         self._detokenizer = Detokenizer(
             service.tokenizer,
             skip_special_tokens=body.skip_special_tokens is not False,
-            continues=True,
+            continues=plan.start_token is None,
         )
         self._matcher = StopMatcher(body.stops, include=self._shows_end)
 
@@ -112,16 +112,17 @@ class Generation:
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
         plan = self.plan
-        params = plan.params[choice.prompt]
+        prompt, params = plan.prompts[choice.prompt], plan.params[choice.prompt]
         # Different seeds for the choices, wrapped to int64, or n answers would be one.
         seed = (params.seed + choice.index % plan.n + 2**63) % 2**64 - 2**63
         return GenerateRequest(
             id=request_id,
-            prompt=plan.prompts[choice.prompt],
+            prompt=prompt if plan.start_token is None else [plan.start_token],
             params=msgspec.structs.replace(params, seed=seed),
             arrival=plan.arrival,
             priority=plan.body.priority or 0,
             salt=plan.salt,
+            source=[] if plan.start_token is None else prompt,
         )
 
     async def begin(self, limit: float) -> None:

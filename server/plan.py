@@ -28,6 +28,7 @@ class Plan:
 
     model: str
     prompts: list[list[int]]
+    start_token: int | None  # if any, answers begin with it, and the prompts are their sources
     params: list[SamplingParams]  # one for each prompt; choice k of it has seed + k
     body: GenerateBody
     echoes: list[str]  # text ahead of each prompt's answers
@@ -97,8 +98,24 @@ def render(service: Service, body: ChatBody | TokenizeBody) -> str:
     )
 
 
+def source_text(body: ChatBody | TokenizeBody) -> str:
+    """What an encoder–decoder without a chat template reads: the one message of the user."""
+    messages = list(body.messages or ())
+    if [message.role for message in messages] != ["user"]:
+        roles = ", ".join(message.role for message in messages)
+        message = f"This model has no chat template: it reads one user message, not {roles}."
+        raise unsupported("messages", message)
+    if body.add_generation_prompt is False:
+        message = "This model has no chat template, so nothing is added."
+        raise unsupported("add_generation_prompt", message)
+    return messages[0].text
+
+
 async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
     def work() -> list[int]:
+        if service.template is None and service.start_token is not None:
+            add = isinstance(body, ChatBody) or body.add_special_tokens is not False
+            return service.tokenizer.encode(source_text(body), add_special_tokens=add)
         text = render(service, body)
         # The template has written the special tokens: adding them again would double the BOS.
         add = isinstance(body, TokenizeBody) and bool(body.add_special_tokens)
@@ -128,6 +145,8 @@ def make_plan(
     ignored: Sequence[str] = (),
 ) -> Plan:
     """Checks everything that needs the model's facts. `param` names the prompt's field."""
+    if echoes and service.start_token is not None:
+        raise unsupported("echo", "This model's answers do not continue the prompt.")
     for prompt in prompts:
         check_token_ids(service, prompt, param)
     check_token_ids(service, body.stop_token_ids or (), "stop_token_ids")
@@ -140,6 +159,7 @@ def make_plan(
     return Plan(
         model=service.model_name(body.model),
         prompts=prompts,
+        start_token=service.start_token,
         params=[msgspec.structs.replace(base, max_tokens=limit) for limit in limits],
         body=body,
         echoes=echoes or [""] * len(prompts),
@@ -166,20 +186,22 @@ def _check_logit_bias(service: Service, keys: Iterable[str]) -> None:
 
 
 def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param: str) -> int:
-    """How many tokens may be generated after `prompt`."""
+    """How many tokens may be generated after `prompt`, or beside it and after a start token."""
     longest, length = service.longest(), len(prompt)
     if not length:
         raise invalid(param, "The prompt has no tokens.")
-    asked = body.most_tokens
-    if length + (asked or 1) > longest:
+    asked, begun, beginning = body.most_tokens, length, "in the prompt"
+    if service.start_token is not None:
+        begun, beginning = 1, "its start"
+    if max(length, begun + (asked or 1)) > longest:
         requested = (
-            f"you asked for {length + asked} ({length} in the prompt, {asked} in the answer)"
-            if asked
+            f"you asked for {begun + asked} ({begun} {beginning}, {asked} in the answer)"
+            if asked and length <= longest
             else f"the prompt alone has {length}"
         )
         message = f"The maximum context length is {longest} tokens, but {requested}."
         raise invalid(param, message, "context_length_exceeded")
-    return asked or longest - length
+    return asked or longest - begun
 
 
 def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams:
@@ -192,6 +214,8 @@ def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams
     top_k, top_p = max(int(chosen("top_k", 0)), 0), float(chosen("top_p", 1.0))
     ends = () if body.ignore_eos else service.tokenizer.eos_token_ids
     bias = {int(key): float(value) for key, value in (body.logit_bias or {}).items()}
+    vocab_size = service.loaded().vocab_size
+    bias |= {i: float("-inf") for i in service.tokenizer.suppressed_ids if i < vocab_size}
     return SamplingParams(
         max_tokens=1,
         temperature=float(chosen("temperature", 1.0)),

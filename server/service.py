@@ -62,6 +62,11 @@ class Service:
         message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
         raise invalid("model", message, "unsupported_model")
 
+    @property
+    def start_token(self) -> int | None:
+        """With which an encoder–decoder's answer begins; None for models that continue prompts."""
+        return self.loaded().start_token
+
     def longest(self) -> int:
         """Most tokens one sequence or text may have; the KV cache always holds so many."""
         info = self.loaded()

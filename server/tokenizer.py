@@ -58,6 +58,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 class Tokenizer:
     """The checkpoint's tokenizer; never truncates or pads. Safe to use from several threads.
 
+    `suppressed_ids` are tokens the checkpoint forbids to sample: Marian's padding, for one.
     `defaults` holds the sampling defaults of generation_config.json that are present. Its
     `do_sample: false` does not mean temperature 0 here: many checkpoints carry it by accident,
     and a client that wants greedy output says temperature 0.
@@ -85,6 +86,7 @@ class Tokenizer:
         self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
         self._check_vocabulary(folder, model)
         self.defaults = _sampling_defaults(generation, folder)
+        self.suppressed_ids = _suppressed_ids({**model, **generation}, folder)
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
 
@@ -251,3 +253,22 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, fl
             raise ConfigError(f"{path}: {name} must be {kind.__name__}, not {value!r}.")
         defaults[name] = kind(value)
     return defaults
+
+
+def _suppressed_ids(generation: dict[str, Any], folder: Path) -> tuple[int, ...]:
+    """Single tokens of `bad_words_ids` and `suppress_tokens`; what else would change the answers
+    is refused by name."""
+    given = [generation.get("bad_words_ids") or [], generation.get("suppress_tokens") or []]
+    entries = [entry for value in given for entry in (value if type(value) is list else [value])]
+    ids: list[Any] = [e[0] if type(e) is list and len(e) == 1 else e for e in entries]
+    if any(type(i) is not int or i < 0 for i in ids):
+        raise ConfigError(
+            f"The generation settings in {folder} have bad_words_ids or suppress_tokens that are "
+            "not single token ids; longer ones are not supported."
+        )
+    if (first := generation.get("forced_bos_token_id")) is not None:
+        raise ConfigError(
+            f"The generation settings in {folder} have forced_bos_token_id = {first!r}; answers "
+            "that must begin with a token are not supported."
+        )
+    return tuple(sorted(set(ids)))

@@ -30,6 +30,7 @@ class Api:
         self.words = ["Hello", " there"]
         self.pause = 0.0
         self.broken = False
+        self.models = [{"id": "first"}, {"id": "second"}, {"id": "vectors", "kind": "encoder"}]
         self.key = ""
         self.asked: list[dict[str, Any]] = []
         self.url = ""
@@ -42,8 +43,7 @@ class Api:
             await reply.body(REFUSAL, more=False)
         elif scope["path"] == "/v1/models":
             await reply.start(200, "application/json")
-            models = [{"id": "first"}, {"id": "second"}, {"id": "vectors", "kind": "encoder"}]
-            await reply.body(json.dumps({"data": models}), more=False)
+            await reply.body(json.dumps({"data": self.models}), more=False)
         else:
             self.asked.append(json.loads((await receive())["body"]))
             await self._stream(reply)
@@ -129,6 +129,13 @@ def test_the_conversation_is_kept_until_it_is_reset(api: Api) -> None:
         [kind, ("user", "one"), reply, ("user", "two")],
         [kind, ("user", "three")],
     ]
+
+
+def test_a_model_that_reads_one_text_is_sent_one(api: Api) -> None:
+    api.models = [{"id": "first", "kind": "encoder-decoder"}]
+    assert chat("--url", api.url, said="one\ntwo\n").returncode == 0
+    talks = [[(m["role"], m["content"]) for m in asked["messages"]] for asked in api.asked]
+    assert talks == [[("user", "one")], [("user", "two")]]
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_came(api: Api) -> None:
