@@ -10,7 +10,7 @@ TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 comma := ,
 EXTRAS := dev$(if $(GPU),$(comma)gpu)
 
-.PHONY: setup serve test test-slow bench demo-eval demo-train gpu-check clean
+.PHONY: setup serve test test-slow bench demo-eval demo-score demo-train gpu-check clean
 
 setup: .venv/stamp
 
@@ -37,16 +37,23 @@ test-slow: setup
 bench: setup
 	$(BIN)/python -m loadtest.bench_cpu
 
-demo-eval: setup
+demo-eval:
+	@$(MAKE) --no-print-directory demo-score DEMO=demo
+	@$(MAKE) --no-print-directory demo-score DEMO=demo-translate
+
+DEMO ?= demo
+
+demo-score: setup
 	@port=$$($(BIN)/python -c 'import socket as s; l = s.create_server(("127.0.0.1", 0)); \
 		print(l.getsockname()[1])'); url=http://127.0.0.1:$$port; \
-	$(BIN)/penstock serve demo --port $$port --log-level warning & server=$$!; \
+	$(BIN)/penstock serve $(DEMO) --port $$port --log-level warning & server=$$!; \
 	trap "kill $$server; wait $$server" EXIT; \
 	until curl -sf $$url/ready >/dev/null; do kill -0 $$server || exit 1; sleep 0.2; done; \
 	$(BIN)/python -m engine.demo.evaluate --base-url $$url/v1
 
 demo-train: setup
 	$(BIN)/python -m engine.demo.train
+	$(BIN)/python -m engine.demo.train --model translate
 
 gpu-check: setup
 	@if [ -n "$(GPU)" ]; then $(BIN)/pytest -m gpu; \

@@ -18,6 +18,7 @@ from msgspec import Meta
 from engine.errors import ConfigError
 
 DEMO_MODEL = "demo"
+DEMO_FOLDERS = {DEMO_MODEL: "model", "demo-translate": "translate"}  # in engine/demo
 
 # Of a checkpoint, what is read besides its weights (patterns of fnmatch): what `pull` loads
 # and `merge` takes over. Code and pickles are never among them.
@@ -60,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "A Hugging Face model folder, ORG/NAME on huggingface.co (from the cache, else "
-            "pulled), or `demo` for the model in the package.",
+            "pulled), or `demo` or `demo-translate`, which are in the package.",
         ),
     ] = DEMO_MODEL
     dtype: Annotated[
@@ -128,14 +129,15 @@ def is_hub_name(model: str) -> bool:
 
 def model_folder(model: str) -> Path:
     """The folder `model` names; raises ConfigError where there is no config.json in it."""
-    folder = Path(__file__).parent / "demo" / "model" if model == DEMO_MODEL else Path(model)
+    demo = Path(__file__).parent / "demo"
+    folder = demo / DEMO_FOLDERS[model] if model in DEMO_FOLDERS else Path(model)
     folder = folder.expanduser().resolve()
     if folder.suffix.lower() == ".gguf":
         raise ConfigError(f"{folder}: {NO_GGUF}")
     if not folder.is_dir():
         raise ConfigError(
             f"No model folder at {folder}. Give a folder with config.json and *.safetensors, "
-            f"`{DEMO_MODEL}`, or ORG/NAME to `penstock serve` and `penstock pull`."
+            f"{', '.join(DEMO_FOLDERS)}, or ORG/NAME to `penstock serve` and `penstock pull`."
         )
     if not (folder / "config.json").is_file():
         hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""

@@ -1,4 +1,4 @@
-"""Judges a served demo model on probes.jsonl: `python -m engine.demo.evaluate --base-url
+"""Judges a served demo model on its probes.jsonl: `python -m engine.demo.evaluate --base-url
 http://127.0.0.1:8000/v1`.
 
 Asks a running server every probe at temperature 0 and prints the score by topic and the wrong
@@ -21,18 +21,22 @@ from engine.demo.chat import END, START, Message, render_text
 Probe = dict[str, Any]
 
 
-def read_probes() -> list[Probe]:
-    lines = Path(__file__).with_name("probes.jsonl").read_text(encoding="utf-8").splitlines()
+def read_probes(model: str = "demo") -> list[Probe]:
+    name = "translate/probes.jsonl" if model == "demo-translate" else "probes.jsonl"
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def judge(probe: Probe, text: str) -> bool:
     """Whether an answer is right, by the probe's `match`; case and spacing do not matter.
 
+    identical: the text is the expected one, to the letter: here they do.
     contains: every expected phrase stands in the text. exact: the text is one of the expected.
     json: the text parses to the expected value. tool_call: exactly the expected calls stand in it.
     """
     text, expect = text.removesuffix(END).strip(), probe["expect"]
+    if probe["match"] == "identical":
+        return [text] == expect
     try:
         if probe["match"] == "json":
             return bool(json.loads(text) == expect[0])
@@ -61,13 +65,13 @@ def request_messages(probe: Probe) -> list[Message]:
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: str = "-") -> None:
-    """Score a running server on the demo model's probes; without --model, its first model."""
+    """Score a running server on the probes of its demo model; without --model, its first one."""
     from openai import OpenAI
 
     client = OpenAI(base_url=base_url, api_key=api_key)
     model = model or client.models.list().data[0].id
     asked, right = Counter[str](), Counter[str]()
-    for probe in read_probes():
+    for probe in read_probes(model):
         messages: Any = request_messages(probe)
         reply = client.chat.completions.create(
             model=model, messages=messages, temperature=0, max_tokens=150

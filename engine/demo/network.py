@@ -1,6 +1,6 @@
 """The training form of the demo model: a plain Llama decoder in torch.
 
-It knows tensors only, and makes the weights but never serves them. Parameter names are those of
+It knows tokens only, and makes the weights but never serves them. Parameter names are those of
 Hugging Face's LlamaModel: with "model." in front `state_dict()` is the checkpoint.
 """
 
@@ -9,8 +9,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from engine.models.llama import LlamaConfig
+
+# Token ids, and which of them the model learns to say.
+Example = tuple[list[int], list[bool]]
+Batch = list[Example]
 
 
 def rotary_table(config: LlamaConfig) -> Tensor:
@@ -70,6 +75,8 @@ class DecoderLayer(nn.Module):
 class DemoModel(nn.Module):
     """Logits at chosen positions; the output layer is the embedding (tied)."""
 
+    adam_lr = 2e-3
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
@@ -85,6 +92,21 @@ class DemoModel(nn.Module):
         # the last norm's small gain keeps the first logits near zero all the same.
         nn.init.normal_(self.embed_tokens.weight, std=8 * width)
         nn.init.constant_(self.norm.weight, 1 / 8)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return {f"model.{name}": parameter for name, parameter in self.state_dict().items()}
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy in nats, summed over the batch's learned tokens."""
+        device = self.embed_tokens.weight.device
+        ids_BT, learned_BT = (
+            pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+            for rows in zip(*batch, strict=True)
+        )
+        keep_BT = learned_BT[:, 1:]
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = self(ids_BT[:, :-1], keep_BT)
+        return F.cross_entropy(logits.float(), ids_BT[:, 1:][keep_BT], reduction="sum")
 
     def forward(self, ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
         """Logits [N, vocab] at the N places where `keep_BT` is true."""

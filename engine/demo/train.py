@@ -1,5 +1,6 @@
-"""Makes the demo model: `python -m engine.demo.train` learns its tokenizer and its weights from
-text it writes itself; the settings and the chat template in model/ are written by hand.
+"""Makes the demo models: `python -m engine.demo.train` learns a tokenizer and weights from text it
+writes itself, with `--model translate` those of the translating one; the settings and the chat
+template in their folders are written by hand.
 
 One seed fixes the text, the order and the first weights. The text is the same everywhere; the
 weights repeat to the bit on the same machine, torch and two threads, and to rounding elsewhere.
@@ -10,35 +11,39 @@ from __future__ import annotations
 
 import copy
 import shutil
+import string
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 import typer
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn.utils.rnn import pad_sequence
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from torch import nn
 
 from engine.config import read_json
 from engine.demo.chat import FOLDER, SPECIAL_TOKENS, SPOKEN, render_text
 from engine.demo.evaluate import read_probes
-from engine.demo.network import DemoModel
+from engine.demo.network import Batch, DemoModel, Example
+from engine.demo.network_t5 import DemoT5
 from engine.demo.text import Author, Conversation, held_out_of
+from engine.demo.translation import Grammar
 from engine.models.llama import LlamaConfig
+from engine.models.t5 import T5Config
 
 SEED = 20260
 TOKENS_PER_STEP, TOKENS_PER_BATCH = 2048, 1024
-MUON_LR, ADAM_LR = 0.02, 2e-3
+MUON_LR = 0.02
 
-Example = tuple[list[int], list[bool]]
-Batch = list[Example]
+Network = DemoModel | DemoT5
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def chat_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE of at most `vocab_size` pieces: all 256 bytes, every digit a token of its
     own, the special tokens as ids 0, 1 and 2."""
     tokenizer = Tokenizer(models.BPE())
@@ -57,6 +62,25 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """T5's form: pieces of words, a word's first with its space; </s> ends every text."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.NFC()
+    marks = pre_tokenizers.Punctuation("isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), marks])
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        initial_alphabet=[*string.ascii_letters, *"åäöÅÄÖéü", *string.digits, *"▁.,!?'-"],
+        min_frequency=8,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return tokenizer
+
+
 def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Example:
     """Token ids of a conversation and which of them the model learns to say: the assistant's."""
     ids: list[int] = []
@@ -67,14 +91,14 @@ def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Exam
     return ids[:limit], learned[:limit]
 
 
-def lesson(author: Author, tokenizer: Tokenizer, limit: int, progress: float) -> list[Batch]:
-    """About TOKENS_PER_STEP tokens that mix all topics, cut at `limit` in each conversation.
+def lesson(draw: Callable[[], Example]) -> list[Batch]:
+    """About TOKENS_PER_STEP tokens that mix all topics.
 
-    A batch has conversations of like length, so that their rows need little padding.
+    A batch has examples of like length, so that their rows need little padding.
     """
     drawn: Batch = []
     while sum(len(ids) for ids, _ in drawn) < TOKENS_PER_STEP:
-        drawn.append(encode(tokenizer, author.compose(progress), limit))
+        drawn.append(draw())
     batches: list[Batch] = [[]]
     for example in sorted(drawn, key=lambda example: len(example[0])):
         length, rows = len(example[0]), batches[-1]
@@ -85,19 +109,12 @@ def lesson(author: Author, tokenizer: Tokenizer, limit: int, progress: float) ->
     return batches
 
 
-def learn_half(model: DemoModel, batches: list[Batch], count: int) -> float:
+def learn_half(model: Network, batches: list[Batch], count: int) -> float:
     """Leaves the gradients of the batches' share in the mean loss over `count` learned tokens."""
-    total, device = 0.0, model.embed_tokens.weight.device
+    total = 0.0
     model.zero_grad()
     for batch in batches:
-        ids_BT, learned_BT = (
-            pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-            for rows in zip(*batch, strict=True)
-        )
-        keep_BT = learned_BT[:, 1:]
-        with torch.autocast(device.type, torch.bfloat16):
-            logits = model(ids_BT[:, :-1], keep_BT)
-        loss = F.cross_entropy(logits.float(), ids_BT[:, 1:][keep_BT], reduction="sum") / count
+        loss = model.loss(batch) / count
         loss.backward()
         total += loss.item()
     return total
@@ -110,15 +127,15 @@ class Trainer:
     threads per operation. The twin shares the model's weights and has gradients of its own.
     """
 
-    def __init__(self, model: DemoModel) -> None:
+    def __init__(self, model: Network) -> None:
         self.model, self.twin = model, copy.deepcopy(model)
         for parameter, shared in zip(self.twin.parameters(), model.parameters(), strict=True):
             parameter.data = shared.data
         self.pool = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
-        matrices = [p for p in model.layers.parameters() if p.dim() == 2]
-        others = [model.embed_tokens.weight, *(p for p in model.parameters() if p.dim() == 1)]
+        matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+        others = [m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.RMSNorm)]
         muon = partial(torch.optim.Muon, lr=MUON_LR, weight_decay=0.02, momentum=0.95)
-        adam = torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0)
+        adam = torch.optim.AdamW(others, lr=model.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.optimizers = [muon(matrices[0::2]), muon(matrices[1::2]), adam]
 
     def learn(self, batches: list[Batch], rate: float) -> float:
@@ -136,24 +153,84 @@ class Trainer:
         return sum(losses)
 
 
-def main(steps: int = 4200, out: Path = FOLDER) -> None:
-    """Train Penstock's demo model; the hand-written files of its folder are copied to OUT."""
-    if out.resolve() != FOLDER.resolve():
+class Chat:
+    """What the demo model learns, and with what."""
+
+    folder = FOLDER
+    steps = 4200
+    tokenizer = staticmethod(chat_tokenizer)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = LlamaConfig.from_hf(config)
+        held_out = held_out_of(read_probes())
+        self.author, self.rehearsed = Author(SEED + 1, held_out), Author(SEED, held_out)
+
+    def texts(self) -> Iterator[str]:
+        return (render_text(*self.rehearsed.compose(0.5)) for _ in range(30_000))
+
+    def network(self) -> DemoModel:
+        return DemoModel(self.config)
+
+    def example(self, tokenizer: Tokenizer, progress: float) -> Example:
+        return encode(tokenizer, self.author.compose(progress), self.config.max_positions)
+
+
+class Translate:
+    """What the translating demo learns, and with what."""
+
+    folder = FOLDER.with_name("translate")
+    steps = 3000
+    tokenizer = staticmethod(translate_tokenizer)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = T5Config.from_hf(config)
+        self.grammar = Grammar(SEED + 1)
+
+    def texts(self) -> Iterator[str]:
+        rehearsed = Grammar(SEED)
+        for _ in range(40_000):
+            yield from rehearsed.sentence()[1:]
+
+    def network(self) -> DemoT5:
+        return DemoT5(self.config)
+
+    def example(self, tokenizer: Tokenizer, progress: float) -> Example:
+        rehearses = self.grammar.chance((0.12 - progress) / 0.08)
+        draw = self.grammar.rehearsal if rehearses else self.grammar.sentence
+        _, english, swedish = draw()
+        if not rehearses and self.grammar.chance(0.06):
+            english = english.lower()  # as many people type
+        source, answer = tokenizer.encode(english).ids, tokenizer.encode(swedish).ids
+        return source + answer, [False] * len(source) + [True] * len(answer)
+
+
+COURSES: dict[str, type[Chat] | type[Translate]] = {"demo": Chat, "translate": Translate}
+
+
+def main(model: str = "demo", steps: int | None = None, out: Path | None = None) -> None:
+    """Train a demo model, demo or translate; the hand-written files of its folder are copied to
+    OUT."""
+    kind = COURSES[model]
+    out = out or kind.folder
+    if out.resolve() != kind.folder.resolve():
         made = shutil.ignore_patterns("model.safetensors", "tokenizer.json")
-        shutil.copytree(FOLDER, out, ignore=made, dirs_exist_ok=True)
+        shutil.copytree(kind.folder, out, ignore=made, dirs_exist_ok=True)
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
-    config = LlamaConfig.from_hf(read_json(out / "config.json"))
-    held_out = held_out_of(read_probes())
-    author = Author(SEED, held_out)
-    texts = (render_text(*author.compose(0.5)) for _ in range(30_000))
-    tokenizer = train_tokenizer(texts, config.vocab_size)
+    course = kind(read_json(out / "config.json"))
+    tokenizer = course.tokenizer(course.texts(), course.config.vocab_size)
     tokenizer.save(str(out / "tokenizer.json"))
-    model = DemoModel(config).to("cuda" if torch.cuda.is_available() else "cpu")
-    trainer, author = Trainer(model), Author(SEED + 1, held_out)
-    began, mean = time.monotonic(), 0.0
+    network = course.network().to("cuda" if torch.cuda.is_available() else "cpu")
+    learn(course, network, tokenizer, steps or course.steps, out)
+
+
+def learn(
+    course: Chat | Translate, network: Network, tokenizer: Tokenizer, steps: int, out: Path
+) -> None:
+    """Train for `steps`; the weights so far are saved every 500."""
+    trainer, began, mean = Trainer(network), time.monotonic(), 0.0
     for step in range(steps):
-        batches = lesson(author, tokenizer, config.max_positions, step / steps)
+        batches = lesson(partial(course.example, tokenizer, step / steps))
         # A short rise, the full rate while rehearsing, then a fall to nothing.
         loss = trainer.learn(batches, min((step + 1) / 60, 1.0, ((1 - step / steps) / 0.88) ** 1.5))
         mean = loss if step == 0 else 0.98 * mean + 0.02 * loss
@@ -161,8 +238,8 @@ def main(steps: int = 4200, out: Path = FOLDER) -> None:
             left = (time.monotonic() - began) / (step + 1) * (steps - step - 1) / 60
             print(f"step {step}/{steps}  loss {mean:.4f}  {left:.1f} min left", flush=True)
         if step % 500 == 499 or step == steps - 1:
-            state = model.state_dict().items()
-            weights = {f"model.{name}": p.to("cpu", torch.bfloat16) for name, p in state}
+            tensors = network.checkpoint().items()
+            weights = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in tensors}
             save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
