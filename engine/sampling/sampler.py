@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.protocol import SamplingParams, TokenLogprobs
+from engine.sampling.draw import GREEDY_BELOW, INVALID
 from engine.sampling.filters import adjust, adjusts_logits, keep
 from engine.sampling.noise import exponential_noise
 
 # Filters look at this many most likely tokens first; nearly always they hold the top-p mass.
 CANDIDATES = 256
-GREEDY_BELOW = 1e-5  # a temperature so low is greedy: dividing by it would overflow
-INVALID = -1  # sampled where a row's logits are not finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 
 from engine.protocol import SamplingParams
-from engine.sampling.sampler import CANDIDATES, INVALID, SamplingRow, sample
+from engine.sampling.draw import INVALID
+from engine.sampling.sampler import CANDIDATES, SamplingRow, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
