@@ -71,6 +71,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Annotated[
         Literal["auto", "cpu", "cuda"], setting(MODEL, "auto takes a GPU where there is one.")
     ] = "auto"
+    load_format: Annotated[
+        Literal["safetensors", "dummy"],
+        setting(MODEL, "dummy draws random weights: for measuring, config.json is enough."),
+    ] = "safetensors"
     max_model_len: Annotated[
         Size | None,
         setting(MODEL, "Longest prompt plus answer, in tokens; default: the model's own."),

@@ -96,7 +96,8 @@ def serve(**values: Any) -> None:
         for warning in warnings:
             typer.echo(f"penstock: warning: {warning}", err=True)
         server_config, engine_config = _located(server_config, engine_config)
-        for file in weight_files(model_folder(engine_config.model)):
+        folder = model_folder(engine_config.model)
+        for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
         listener = listen(server_config)
     except ConfigError as error:

@@ -28,6 +28,7 @@ from engine.runner.encode import build_encoder_batch, pooled
 from engine.runner.rows import SequenceRows
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.weights.dummy import random_weights
 from engine.weights.loader import load_weights
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
@@ -85,14 +86,17 @@ class ModelRunner:
         if self.kind == "encoder-decoder":
             self.start_token = _start_token(folder, hf_config, self.model.vocab_size)
         self.backend: AttentionBackend = select_backend(self.model.specs, self.dtype)
-        self.weight_bytes = load_weights(
-            module,
-            self.model.weight_map(),
-            folder,
-            dtype=self.dtype,
-            device=self.device,
-            progress=lambda fraction: progress(Progress("loading weights", fraction)),
-        )
+        if config.load_format == "dummy":
+            self.weight_bytes = random_weights(module, dtype=self.dtype, device=self.device)
+        else:
+            self.weight_bytes = load_weights(
+                module,
+                self.model.weight_map(),
+                folder,
+                dtype=self.dtype,
+                device=self.device,
+                progress=lambda fraction: progress(Progress("loading weights", fraction)),
+            )
         self.parameters = sum(p.numel() for p in module.parameters())
         if config.prepack and can_prepack(self.device):
             progress(Progress("prepacking weights", 0.0))
