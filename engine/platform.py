@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.errors import ConfigError
@@ -64,3 +67,19 @@ def available_memory(device: torch.device) -> int:
     except (OSError, ValueError):
         pass  # no such file, or "max": no limit
     return free
+
+
+def to_device(
+    columns: Sequence[npt.ArrayLike],
+    device: torch.device,
+    dtype: type[np.generic] = np.int64,
+) -> tuple[torch.Tensor, ...]:
+    """Numbers from the host, as one tensor each, in a single copy that the host does not wait for.
+
+    On CUDA it goes through a fresh pinned buffer: nothing is written while a copy reads it.
+    """
+    arrays = [np.asarray(column, dtype) for column in columns]
+    packed = torch.from_numpy(np.concatenate(arrays))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return packed.split([len(array) for array in arrays])

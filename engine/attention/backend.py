@@ -22,7 +22,10 @@ class GroupLayout:
     block_tables: torch.Tensor  # [sequences, max blocks] int64, padded with the null block
     token_blocks: torch.Tensor  # [T] int64: the block each token's KV goes to
     window: int | None = None
-    key_lens: Sequence[int] | None = None  # of each sequence's keys; None: they are its tokens
+    # Keys of each sequence, where they are not its tokens but the source's (cross): on the host,
+    # absent from a captured step, and on the device.
+    key_lens: Sequence[int] | None = None
+    key_lengths: torch.Tensor | None = None  # [sequences] int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,23 @@ class StepLayout:
 
     Sequence s has query_lens[s] new tokens, the last of its seq_lens[s]; the tokens of all
     sequences lie one after another. Sequences with one new token come first.
+
+    A captured step is replayed with other rows later, so only its shape is known to the host: every
+    sequence has one new token, `seq_lens` is None, and block tables have their whole width.
     """
 
     query_lens: Sequence[int]
-    seq_lens: Sequence[int]
+    seq_lens: Sequence[int] | None
+    lengths: torch.Tensor  # [sequences] int32: seq_lens on the device
+    query_starts: torch.Tensor  # [sequences + 1] int32: where the new tokens of each begin
     groups: Sequence[GroupLayout]
     token_offsets: torch.Tensor  # [T] int64: each token's place in its block
     positions: torch.Tensor  # [T] int64
     block_size: int
+
+    @property
+    def max_query_len(self) -> int:
+        return max(self.query_lens)
 
 
 class AttentionPlan(Protocol):

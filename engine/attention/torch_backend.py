@@ -239,6 +239,8 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
 
 def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
     """Decodes by similar length, chunks one by one or with neighbours that are just alike."""
+    if layout.seq_lens is None:
+        return [_captured_group(layout, kv)]
     counts = layout.query_lens
     decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     reach = _reach(layout, kv)
@@ -257,9 +259,9 @@ def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
 
 def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
     """Blocks 1, 2, ... for all keys of the step's sequences, and how many these are."""
+    assert layout.seq_lens is not None, "an encoder's step is never captured"
     assert list(layout.query_lens) == list(layout.seq_lens), "an encoder reads a text at once"
-    device, size = layout.positions.device, layout.block_size
-    lengths = torch.tensor(layout.seq_lens, device=device)
+    device, size, lengths = layout.positions.device, layout.block_size, layout.lengths
     ends = (-(-lengths // size)).cumsum(0)
     firsts = 1 + torch.cat([ends.new_zeros(1), ends[:-1]])
     tables = firsts[:, None] + torch.arange(-(-max(layout.seq_lens) // size), device=device)
@@ -268,10 +270,24 @@ def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
     return GroupLayout(tables, token_blocks), int(ends[-1])
 
 
+def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
+    """One token of each sequence against its whole table: nothing here depends on the host."""
+    positions, tables = layout.positions[:, None], kv.block_tables
+    last = (layout.lengths if kv.key_lengths is None else kv.key_lengths) - 1
+    if kv.window is None:
+        return QueryGroup(0, len(tables), 1, positions, tables, None, last)
+    # What lies behind the window may be another's by now: NaN there would pass the mask.
+    seen = (positions - kv.window + 1).clamp(min=0) // layout.block_size
+    entries = torch.arange(tables.shape[1], device=tables.device)
+    tables = tables.where(entries >= seen, 0)
+    return QueryGroup(0, len(tables), 1, positions, tables, torch.zeros_like(last), last)
+
+
 def _reach(layout: StepLayout, kv: GroupLayout) -> list[Reach]:
-    size, window = layout.block_size, kv.window
+    size, window, lengths = layout.block_size, kv.window, kv.key_lens or layout.seq_lens
+    assert lengths is not None
     reach = []
-    for count, length in zip(layout.query_lens, kv.key_lens or layout.seq_lens, strict=True):
+    for count, length in zip(layout.query_lens, lengths, strict=True):
         seen = 0 if window is None else max(0, length - count - window + 1)
         reach.append((seen // SPLIT * SPLIT // size, seen // size, -(-length // size), length - 1))
     return reach

@@ -1,4 +1,4 @@
-"""Building the ForwardBatch of a step from its slices and the rows."""
+"""Building the ForwardBatch of a step: from its slices, or for decodes from the rows alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
+from engine.platform import to_device
 from engine.runner.rows import SequenceRows
 from engine.scheduling.step import Step
 
@@ -16,7 +17,6 @@ def build_batch(
     step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
 ) -> ForwardBatch:
     """Gather inputs, positions and KV slots of all tokens of `step`."""
-    device = rows.tokens.device
     starts = np.array([s.start for s in step.slices], dtype=np.int64)
     counts = np.array([s.count for s in step.slices], dtype=np.int64)
     slice_rows = np.array([s.row for s in step.slices], dtype=np.int64)
@@ -28,24 +28,29 @@ def build_batch(
         positions_host = np.repeat(starts, counts) + within
         token_rows_host = np.repeat(slice_rows, counts)
     samples = np.array([s.samples for s in step.slices])
-    logit_index = torch.from_numpy(ends[samples] - 1).to(device)
-    positions = torch.from_numpy(positions_host).to(device)
-    token_rows = torch.from_numpy(token_rows_host).to(device)
+    row_index, lengths, query_ends, positions, token_rows, logit_index = to_device(
+        [slice_rows, starts + counts, ends, positions_host, token_rows_host, ends[samples] - 1],
+        rows.device,
+    )
 
     seq_lens = (starts + counts).tolist()
-    longest = max(seq_lens + [rows.source_length[s.row] for s in step.slices])
-    tables = rows.block_tables[:, :, : -(-longest // kv.block_size)]
-    tables = tables.index_select(1, torch.from_numpy(slice_rows).to(device))
+    source_lens = [rows.source_length[s.row] for s in step.slices]
+    tables = rows.block_tables[:, :, : -(-max(seq_lens + source_lens) // kv.block_size)]
+    tables = tables.index_select(1, row_index)
     token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
+    source_lengths = rows.source_lengths.index_select(0, row_index)
     layout = StepLayout(
         query_lens=counts.tolist(),
         seq_lens=seq_lens,
+        lengths=lengths.int(),
+        query_starts=torch.nn.functional.pad(query_ends.int(), (1, 0)),
         groups=[
             GroupLayout(
                 tables[number],
                 token_blocks[number],
                 group.window,
-                [rows.source_length[s.row] for s in step.slices] if group.cross else None,
+                source_lens if group.cross else None,
+                source_lengths if group.cross else None,
             )
             for number, group in enumerate(kv.groups)
         ],
@@ -56,3 +61,42 @@ def build_batch(
     input_ids = rows.tokens[token_rows, positions].long()
     prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
     return ForwardBatch(input_ids, prev_ids, positions, logit_index, kv, backend.plan(layout))
+
+
+def decode_batch(
+    row_ids: torch.Tensor, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
+) -> ForwardBatch:
+    """The last token of each of `row_ids` [R] int64, from device tensors alone.
+
+    What `build_batch` makes of the same decodes; here nothing depends on the host, so that it can
+    be captured once and replayed with other rows.
+    """
+    lengths = rows.lengths.index_select(0, row_ids)
+    positions = lengths.long() - 1
+    tables = rows.block_tables.index_select(1, row_ids)
+    entries = (positions // kv.block_size).expand(len(tables), -1)[..., None]
+    token_blocks = tables.gather(2, entries).squeeze(2)
+    source_lengths = rows.source_lengths.index_select(0, row_ids)
+    numbers = torch.arange(len(row_ids) + 1, device=rows.device)
+    layout = StepLayout(
+        query_lens=[1] * len(row_ids),
+        seq_lens=None,
+        lengths=lengths,
+        query_starts=numbers.int(),
+        groups=[
+            GroupLayout(
+                tables[number],
+                token_blocks[number],
+                group.window,
+                key_lengths=source_lengths if group.cross else None,
+            )
+            for number, group in enumerate(kv.groups)
+        ],
+        token_offsets=positions % kv.block_size,
+        positions=positions,
+        block_size=kv.block_size,
+    )
+    input_ids = rows.tokens[row_ids, positions].long()
+    prev_ids = rows.tokens[row_ids, (positions - 1).clamp_(min=0)].long()
+    plan = backend.plan(layout)
+    return ForwardBatch(input_ids, prev_ids, positions, numbers[:-1], kv, plan)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
+from engine.platform import to_device
 from engine.scheduling.step import Encode
 
 
@@ -16,20 +18,28 @@ def build_encoder_batch(
     encodes: Sequence[Encode], kv: KVCache, backend: AttentionBackend, device: torch.device
 ) -> ForwardBatch:
     """All texts one after another; sources know the blocks of each cross group."""
-    lengths = [len(encode.tokens) for encode in encodes]
-    input_ids = torch.tensor([token for e in encodes for token in e.tokens], device=device)
-    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    lens = [len(encode.tokens) for encode in encodes]
+    input_ids, positions, lengths, ends = to_device(
+        [
+            np.concatenate([encode.tokens for encode in encodes]),
+            np.concatenate([np.arange(length) for length in lens]),
+            lens,
+            np.cumsum(lens),
+        ],
+        device,
+    )
     layout = StepLayout(
-        query_lens=lengths,
-        seq_lens=lengths,
+        query_lens=lens,
+        seq_lens=lens,
+        lengths=lengths.int(),
+        query_starts=torch.nn.functional.pad(ends.int(), (1, 0)),
         groups=[_source_blocks(encodes, group, kv, device) for group in range(len(kv.groups))],
         token_offsets=positions % kv.block_size,
         positions=positions,
         block_size=kv.block_size,
     )
-    last = torch.tensor(lengths, device=device).cumsum(0) - 1
     prev_ids = torch.cat([input_ids[:1], input_ids[:-1]])
-    return ForwardBatch(input_ids, prev_ids, positions, last, kv, backend.plan(layout))
+    return ForwardBatch(input_ids, prev_ids, positions, ends - 1, kv, backend.plan(layout))
 
 
 def _source_blocks(
@@ -43,7 +53,8 @@ def _source_blocks(
         for position in range(len(encode.tokens))
     ]
     nothing_read = torch.zeros(len(encodes), 1, dtype=torch.int64, device=device)
-    return GroupLayout(nothing_read, torch.tensor(blocks, dtype=torch.int64, device=device))
+    (token_blocks,) = to_device([blocks], device)
+    return GroupLayout(nothing_read, token_blocks)
 
 
 def pooled(hidden: torch.Tensor, encodes: Sequence[Encode]) -> torch.Tensor:

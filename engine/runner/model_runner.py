@@ -21,7 +21,7 @@ from engine.layers.linear import can_prepack
 from engine.memory import plan_blocks
 from engine.models.base import Model
 from engine.models.registry import model_class
-from engine.platform import available_memory, cpu_count, select_device, select_dtype
+from engine.platform import available_memory, cpu_count, select_device, select_dtype, to_device
 from engine.protocol import EmbedOutput, Progress, Ready, SamplingParams, TokenLogprobs
 from engine.runner.batch import build_batch
 from engine.runner.encode import build_encoder_batch, pooled
@@ -148,8 +148,8 @@ class ModelRunner:
             logits,
             [self.rows.sampling_row(s.row, end) for s, end in zip(sampling, ends, strict=True)],
         )
-        rows = torch.tensor([s.row for s in sampling], device=self.device)
-        self.rows.append(rows, torch.tensor(ends, device=self.device), sampled)
+        (row_ids,) = to_device([[s.row for s in sampling]], self.device)
+        self.rows.append(row_ids, sampled)
         return PendingStep(step, sampled, logprobs, launched_at, vectors)
 
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:

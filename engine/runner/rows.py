@@ -1,22 +1,28 @@
 """SequenceRows: what the device knows of running sequences, one row each.
 
-The host sends a sequence's tokens once and its blocks as it gets them; inputs of a step are
-gathered here by row, and sampled tokens are written here, without a trip over the host.
+The host sends a sequence's tokens and parameters once and its blocks as it gets them; inputs of a
+step are gathered here by row, and sampled tokens are written here, without a trip over the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from engine.platform import to_device
 from engine.protocol import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.scheduling.step import NewBlocks, NewRow
 
 
 class SequenceRows:
-    """State of up to `max_num_seqs` rows of up to `max_model_len` tokens."""
+    """State of up to `max_num_seqs` rows of up to `max_model_len` tokens, and of a padding row.
+
+    The padding row fills up captured steps. It is for ever a sequence of one token whose every
+    block is the null block, so what is computed for it lands where nobody reads unmasked.
+    """
 
     def __init__(
         self,
@@ -26,34 +32,95 @@ class SequenceRows:
         num_groups: int,
         device: torch.device,
     ) -> None:
-        shape = num_groups, max_num_seqs, -(-max_model_len // block_size)
-        self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
+        self.padding = max_num_seqs  # the padding row's index
+        rows = max_num_seqs + 1
+
+        def column(dtype: torch.dtype, fill: float = 0) -> torch.Tensor:
+            return torch.full((rows,), fill, dtype=dtype, device=device)
+
+        self.tokens = torch.zeros(rows, max_model_len + 1, dtype=torch.int32, device=device)
         # Entry 0 everywhere is the null block: what is not yet allocated is padding.
+        shape = num_groups, rows, -(-max_model_len // block_size)
         self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.lengths = column(torch.int32, 1)  # known tokens, sampled ones included
+        self.source_lengths = column(torch.int32, 1)
+        self.temperature = column(torch.float32)
+        self.top_k = column(torch.int32)
+        self.top_p = column(torch.float32, 1)
+        self.min_p = column(torch.float32)
+        self.seeds = column(torch.int64)
+        # What only the host asks for.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.prompt_length: list[int] = [0] * max_num_seqs
         self.source_length: list[int] = [0] * max_num_seqs
 
-    def apply(self, rows: Iterable[NewRow], blocks: Iterable[NewBlocks]) -> None:
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    def apply(self, rows: Sequence[NewRow], blocks: Sequence[NewBlocks]) -> None:
         """Write new rows and appended blocks, before the step that reads them."""
+        if rows:
+            self._write_rows(rows)
+        if blocks:
+            self._write_blocks(blocks)
+
+    def _write_rows(self, rows: Sequence[NewRow]) -> None:
         for new in rows:
-            tokens = torch.tensor(new.tokens, dtype=torch.int32)
-            self.tokens[new.row, : len(new.tokens)] = tokens.to(self.tokens.device)
-            self.block_tables[:, new.row] = 0
             self.params[new.row] = new.params
             self.prompt_length[new.row] = new.prompt_length
             self.source_length[new.row] = new.source_length
+        width, params = self.tokens.shape[1], [new.params for new in rows]
+        places = [np.arange(len(new.tokens)) + new.row * width for new in rows]
+        index, place, tokens, lengths, sources, top_k, seeds = to_device(
+            [
+                [new.row for new in rows],
+                np.concatenate(places),
+                np.concatenate([new.tokens for new in rows]),
+                [len(new.tokens) for new in rows],
+                [new.source_length for new in rows],
+                [p.top_k for p in params],
+                [p.seed for p in params],
+            ],
+            self.device,
+        )
+        temperature, top_p, min_p = to_device(
+            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
+            self.device,
+            np.float32,
+        )
+        self.block_tables.index_fill_(1, index, 0)
+        self.tokens.view(-1).index_copy_(0, place, tokens.int())
+        for column, values in (
+            (self.lengths, lengths.int()),
+            (self.source_lengths, sources.int()),
+            (self.top_k, top_k.int()),
+            (self.seeds, seeds),
+            (self.temperature, temperature),
+            (self.top_p, top_p),
+            (self.min_p, min_p),
+        ):
+            column.index_copy_(0, index, values)
+
+    def _write_blocks(self, blocks: Sequence[NewBlocks]) -> None:
+        _, rows, width = self.block_tables.shape
+        places: list[int] = []
+        values: list[int] = []
         for added in blocks:
-            ids = torch.tensor(added.blocks, dtype=torch.int64)
-            end = added.first + len(added.blocks)
-            table = self.block_tables[added.group, added.row]
-            table[added.first : end] = ids.to(table.device)
+            first = (added.group * rows + added.row) * width + added.first
+            places += range(first, first + len(added.blocks))
+            values += added.blocks
+        if places:
+            place, value = to_device([places, values], self.device)
+            self.block_tables.view(-1).index_copy_(0, place, value)
 
     def sampling_row(self, row: int, position: int) -> SamplingRow:
         """`row` about to sample the token at `position`."""
         return SamplingRow(self.params[row], self.tokens[row, :position], self.prompt_length[row])
 
-    def append(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Write sampled tokens [R] at `positions` [R] of `rows` [R]."""
+    def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write sampled tokens [R] behind the known ones of `rows` [R]; the padding row stays."""
+        lengths = self.lengths.index_select(0, rows)
         # INVALID is no index: a step launched before the host knows of it looks this token up.
-        self.tokens[rows, positions] = tokens.clamp(min=0).to(torch.int32)
+        self.tokens.index_put_((rows, lengths.long()), tokens.clamp(min=0).int())
+        self.lengths.index_copy_(0, rows, lengths + (rows != self.padding))

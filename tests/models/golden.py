@@ -231,6 +231,16 @@ def ragged_batch(golden: Golden) -> None:
         assert torch.equal(alone, together)
 
 
+def decoded_from_rows(golden: Golden) -> None:
+    """What a captured step computes, where the host knows no length."""
+    prompts, sources = golden.prompts, golden.sources
+    plan = chunked(prompts, 1)
+    expected = forward(golden.runner, prompts, plan, sources)
+    found = forward(golden.runner, prompts, plan, sources, from_rows=True)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def prefix_hit(golden: Golden) -> None:
     driver = golden.driver()
     prompt, source = golden.prompts[-1], golden.sources[-1]
@@ -336,6 +346,7 @@ EQUALITIES: Sequence[Equality] = (
     chunked_prefill,
     greedy,
     ragged_batch,
+    decoded_from_rows,
     prefix_hit,
     preempted,
     accounts_for_tensors,

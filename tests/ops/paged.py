@@ -76,9 +76,13 @@ class PagedRun:
         width = max(-(-(start + count) // size) for _, start, count in parts)
         rows = [(self._seen(i, start) + [0] * width)[:width] for i, start, _ in parts]
         positions = torch.tensor([p for _, p in places])
+        counts = [count for _, _, count in parts]
+        lengths = [start + count for _, start, count in parts]
         return StepLayout(
-            query_lens=[count for _, _, count in parts],
-            seq_lens=[start + count for _, start, count in parts],
+            query_lens=counts,
+            seq_lens=lengths,
+            lengths=torch.tensor(lengths, dtype=torch.int32),
+            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
             groups=[
                 GroupLayout(
                     torch.tensor(rows),
