@@ -40,7 +40,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer=Tokenizer.from_folder(folder),
         template=ChatTemplate.from_folder(folder, override),
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
-        metrics=Metrics(names[0], client, version),
+        metrics=Metrics(names[0], client, version, config.metrics_compat),
         names=names,
         created=int(time.time()),
     )

@@ -11,6 +11,9 @@ from engine.config import setting
 
 HTTP = "HTTP"
 LOGGING = "Logging"
+METRICS = "Metrics"
+
+MetricsCompat = Literal["none", "vllm"]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +68,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(LOGGING, "auto is console on a terminal, else JSON lines."),
     ] = "auto"
     access_log: Annotated[bool, setting(LOGGING, "Log one line per request.")] = True
+    access_log_sample: Annotated[
+        float,
+        setting(
+            LOGGING,
+            "Share of the requests that went well to log, 0 to 1; statuses from 400 on always are.",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    metrics_compat: Annotated[
+        MetricsCompat,
+        setting(METRICS, "vllm repeats the series of /metrics under vLLM's names."),
+    ] = "none"
 
 
 def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from engine.errors import EngineError, RequestRejectedError
 from engine.protocol import GenerateRequest, TokenLogprobs, TokenOutput
 from server.detokenizer import Detokenizer, StopMatcher
 from server.errors import ApiError, ClientGone, numerical_error
-from server.metrics import AbortReason
+from server.metrics import AbortReason, Stamps
 from server.plan import Plan
 from server.service import Service
 
@@ -164,14 +164,25 @@ class Generation:
         prompt_tokens = len(self.plan.prompts[choice.prompt])
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.request_prompt_tokens.observe(prompt_tokens)
+        metrics.request_max_tokens.observe(self.plan.params[choice.prompt].max_tokens)
         if admission := self._stream.admissions.get(request_id):
             metrics.queue_time.observe(max(admission.at - self._submitted, 0.0))
             metrics.prefill_time.observe(at - admission.at)
 
     def _end(self, choice: Choice, request_id: int, finish: str) -> None:
         self._stream.finish(request_id)
-        arrival = self.plan.arrival
-        self._metrics.finish(finish, arrival, choice.first_at, choice.last_at, choice.count)
+        self._metrics.finish(finish, self._stamps(choice, request_id), choice.count)
+
+    def _stamps(self, choice: Choice, request_id: int) -> Stamps:
+        admission = self._stream.admissions.get(request_id)
+        return Stamps(
+            arrival=self.plan.arrival,
+            submitted=self._submitted,
+            admitted=admission.at if admission else choice.first_at,
+            first=choice.first_at,
+            last=choice.last_at,
+            ended=time.monotonic(),
+        )
 
     def usage(self) -> dict[str, object]:
         prompt = sum(map(len, self.plan.prompts))

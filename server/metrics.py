@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -18,6 +19,8 @@ from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
 from engine.protocol import StepOutputs
+from server.config import MetricsCompat
+from server.metrics_vllm import VllmNames
 
 AbortReason = Literal[
     "disconnect", "send_timeout", "engine", "shutdown", "rejected", "numerical", "internal"
@@ -31,9 +34,27 @@ STEP_SECONDS = (0.0005, *SECONDS[:15])
 TOKENS = tuple(2**power for power in range(18))
 
 
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """When one sequence passed each stage, in CLOCK_MONOTONIC seconds.
+
+    The engine stamps `admitted`, `first` and `last` (token), the API process the others.
+    """
+
+    arrival: float
+    submitted: float
+    admitted: float
+    first: float
+    last: float
+    ended: float  # the answer's text was complete
+
+
 class Metrics:
-    def __init__(self, model_name: str, client: EngineClient, version: str) -> None:
+    def __init__(
+        self, model_name: str, client: EngineClient, version: str, compat: MetricsCompat = "none"
+    ) -> None:
         self.registry = CollectorRegistry()
+        self._compat = compat
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last_step = 0
         self._make_histograms()
@@ -62,20 +83,33 @@ class Metrics:
             "Between two tokens of one sequence, by the engine's clock.",
             STEP_SECONDS,
         )
-        self.e2e = make("e2e_request_latency_seconds", "From arrival to the last token.")
+        self._time_per_output_token = make(
+            "request_time_per_output_token_seconds",
+            "Mean time between the tokens of one answer.",
+            STEP_SECONDS,
+        )
+        self._e2e = make("e2e_request_latency_seconds", "From arrival to the last token.")
         self.queue_time = make("request_queue_time_seconds", "From submission to admission.")
         self.prefill_time = make("request_prefill_time_seconds", "Admission to first token.")
-        self.decode_time = make("request_decode_time_seconds", "First token to last token.")
+        self._decode_time = make("request_decode_time_seconds", "First token to last token.")
+        self._inference_time = make(
+            "request_inference_time_seconds", "Admission to last token: prefill and decode."
+        )
         self._step = make("engine_step_seconds", "Wall time of an engine step.", STEP_SECONDS)
+        self._step_tokens = make("iteration_tokens", "Tokens computed by an engine step.", TOKENS)
         self.request_prompt_tokens = make(
             "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
         )
-        self.request_generation_tokens = make(
+        self.request_max_tokens = make(
+            "request_params_max_tokens", "Tokens an answer was allowed to have.", TOKENS
+        )
+        self._request_generation_tokens = make(
             "request_generation_tokens", "Tokens of one answer.", TOKENS
         )
 
     def _make_counters(self) -> None:
         make, labels = self._counter, self._labels
+        self._requests = make("http_requests", "HTTP requests, but probes, by status.", "status")
         self.prompt_tokens = make("prompt_tokens", "Prompt tokens of started work.").labels(
             **labels
         )
@@ -83,13 +117,25 @@ class Metrics:
         self._success = make("request_success", "Sequences finished, by reason.", "finished_reason")
         self._aborts = make("aborts", "HTTP requests cut before their end, by reason.", "reason")
         self._rejects = make("rejects", "Requests answered with an error, by its code.", "code")
-        for reason in ("stop", "length"):
-            self._success.labels(**labels, finished_reason=reason)
+        # A series that begins at 1 shows no increase, so alerts would miss the first of its kind.
+        for finished in ("stop", "length"):
+            self._success.labels(**labels, finished_reason=finished)
+        for reason in get_args(AbortReason):
+            self._aborts.labels(**labels, reason=reason)
+        for status in ("200", "500", "503"):
+            self._requests.labels(**labels, status=status)
+        self._rejects.labels(**labels, code="server_overloaded")
 
     def _on_step(self, outputs: StepOutputs) -> None:
         if outputs.stats.step != self._last_step:  # messages also come without a step
             self._last_step = outputs.stats.step
             self._step.observe(outputs.stats.step_seconds)
+            stats = outputs.stats
+            self._step_tokens.observe(stats.step_prefill_tokens + stats.step_decode_tokens)
+
+    def request(self, status: int) -> None:
+        """An HTTP request is over; its status as the access log has it."""
+        self._requests.labels(**self._labels, status=str(status)).inc()
 
     def abort(self, reason: AbortReason) -> None:
         self._aborts.labels(**self._labels, reason=reason).inc()
@@ -98,23 +144,30 @@ class Metrics:
         """`code` is a literal of this program, in the server's error table or in the engine."""
         self._rejects.labels(**self._labels, code=code).inc()
 
-    def finish(self, reason: str, arrival: float, first: float, last: float, tokens: int) -> None:
-        """One sequence has ended: its times since the HTTP request and its length."""
+    def finish(self, reason: str, stamps: Stamps, tokens: int) -> None:
+        """One sequence has ended, with so many tokens."""
+        decode = stamps.last - stamps.first
         self._success.labels(**self._labels, finished_reason=reason).inc()
-        self.decode_time.observe(last - first)
-        self.e2e.observe(max(time.monotonic() - arrival, 0.0))
-        self.request_generation_tokens.observe(tokens)
+        self._decode_time.observe(decode)
+        self._inference_time.observe(stamps.last - stamps.admitted)
+        if tokens > 1:
+            self._time_per_output_token.observe(decode / (tokens - 1))
+        self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
+        self._request_generation_tokens.observe(tokens)
 
     def embedded(self, arrival: float, tokens: int) -> None:
         """A text of so many tokens has become a vector."""
         self._success.labels(**self._labels, finished_reason="stop").inc()
-        self.e2e.observe(max(time.monotonic() - arrival, 0.0))
+        self._e2e.observe(max(time.monotonic() - arrival, 0.0))
         self.prompt_tokens.inc(tokens)
         self.request_prompt_tokens.observe(tokens)
 
     def render(self) -> bytes:
         """The text exposition."""
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        if self._compat == "vllm":
+            text += generate_latest(VllmNames(self.registry))
+        return text
 
 
 class EngineSeries(Collector):
@@ -127,10 +180,12 @@ class EngineSeries(Collector):
         stats, info = self._client.stats, self._client.info
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         used = stats.blocks_held / max(stats.blocks_total, 1)
+        draining = self._client.state == "draining"
         for kind, name, text, value in (
             (gauge, "num_requests_running", "Sequences in the running batch.", stats.running),
             (gauge, "num_requests_waiting", "Sequences in the waiting queue.", stats.waiting),
             (gauge, "kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", used),
+            (gauge, "draining", "1 while accepted work ends and new work is refused.", draining),
             (counter, "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
             (counter, "prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
             (counter, "num_preemptions", "Sequences preempted.", stats.preemptions),

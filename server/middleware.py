@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import random
 import re
 import secrets
 import time
@@ -55,8 +56,15 @@ class RequestBoundary:
         except Exception as error:
             await self._refuse(error, exchange, scope, receive)
         finally:
-            if self._service.config.access_log:
-                exchange.log()
+            self._account(exchange)
+
+    def _account(self, exchange: Exchange) -> None:
+        """Counts and logs a request that is over; what went wrong is never sampled away."""
+        config, status = self._service.config, exchange.outcome
+        if not exchange.probed:
+            self._service.metrics.request(status)
+        if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
+            exchange.log()
 
     async def _refuse(
         self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive
@@ -80,6 +88,7 @@ class Exchange:
         self.status = 0
         self.cut = 499  # what the log calls an answer that did not end: the client left
         self._complete = False
+        self.probed = scope["path"] in PROBED_PATHS
         asked = Headers(scope=scope).get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
         state = scope.setdefault("state", {})
@@ -101,14 +110,18 @@ class Exchange:
     def _milliseconds(self) -> int:
         return round((time.monotonic() - self._arrival) * 1000)
 
+    @property
+    def outcome(self) -> int:
+        """The status; 499 or 500 for an answer that did not end, whatever its headers said."""
+        return self.status if self._complete else self.cut
+
     def log(self) -> None:
-        path = self._scope["path"]
-        write = log.debug if path in PROBED_PATHS else log.info
+        write = log.debug if self.probed else log.info
         write(
             "request",
             method=self._scope["method"],
-            path=path,
-            status=self.status if self._complete else self.cut,
+            path=self._scope["path"],
+            status=self.outcome,
             ms=self._milliseconds(),
         )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 
 import pytest
 import structlog
 
 from server.config import ServerConfig
 from server.logging import HANDLER, configure
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import NOT_FINITE, FakeEngine
 from tests.server.rig import serving
 
 
@@ -69,3 +70,37 @@ async def test_a_request_is_one_line_without_its_text(capsys, model, says):
     assert access[0]["level"] == "info"
     assert access[1]["level"] == "debug"  # probes come every few seconds
     assert any(record.get("fields") == ["foo"] for record in records)
+
+
+def access(text: str) -> list[dict[str, object]]:
+    records = [json.loads(line) for line in text.splitlines()]
+    return [r for r in records if r["logger"] == "server.access" and r["level"] == "info"]
+
+
+async def test_what_went_well_is_sampled_and_what_went_wrong_is_not(capsys, model, says):
+    engine = FakeEngine(says("x"))
+    async with serving(engine, model, access_log_sample=0.0) as served:
+        for _ in range(5):
+            await served.complete()
+            await served.complete(temperature=9)
+        engine.script = lambda request: [NOT_FINITE]
+        await served.complete()
+        engine.overloaded = True
+        await served.complete()
+    statuses = [record["status"] for record in access(capsys.readouterr().err)]
+    assert statuses == [400] * 5 + [500, 503]
+
+
+async def test_the_sample_is_the_share_asked_for(capsys, model, says):
+    random.seed(7)
+    async with serving(FakeEngine(says("x")), model, access_log_sample=0.25) as served:
+        for _ in range(200):
+            await served.http.get("/version")
+    # Of 200 at 0.25 fewer than 26 or more than 76 are seen once in 40 000 runs.
+    assert 26 <= len(access(capsys.readouterr().err)) <= 76
+
+
+async def test_no_access_log_means_none(capsys, model, says):
+    async with serving(FakeEngine(says("x")), model, access_log=False) as served:
+        await served.complete(temperature=9)
+    assert access(capsys.readouterr().err) == []

@@ -122,9 +122,11 @@ async def test_metrics_are_right_and_their_labels_closed(served):
         *("generation_tokens", "request_success", "aborts", "rejects", "num_requests_running"),
         *("num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
         *("prefix_cache_hits", "num_preemptions", "cache_config_info", "build_info"),
+        *("request_time_per_output_token_seconds", "request_inference_time_seconds"),
+        *("request_params_max_tokens", "iteration_tokens", "http_requests", "draining"),
     }
     closed = {"model_name", "engine", "le", "reason", "code", "finished_reason", "version"}
-    closed |= {"block_size", "num_gpu_blocks"}
+    closed |= {"block_size", "num_gpu_blocks", "status"}
     for family in ours.values():
         for sample in family.samples:
             assert sample.labels.keys() <= closed

@@ -1,0 +1,71 @@
+"""The same series under vLLM's names, for dashboards, scalers and endpoint pickers made for it.
+
+Nothing is counted here: each family is read off ours at the moment of the scrape. Ours are named
+after vLLM's, so most differ in the prefix alone. Buckets are ours. vLLM's labels `model_name`,
+`engine` and `finished_reason` are ours, too; of its reasons, requests that were cut (`abort`) are
+in `penstock:aborts_total`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+OURS, THEIRS = "penstock:", "vllm:"
+SAME = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
+    *("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+    *("num_preemptions", "request_success", "time_to_first_token_seconds"),
+    *("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
+    *("request_decode_time_seconds", "request_inference_time_seconds"),
+    *("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens"),
+)
+RENAMED = {f"{OURS}{name}": f"{THEIRS}{name}" for name in SAME}
+RENAMED[f"{OURS}iteration_tokens"] = f"{THEIRS}iteration_tokens_total"  # theirs is a histogram
+
+
+class VllmNames(Collector):
+    """A view of another collector's families."""
+
+    def __init__(self, source: Collector) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._source.collect():
+            if name := RENAMED.get(family.name):
+                yield _renamed(family, name)
+            if family.name == f"{OURS}num_requests_waiting":
+                yield _waiting_by_reason(family)
+            if family.name == f"{OURS}aborts":
+                yield _corrupted(family)
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    copy = Metric(name, f"{family.documentation} The same as {family.name}.", family.type)
+    for sample in family.samples:
+        copy.samples.append(sample._replace(name=sample.name.replace(family.name, name, 1)))
+    return copy
+
+
+def _waiting_by_reason(family: Metric) -> Metric:
+    """Everything waits for room here; vLLM's `deferred` waits for KV from elsewhere."""
+    name = f"{THEIRS}num_requests_waiting_by_reason"
+    copy = Metric(name, f"The same as {family.name}: all for capacity.", family.type)
+    for sample in family.samples:
+        for reason, value in (("capacity", sample.value), ("deferred", 0.0)):
+            copy.add_sample(name, {**sample.labels, "reason": reason}, value)
+    return copy
+
+
+def _corrupted(family: Metric) -> Metric:
+    """Requests whose numbers broke down."""
+    name = f"{THEIRS}corrupted_requests"
+    copy = Metric(name, f'The same as {family.name} with reason="numerical".', family.type)
+    for sample in family.samples:
+        labels = dict(sample.labels)
+        if sample.name.endswith("_total") and labels.pop("reason") == "numerical":
+            copy.add_sample(f"{name}_total", labels, sample.value)
+    return copy

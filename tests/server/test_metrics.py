@@ -1,0 +1,177 @@
+"""The exposition: vLLM's names beside ours, what promtool says of it, and the page about it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.promtool import promtool
+from tests.server.fake_engine import NOT_FINITE, FakeEngine
+from tests.server.rig import Served, serving
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+# What dashboards, KEDA triggers and endpoint pickers for vLLM ask for: names, types, own labels.
+VLLM = {
+    "gauge": {
+        "num_requests_running": set(),
+        "num_requests_waiting": set(),
+        "num_requests_waiting_by_reason": {"reason"},
+        "kv_cache_usage_perc": set(),
+        "cache_config_info": {"block_size", "num_gpu_blocks"},
+    },
+    "counter": {
+        "prompt_tokens": set(),
+        "generation_tokens": set(),
+        "prefix_cache_queries": set(),
+        "prefix_cache_hits": set(),
+        "num_preemptions": set(),
+        "corrupted_requests": set(),
+        "request_success": {"finished_reason"},
+    },
+    "histogram": {
+        "time_to_first_token_seconds": {"le"},
+        "inter_token_latency_seconds": {"le"},
+        "request_time_per_output_token_seconds": {"le"},
+        "e2e_request_latency_seconds": {"le"},
+        "request_queue_time_seconds": {"le"},
+        "request_prefill_time_seconds": {"le"},
+        "request_decode_time_seconds": {"le"},
+        "request_inference_time_seconds": {"le"},
+        "request_prompt_tokens": {"le"},
+        "request_generation_tokens": {"le"},
+        "request_params_max_tokens": {"le"},
+        "iteration_tokens_total": {"le"},
+    },
+}
+
+
+@pytest.fixture
+async def compatible(model, says) -> AsyncIterator[Served]:
+    async with serving(FakeEngine(says("Hello")), model, metrics_compat="vllm") as served:
+        await served.chat(n=2)
+        yield served
+
+
+async def families(served: Served) -> dict[str, Metric]:
+    text = (await served.http.get("/metrics")).text
+    found = list(text_string_to_metric_families(text))
+    assert len({f.name for f in found}) == len(found), "a family is there twice"
+    return {f.name: f for f in found if not f.name.endswith("_created")}
+
+
+async def test_vllms_names_are_off_unless_asked_for(served):
+    assert not any(name.startswith("vllm:") for name in await families(served))
+
+
+async def test_vllms_names_and_types(compatible):
+    found = await families(compatible)
+    theirs = {n.removeprefix("vllm:"): f for n, f in found.items() if n.startswith("vllm:")}
+    assert theirs.keys() == {name for group in VLLM.values() for name in group}
+    for kind, group in VLLM.items():
+        for name, labels in group.items():
+            assert theirs[name].type == kind, name
+            seen = {label for sample in theirs[name].samples for label in sample.labels}
+            assert seen == {"model_name", "engine"} | labels, name
+
+
+async def test_vllms_series_have_our_values(compatible):
+    found = await families(compatible)
+    for name in ("generation_tokens", "request_success", "e2e_request_latency_seconds"):
+        ours, theirs = found[f"penstock:{name}"], found[f"vllm:{name}"]
+        strip = [(s.name.partition(":")[2], s.labels, s.value) for s in ours.samples]
+        assert strip == [(s.name.partition(":")[2], s.labels, s.value) for s in theirs.samples]
+    steps = {s.name: s.value for s in found["vllm:iteration_tokens_total"].samples}
+    assert steps["vllm:iteration_tokens_total_count"] == compatible.engine.stats.step
+
+
+async def test_waiting_and_corrupted_requests_under_vllms_names(model):
+    engine = FakeEngine(lambda request: [65, NOT_FINITE])
+    async with serving(engine, model, metrics_compat="vllm") as served:
+        assert (await served.complete()).status_code == 500
+        engine.stats = engine.stats.__class__(waiting=5)
+        found = await families(served)
+    [corrupted] = found["vllm:corrupted_requests"].samples
+    assert (corrupted.name, corrupted.value) == ("vllm:corrupted_requests_total", 1)
+    waiting = found["vllm:num_requests_waiting_by_reason"].samples
+    assert {s.labels["reason"]: s.value for s in waiting} == {"capacity": 5, "deferred": 0}
+
+
+async def test_stages_of_one_answer(served):
+    served.engine.delay = 0.002
+    await served.complete(max_tokens=5, ignore_eos=True)
+    metric = served.metric
+    decode = await metric("request_decode_time_seconds_sum")
+    per_token = await metric("request_time_per_output_token_seconds_sum")
+    prefill = await metric("request_prefill_time_seconds_sum")
+    assert per_token == pytest.approx(decode / 4)
+    inference = await metric("request_inference_time_seconds_sum")
+    assert inference == pytest.approx(prefill + decode)
+    assert await metric("request_params_max_tokens_sum") == 5
+    await served.complete(max_tokens=1)  # has no time between tokens
+    assert await metric("request_time_per_output_token_seconds_count") == 1
+
+
+async def test_requests_are_counted_by_how_they_ended(served):
+    async def counted() -> dict[str, float]:
+        samples = (await families(served))["penstock:http_requests"].samples
+        return {s.labels["status"]: s.value for s in samples if s.name.endswith("_total")}
+
+    assert await counted() == {"200": 0, "500": 0, "503": 0}  # and no probe is among them
+    await served.complete()
+    await served.complete(temperature=9)
+    served.engine.overloaded = True
+    await served.complete()
+    served.engine.overloaded = False
+    served.engine.script = lambda request: [65, NOT_FINITE]
+    with pytest.raises(Exception, match=r"peer closed|incomplete"):
+        await served.complete(stream=True)  # its status line said 200
+    assert await counted() == {"200": 1, "400": 1, "500": 1, "503": 1}
+
+
+async def test_a_client_that_left_counts_as_499(served):
+    served.engine.gate.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await served.complete()
+    for _ in range(200):
+        if await served.metric("http_requests_total", status="499"):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("no 499 was counted")
+
+
+async def test_draining_is_a_gauge(served):
+    assert await served.metric("draining") == 0
+    served.engine.drain()
+    assert await served.metric("draining") == 1
+
+
+async def test_promtool_accepts_the_exposition(compatible):
+    exposition = (await compatible.http.get("/metrics")).text
+    status, said = await asyncio.to_thread(promtool, "check", "metrics", stdin=exposition)
+    # 3 is said of a style: the colon is vLLM's, and so is a histogram named _total.
+    assert status == 3, said
+    style = re.compile(
+        r"\S+ metric names should not contain ':'"
+        r'|vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix'
+    )
+    assert [line for line in said.splitlines() if line and not style.fullmatch(line)] == []
+
+
+async def test_the_page_lists_every_series_and_no_other(served):
+    listed = {}
+    for line in PAGE.read_text().splitlines():
+        if match := re.match(r"\| `(penstock:\w+|process_\w+)(?:\{(\S*)\})?` \| (\w+) \|", line):
+            listed[match[1].removesuffix("_total")] = (match[2] or "", match[3])
+    found = await families(served)
+    assert listed.keys() == found.keys()
+    for name, (labels, kind) in listed.items():
+        assert found[name].type == kind, name
+        own = {label for sample in found[name].samples for label in sample.labels}
+        assert own - {"model_name", "engine", "le"} == set(labels.split(",")) - {""}, name
