@@ -133,7 +133,8 @@ class EngineClient(Protocol):
         """Raises EngineUnavailableError or EngineOverloadedError; cheap, also before tokenising."""
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
-        """All or none; raises as `admit`, counting prompt tokens too."""
+        """All or none, of a request that `admit` let in, if need be before a drain began; raises
+        EngineDeadError and EngineOverloadedError, counting prompt tokens too."""
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         """As `submit`, of texts that become vectors; to the queue they are one request."""
@@ -148,7 +149,7 @@ class EngineClient(Protocol):
         """Whether accepted requests are unfinished."""
 
     def drain(self) -> None:
-        """Refuse new work; what was accepted goes on."""
+        """Refuse new work; what was admitted goes on, submitted or not."""
 
     async def stop(self) -> None:
         """End the engine process; idempotent."""
@@ -294,6 +295,9 @@ class ProcessClient:
             raise self._death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
+        self._check_room(requests, tokens)
+
+    def _check_room(self, requests: int, tokens: int) -> None:
         limits = self.config
         queued, waiting = sum(n for n, _ in self._waiting.values()), self._waiting_tokens
         # An empty queue takes any request the model can hold, whatever the bounds.
@@ -326,7 +330,9 @@ class ProcessClient:
 
     def _submit(self, requests: Sequence[Request], counts: Sequence[int]) -> OutputStream[Any]:
         sizes = [_prompt_tokens(request) for request in requests]
-        self.admit(sum(counts), sum(sizes))
+        if self._death is not None:
+            raise self._death
+        self._check_room(sum(counts), sum(sizes))
         if not self._streams:
             self._last_sign = time.monotonic()  # an idle engine owes no sign
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)

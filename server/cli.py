@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -51,7 +52,12 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
     ] = False,
 ) -> None:
-    pass
+    # Without a handler, the first process of a container ignores SIGTERM.
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _fail(message: object, status: int) -> typer.Exit:

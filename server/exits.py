@@ -12,5 +12,5 @@ MEANINGS = {
     "1": "The port or host cannot be listened on, or the HTTP side cannot start.",
     "2": "A flag, variable, file or model cannot be used as it was given.",
     "3": "The engine process ended by itself; the last line on stderr says why.",
-    "130, 143": "A second SIGINT or SIGTERM: stopped at once, without a drain.",
+    "130, 143": "A second SIGINT or SIGTERM, or one before it listened: left without a drain.",
 }

@@ -144,20 +144,25 @@ class Lifetime:
         grace = LAST_WORDS_S
         try:
             self._client.drain()
-            if self._client.busy:
+            if self._unanswered:
                 say(
                     f"penstock: {name}: finishing accepted requests, at most {timeout:g} s; "
                     "once more to leave at once"
                 )
             # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
-            while self._client.busy and loop.time() < deadline:  # noqa: ASYNC110
+            while self._unanswered and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            if self._client.busy:
+            if self._unanswered:
                 await self._client.stop()  # fails what is left: its streams end with an error
             else:
                 grace = max(grace, math.ceil(deadline - loop.time()))
         finally:
             self._stop_serving(grace)
+
+    @property
+    def _unanswered(self) -> bool:
+        """Whether a request is open: in the engine, on its way there, or being written."""
+        return self._client.busy or bool(self.server.server_state.tasks)
 
     def _stop_serving(self, grace_s: int) -> None:
         self.server.config.timeout_graceful_shutdown = grace_s

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineUnavailableError
 from server.config import ServerConfig
 from server.errors import ApiError, ClientGone, StreamBroken
 from server.listen import is_loopback
@@ -46,15 +46,18 @@ class RequestBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, send)
+        exchange = Exchange(self._service, scope, receive, send)
         try:
-            await self._app(scope, receive, exchange.send)
+            await self._app(scope, exchange.receive, exchange.send)
         except ClientGone:
             pass
         except StreamBroken:  # returning early, uvicorn closes the connection inside the body
             exchange.cut = 500
+        except asyncio.CancelledError:  # uvicorn cuts what outlasts the drain, in words of its own
+            exchange.all_read = True  # as far as it goes: there is no time to read on
+            await self._refuse(EngineUnavailableError("draining", "cut"), exchange, scope)
         except Exception as error:
-            await self._refuse(error, exchange, scope, receive)
+            await self._refuse(error, exchange, scope)
         finally:
             self._account(exchange)
 
@@ -66,24 +69,26 @@ class RequestBoundary:
         if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
             exchange.log()
 
-    async def _refuse(
-        self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive
-    ) -> None:
+    async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope) -> None:
         answer = self._service.api_error(error)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
         self._service.metrics.reject(answer.code)
         if not exchange.status:
+            if answer.headers.get("connection") == "close":
+                await exchange.read_on()
             body, kind = answer.body(exchange.id), "application/json"
             response = Response(body, answer.status, answer.headers, kind)
-            await response(scope, receive, exchange.send)
+            await response(scope, exchange.receive, exchange.send)
 
 
 class Exchange:
     """One request and its answer, as the boundary sees them."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self._client, self._most = service.client, service.config.max_body_bytes
+        self._scope, self._receive, self._send = scope, receive, send
+        self.all_read = False
         self._arrival = time.monotonic()
         self.status = 0
         self.cut = 499  # what the log calls an answer that did not end: the client left
@@ -96,6 +101,20 @@ class Exchange:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self.id)
 
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.all_read = not message.get("more_body")
+        return message
+
+    async def read_on(self) -> None:
+        """Takes in a little more of a body before it is refused: closing on a client that still
+        sends would reset the connection, and the client would never read why."""
+        left = self._most
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while left > 0 and not self.all_read:
+                    left -= len((await self.receive()).get("body", b""))
+
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -103,6 +122,8 @@ class Exchange:
             headers["x-request-id"] = self.id
             headers["openai-processing-ms"] = str(self._milliseconds())
             headers["openai-version"] = "2020-10-01"
+            if self._client.state == "draining":
+                headers["connection"] = "close"  # a pool must not keep it for its next request
         elif not message.get("more_body"):
             self._complete = True
         await self._send(message)
@@ -163,7 +184,7 @@ class Gate:
             if scope["path"] not in OPEN_PATHS:
                 self._check_key(scope, headers)
             if scope["method"] in BODY_METHODS:
-                await self._check_body(headers, receive)
+                self._check_body(headers)
                 receive = self._counted(receive)
         await self._app(scope, receive, send)
 
@@ -186,23 +207,16 @@ class Gate:
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = given.hex()
 
-    async def _check_body(self, headers: Headers, receive: Receive) -> None:
+    def _check_body(self, headers: Headers) -> None:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             message = "The request needs `Content-Type: application/json`."
             raise ApiError(415, "unsupported_media_type", message)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_body:
-            raise await self._too_large(receive)
+            raise self._too_large()
 
-    async def _too_large(self, receive: Receive) -> ApiError:
-        """Takes in a little more before the refusal: closing on a client that still sends would
-        reset the connection, and the client would never read why."""
-        left = self._max_body
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while left > 0 and (message := await receive()).get("more_body"):
-                    left -= len(message["body"])
+    def _too_large(self) -> ApiError:
         text = f"The body is larger than {self._max_body} bytes (--max-body-bytes)."
         return ApiError(413, "request_too_large", text, headers={"connection": "close"})
 
@@ -215,7 +229,7 @@ class Gate:
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise await self._too_large(receive)
+                raise self._too_large()
             return message
 
         return counted

@@ -128,11 +128,16 @@ class FakeEngine:
             raise self.death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, "not now")
+        self._check_room()
+
+    def _check_room(self) -> None:
         if self.overloaded:
             raise EngineOverloadedError("The queue is full.", retry_after=7)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
-        self.admit(len(requests))
+        if self.death is not None:
+            raise self.death
+        self._check_room()
         stream: OutputStream[TokenOutput] = OutputStream([r.id for r in requests], self._abort)
         for request in requests:
             self.requests.append(request)

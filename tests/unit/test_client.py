@@ -208,10 +208,13 @@ async def test_only_a_ready_engine_is_given_work(tmp_path: Path) -> None:
     stream, (request_id,) = client.submit_prompts(1)
     client.drain()
     with pytest.raises(EngineUnavailableError) as refused:
-        client.submit_prompts(1)
+        client.admit(1)
     assert refused.value.state == "draining"
+    tokenised, (late,) = client.submit_prompts(1)  # it was admitted before the drain
     client.step(token(request_id, 5, "stop"), admitted=(request_id,))
+    client.step(token(late, 6, "stop"), admitted=(late,))
     assert await read(stream) == [[5]], "what was accepted goes on"
+    assert await read(tokenised) == [[6]]
     client.die(-9)
     client.drain()
     with pytest.raises(EngineDeadError):

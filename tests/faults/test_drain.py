@@ -1,0 +1,113 @@
+"""What happens around a drain: a request half sent, a client that keeps its connection, a
+container's first process. test_death.py has the rest: queues, cut streams, second signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx2
+import psutil
+import pytest
+
+from server import exits
+from tests.e2e.serve import INTERRUPTIBLE, ROOT, Server, eventually, serving
+
+BODY = json.dumps({"model": "demo", "prompt": "Hello", "max_tokens": 4}).encode()
+
+
+@contextlib.contextmanager
+def half_sent(server: Server) -> Iterator[socket.socket]:
+    """A request the server has begun to read."""
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(BODY)}\r\n\r\n"
+    )
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(head.encode() + BODY[:10])
+        time.sleep(0.3)  # nothing outside tells that the headers have been read
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_request_half_sent_before_the_signal_is_answered() -> None:
+    with serving("demo") as server, half_sent(server) as connection:
+        server.signal(signal.SIGTERM)
+        server.wait_for("finishing accepted requests")
+        with httpx2.Client(base_url=server.base_url) as client:
+            assert client.get("/ready").status_code == 503
+            assert server.metric("draining") == 1
+            connection.sendall(BODY[10:])
+            head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nconnection: close" in head.lower()
+        assert json.loads(body)["usage"]["completion_tokens"] > 0
+        assert server.status() == exits.CLEAN
+
+
+@pytest.mark.parametrize("size", [100, 4_000_000], ids=["small", "large"])
+def test_a_request_after_the_signal_reads_its_503_whatever_it_sends(size: int) -> None:
+    """Closing on a client that still sends would reset the connection instead."""
+    with serving("demo") as server, half_sent(server):
+        assert server.metric("draining") == 0
+        server.signal(signal.SIGTERM)
+        server.wait_for("finishing accepted requests")
+        body = {"model": "demo", "prompt": "x" * size}
+        late = httpx2.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
+        assert late.status_code == 503
+        assert late.json()["error"]["code"] == "shutting_down"
+        assert late.headers["connection"] == "close"
+        assert int(late.headers["retry-after"]) >= 1
+
+
+def test_a_request_never_sent_whole_is_told_so_at_the_drain_timeout() -> None:
+    with serving("demo", "--drain-timeout", "1") as server, half_sent(server) as connection:
+        server.signal(signal.SIGTERM)
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(body)["error"]["code"] == "shutting_down"
+        assert server.status() == exits.CLEAN
+        assert "Traceback" not in server.log
+
+
+def test_the_first_process_of_a_container_leaves_on_sigterm_before_it_serves() -> None:
+    """Linux drops signals that process 1 has no handler for; a pull would outlive its grace."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare to be process 1 of a namespace")
+    silent = socket.create_server(("127.0.0.1", 0))  # a hub that takes connections and is silent
+    port = silent.getsockname()[1]
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    pull = [sys.executable, "-m", "server", "pull", "org/name"]
+    hub = f"HF_ENDPOINT=http://127.0.0.1:{port}"
+    with (
+        silent,
+        subprocess.Popen(
+            [*INTERRUPTIBLE, hub, *unshare, *pull], cwd=ROOT, stderr=subprocess.PIPE
+        ) as outer,
+    ):
+        try:
+            readable = eventually(
+                lambda: select.select([silent], [], [], 0)[0] or outer.poll() is not None,
+                "the pull asks the hub",
+                60,
+            )
+            if readable is True:
+                pytest.skip(f"no process namespace here: {outer.communicate()[1].decode()}")
+            [first] = psutil.Process(outer.pid).children()
+            first.send_signal(signal.SIGTERM)
+            eventually(lambda: outer.poll() is not None, "it has left", 10)
+        finally:
+            outer.kill()
+    assert outer.returncode == 128 + signal.SIGTERM
