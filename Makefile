@@ -10,7 +10,7 @@ TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 comma := ,
 EXTRAS := dev$(if $(GPU),$(comma)gpu)
 
-.PHONY: setup serve test test-slow bench demo-eval demo-score demo-train gpu-check clean
+.PHONY: setup serve test test-slow bench demo-eval demo-score demo-train gpu-check gpu-wheels clean
 
 setup: .venv/stamp
 
@@ -55,9 +55,30 @@ demo-train: setup
 	$(BIN)/python -m engine.demo.train
 	$(BIN)/python -m engine.demo.train --model translate
 
-gpu-check: setup
-	@if [ -n "$(GPU)" ]; then $(BIN)/pytest -m gpu; \
-	else echo "gpu-check: no nvidia-smi here, so there is no GPU to check; nothing was run."; fi
+# The machine with the GPU may have a python of its own and no network. There `make gpu-wheels`,
+# made on another machine and copied along, supplies what is missing beside torch and triton.
+GPU_PYTHON ?= $(if $(wildcard .venv/stamp),.venv/bin/python,python3)
+GPU_PYTHON_VERSION ?= 3.12
+GPU_SITE := build/gpu-site
+GPU_JSON ?= build/gpu-check.json
+
+gpu-wheels: setup
+	$(BIN)/pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
+		-c constraints.txt -d build/gpu-wheels annotated-doc fastapi httpcore2 httpx2 msgspec orjson \
+		prometheus-client pydantic pydantic-core pytest pytest-asyncio pytest-timeout pyzmq \
+		sse-starlette starlette structlog truststore typer typing-inspection uvicorn
+
+gpu-check:
+ifeq ($(GPU),)
+	@echo "gpu-check: no nvidia-smi here, so there is no GPU to check; nothing was run."
+else
+	@mkdir -p build
+	@if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \
+		$(GPU_PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_SITE) build/gpu-wheels/*; fi
+	@export PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU_SITE); status=0; \
+	$(GPU_PYTHON) -m pytest -q -m gpu || status=1; \
+	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) || status=1; exit $$status
+endif
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

@@ -56,10 +56,10 @@ def write_random_llama(folder: Path, config: dict[str, object]) -> None:
         tensors[f"{layer}.mlp.down_proj.weight"] = weight(hidden, ffn)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _byte_tokenizer(c["vocab_size"]).save(str(folder / "tokenizer.json"))
+    byte_tokenizer(c["vocab_size"]).save(str(folder / "tokenizer.json"))
 
 
-def _byte_tokenizer(vocab_size: int) -> Tokenizer:
+def byte_tokenizer(vocab_size: int) -> Tokenizer:
     """Bytes as tokens, then filler words: every id decodes to something."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i + 3 for i, token in enumerate(alphabet)}

@@ -1,0 +1,113 @@
+"""`make gpu-check`, second half: the GPU engine's figures against what the chip can do.
+
+Each section runs in a process of its own, within what is left of the time; one that fails or runs
+out of it is a line of the table like the others. One table last, JSON beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadtest.gpu_sections import SECTIONS, Row
+
+BUDGET_SECONDS = 420.0  # with the tests before it, nine minutes
+
+
+def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row], str]:
+    """(its rows, what went wrong)."""
+    command = [sys.executable, "-m", "loadtest.gpu_sections", name, *flags]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return [], f"not done after {seconds:.0f} s"
+    if done.returncode:
+        print(done.stderr[-4000:], file=sys.stderr)
+        return [], (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:160]
+    return [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])], ""
+
+
+def facts(command: str) -> dict[str, Any]:
+    """On what and with what it was measured."""
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    cuda = torch.cuda.is_available()
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "commit": git.stdout.strip() or "unknown",
+        "gpu": torch.cuda.get_device_name() if cuda else "none",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+    }
+
+
+def table(rows: list[Row], failed: dict[str, str]) -> str:
+    """Markdown."""
+    verdict = {True: "met", False: "MISSED", None: ""}
+    lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|"]
+    for row in rows:
+        sign = "at most" if row.at_most else "at least"
+        goal = "" if row.goal is None else f"{sign} {row.goal:g}"
+        value = (
+            f"{row.value:,.4g} {row.unit}" if row.value < 1e4 else f"{row.value:,.0f} {row.unit}"
+        )
+        lines.append(f"| {row.what} | {value} | {goal} | {verdict[row.met]} | {row.note} |")
+    lines += [f"| {name} | FAILED | | | {why} |" for name, why in failed.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="comma-separated")
+    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds in all")
+    parser.add_argument("--smoke", action="store_true", help="small models on the CPU: does it run")
+    options = parser.parse_args()
+    names = options.sections.split(",")
+    if unknown := set(names) - SECTIONS.keys():
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    if not options.smoke and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; --smoke runs everything small on the CPU")
+    began = time.monotonic()
+    flags = ["--smoke"] if options.smoke else []
+    rows: list[Row] = []
+    failed: dict[str, str] = {}
+    for name in ["ceilings", *(n for n in names if n != "ceilings")]:
+        left = options.budget - (time.monotonic() - began)
+        if left < 5:
+            failed[name] = "no time left"
+            continue
+        found, why = run_section(name, flags, left)
+        rows += found
+        if why:
+            failed[name] = why
+        if name == "ceilings" and found:
+            read, matmul = (row.value * 1e12 for row in found)
+            flags += ["--read", str(read), "--matmul", str(matmul)]
+        print(f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s", flush=True)
+    said = facts(" ".join(["python -m loadtest.gpu", *sys.argv[1:]]))
+    if options.json:
+        result = said | {"rows": [_plain(row) for row in rows], "failed": failed}
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{said['gpu']}, torch {said['torch']}, commit {said['commit']}, {said['date']}\n")
+    print(table(rows, failed))
+    return 1 if failed else 0
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in Row.__dataclass_fields__} | {"met": row.met}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The bounds that GPU figures are held against, beside values worked out by hand elsewhere."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from loadtest.gpu_models import CONFIGS, Chip, Shape
+
+H200 = Chip(read=4.3e12, matmul=790e12)
+
+
+@pytest.mark.parametrize(
+    ("model", "gigabytes", "kv", "batch_1", "batch_256"),
+    [
+        ("llama-3.1-8b", 15.01, 131072, 284, 19915),
+        ("qwen3-0.6b", 1.19, 114688, 3284, 34697),
+        ("gemma-2-2b", 5.23, 106496, 806, 31271),
+        ("gemma-2-9b", 18.48, 344064, 228, 9494),
+    ],
+)
+def test_decode_is_bounded_by_reading_weights_and_kv(
+    model: str, gigabytes: float, kv: int, batch_1: int, batch_256: int
+) -> None:
+    shape = Shape.of(CONFIGS[model])
+    assert 2 * (shape.linear + shape.head) / 1e9 == pytest.approx(gigabytes, abs=0.01)
+    assert shape.kv_bytes == kv
+    for batch, rate in ((1, batch_1), (256, batch_256)):
+        assert batch / shape.decode_seconds([1024] * batch, H200) == pytest.approx(rate, abs=1)
+
+
+def test_prefill_of_8b() -> None:
+    shape = Shape.of(CONFIGS["llama-3.1-8b"])
+    assert shape.prefill_flops(1024) / H200.matmul == pytest.approx(18.4e-3, rel=0.01)
+    assert shape.prefill_flops(8192) / H200.matmul == pytest.approx(167e-3, rel=0.01)
+
+
+def test_the_offline_floor_of_the_nano_workload() -> None:
+    random = Random(0)
+    prompts = []
+    for _ in range(256):
+        prompts.append(random.randint(100, 1024))
+        for _ in range(prompts[-1]):
+            random.randint(0, 10000)
+    outputs = [random.randint(100, 1024) for _ in range(256)]
+    assert (sum(prompts), sum(outputs)) == (142_827, 133_966)
+    seconds = Shape.of(CONFIGS["qwen3-0.6b"]).offline_seconds(prompts, outputs, H200)
+    assert sum(outputs) / seconds == pytest.approx(36_203, rel=0.001)
