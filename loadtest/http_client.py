@@ -1,21 +1,70 @@
-"""A streaming completion over a bare socket, so that the load generator costs next to nothing."""
+"""Requests to an OpenAI-compatible server, measured, at the least cost to the one who measures.
+
+`Exchange` is one request and its answer without any IO. asyncio drives it below; whoever has other
+sockets (locust's users) hands it the bytes himself. Every request has a connection of its own, as
+a new client's has: a load balancer spreads them, and connecting is part of the time measured.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
+import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+import orjson
+
+REJECTIONS = (429, 503)  # the server is full and says so: no failure
+Kind = Literal["", "rejected", "refused", "cut off", "timeout", "no connection", "not HTTP"]
+
+
+class BadUrl(Exception):
+    """The URL cannot be one of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the server is; `prefix` is what comes before /v1 in its paths."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+    key: str = ""
+
+    @classmethod
+    def parse(cls, url: str, key: str = "") -> Target:
+        """Of a URL with or without /v1 at its end; raises BadUrl."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise BadUrl(f"{url}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadUrl(f"{url} is not the URL of a server; give one like http://127.0.0.1:8000")
+        tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if tls else 80), tls, prefix, key)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one streamed request took; times in seconds of CLOCK_MONOTONIC."""
+    """What one streamed request came to; times in seconds of CLOCK_MONOTONIC."""
 
     started: float
-    arrivals: tuple[float, ...]  # of each event that carried tokens
-    tokens: int  # from the usage event
+    ended: float
+    arrivals: tuple[float, ...]  # of each event that carried text
+    tokens: int  # from the usage event; where there is none, one for each event with text
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, where the server tells
+    error: Kind = ""  # empty: it is whole
+    status: int = 0  # 0 where no answer came
+    message: str = ""  # the server's words, or the system's
 
     @property
     def gaps(self) -> list[float]:
@@ -23,45 +72,217 @@ class Completion:
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
-async def stream_completion(host: str, port: int, body: dict[str, Any]) -> Completion:
-    """POST /v1/completions, streamed; RuntimeError with the server's words if it is no 200."""
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    payload = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
-        f"Content-Length: {len(payload)}\r\nContent-Type: application/json\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    started = time.monotonic()
-    reader, writer = await asyncio.open_connection(host, port)
+class _Text(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Text = msgspec.field(default_factory=_Text)
+    text: str | None = None
+
+    @property
+    def carries_text(self) -> bool:
+        delta = self.delta
+        return bool(self.text or delta.content or delta.reasoning_content or delta.tool_calls)
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Exchange:
+    """One request and its answer. `request` goes out; what comes in goes to `receive`, b"" for the
+    end of the connection, until `done`."""
+
+    def __init__(self, target: Target, path: str, body: dict[str, Any] | None) -> None:
+        self.started = time.monotonic()
+        self.done = False
+        self.status = 0
+        self.error: Kind = ""
+        self.message = ""
+        self._http = h11.Connection(h11.CLIENT)
+        self._target, self._path, self._body = target, path, body
+        self._rest = b""  # of an event that has not come whole, or a body that is no stream
+        self._arrivals: list[float] = []
+        self._usage: _Usage | None = None
+        self._said_done = False
+        self._streams = False
+
+    def request(self) -> bytes:
+        target = self._target
+        payload = b"" if self._body is None else orjson.dumps(self._body)
+        headers = [("Host", f"{target.host}:{target.port}"), ("Connection", "close")]
+        if target.key:
+            headers.append(("Authorization", f"Bearer {target.key}"))
+        if payload:
+            headers.append(("Content-Type", "application/json"))
+            headers.append(("Content-Length", str(len(payload))))
+        method = "POST" if payload else "GET"
+        head = h11.Request(method=method, target=target.prefix + self._path, headers=headers)
+        parts = [self._http.send(head)]
+        if payload:
+            parts.append(self._http.send(h11.Data(payload)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        return b"".join(part or b"" for part in parts)
+
+    def receive(self, data: bytes) -> None:
+        at = time.monotonic()
+        try:
+            self._http.receive_data(data)
+            while (event := self._http.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Response):
+                    self.status = event.status_code
+                    kinds = [value for name, value in event.headers if name == b"content-type"]
+                    self._streams = any(b"text/event-stream" in kind for kind in kinds)
+                elif isinstance(event, h11.Data):
+                    self._take(bytes(event.data), at)
+                elif not isinstance(event, h11.InformationalResponse):
+                    return self._finish()
+        except h11.RemoteProtocolError as error:
+            self.fail("cut off" if self.status or not data else "not HTTP", str(error))
+
+    def fail(self, error: Kind, message: str) -> None:
+        self.error, self.message, self.done = error, message, True
+
+    @property
+    def body(self) -> bytes:
+        """Of an answer that is no stream."""
+        return self._rest
+
+    def completion(self) -> Completion:
+        usage, cached = self._usage or _Usage(), None
+        if usage.prompt_tokens_details:
+            cached = usage.prompt_tokens_details.cached_tokens
+        return Completion(
+            started=self.started,
+            ended=time.monotonic(),
+            arrivals=tuple(self._arrivals),
+            tokens=usage.completion_tokens or len(self._arrivals),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=cached or 0,
+            error=self.error,
+            status=self.status,
+            message=self.message,
+        )
+
+    def _take(self, data: bytes, at: float) -> None:
+        if not self._streams:
+            self._rest += data
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), at)
+
+    def _event(self, data: bytes, at: float) -> None:
+        if data == b"[DONE]":
+            self._said_done = True
+            return
+        try:
+            event = _decode(data)
+        except msgspec.DecodeError as error:
+            self.fail("cut off", f"an event is not what OpenAI's API sends: {error}")
+            return
+        if event.error is not None:
+            self.fail("cut off", said(data))
+        if any(choice.carries_text for choice in event.choices):
+            self._arrivals.append(at)
+        self._usage = event.usage or self._usage
+
+    def _finish(self) -> None:
+        self.done = True
+        if self.error:
+            return
+        if self.status in REJECTIONS:
+            self.fail("rejected", said(self._rest))
+        elif self.status != 200:
+            self.fail("refused", said(self._rest))
+        elif self._streams and not self._said_done:
+            self.fail("cut off", "the stream ended without [DONE]")
+
+
+def said(body: bytes) -> str:
+    """The words of an error body, or what there is instead."""
     try:
-        writer.write(head.encode() + payload)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise RuntimeError((status + await reader.read()).decode(errors="replace"))
-        arrivals: list[float] = []
-        tokens = 0
-        async for line in reader:
-            if line.startswith(b'data: {"') and b'"choices":[]' not in line:
-                if b'"finish_reason":null' in line:
-                    arrivals.append(time.monotonic())
-            elif line.startswith(b"data: {"):
-                tokens = json.loads(line[6:])["usage"]["completion_tokens"]
-        return Completion(started, tuple(arrivals), tokens)
+        return str(orjson.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+async def exchange(
+    target: Target, path: str, body: dict[str, Any] | None, limit_s: float
+) -> Exchange:
+    """The whole exchange; raises nothing: what went wrong is in it."""
+    this = Exchange(target, path, body)
+    try:
+        async with asyncio.timeout(limit_s):
+            await _drive(this, target)
+    except TimeoutError:
+        this.fail("timeout", f"not whole after {limit_s:g} s")
+    except (ConnectionError, ssl.SSLError) as error:
+        this.fail("cut off" if this.status else "no connection", str(error))
+    except OSError as error:  # no route, no such host, too many open files
+        this.fail("no connection", str(error))
+    return this
+
+
+@functools.cache
+def tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reads the machine's certificates, which takes 20 ms
+
+
+async def _drive(this: Exchange, target: Target) -> None:
+    tls = tls_context() if target.tls else None
+    reader, writer = await asyncio.open_connection(target.host, target.port, ssl=tls)
+    try:
+        writer.write(this.request())
+        while not this.done:
+            this.receive(await reader.read(65536))
     finally:
         writer.close()
+
+
+async def stream(
+    target: Target, path: str, body: dict[str, Any], limit_s: float = 300
+) -> Completion:
+    """POST `body`, streamed; what it came to, good or bad."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    return (await exchange(target, path, body, limit_s)).completion()
 
 
 async def closed_loop(
     host: str, port: int, bodies: list[dict[str, Any]], concurrency: int
 ) -> tuple[float, list[Completion]]:
-    """Send all bodies, `concurrency` at a time; wall seconds and completions."""
+    """Send all bodies to /v1/completions, `concurrency` at a time; wall seconds and completions.
+
+    Raises RuntimeError with the server's words where one does not come back whole."""
+    target = Target(host, port, tls=False, prefix="")
     queue = iter(bodies)
     done: list[Completion] = []
 
     async def worker() -> None:
         for body in queue:
-            done.append(await stream_completion(host, port, body))
+            completion = await stream(target, "/v1/completions", body)
+            if completion.error:
+                raise RuntimeError(f"{completion.error}: {completion.message}")
+            done.append(completion)
 
     began = time.monotonic()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
@@ -71,27 +292,17 @@ async def closed_loop(
 async def post_all(
     host: str, port: int, path: str, bodies: list[dict[str, Any]], concurrency: int
 ) -> list[bytes]:
-    """The answers to all bodies, `concurrency` at a time, over as many connections."""
+    """The answers to all bodies, `concurrency` at a time; raises as `closed_loop`."""
+    target = Target(host, port, tls=False, prefix="")
     queue = iter(enumerate(bodies))
     answers = [b""] * len(bodies)
 
     async def worker() -> None:
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            for index, body in queue:
-                payload = json.dumps(body).encode()
-                head = (
-                    f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\n"
-                    f"Content-Length: {len(payload)}\r\nContent-Type: application/json\r\n\r\n"
-                )
-                writer.write(head.encode() + payload)
-                status, *fields = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-                length = next(f for f in fields if f.lower().startswith(b"content-length:"))
-                answers[index] = await reader.readexactly(int(length.partition(b":")[2]))
-                if b" 200 " not in status:
-                    raise RuntimeError(answers[index].decode(errors="replace"))
-        finally:
-            writer.close()
+        for index, body in queue:
+            this = await exchange(target, path, body, limit_s=300)
+            if this.error:
+                raise RuntimeError(f"{this.error}: {this.message}")
+            answers[index] = this.body
 
     await asyncio.gather(*(worker() for _ in range(concurrency)))
     return answers

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
+from loadtest.cli import app as bench
 from server import exits
 from server.config import ServerConfig
 from server.listen import ListenError, listen
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 importing = typer.Typer(no_args_is_help=True)
 app.add_typer(importing, name="import", help="Turn another program's checkpoint into a folder.")
+app.add_typer(bench, name="bench", help="Load an OpenAI-compatible server and measure it.")
 
 
 def _print_version(asked: bool) -> None:

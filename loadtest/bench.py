@@ -1,0 +1,213 @@
+"""`penstock bench run`: closed loops at given concurrencies, open loops at given rates.
+
+A closed loop has so many clients, each of which sends its next request when its last is answered:
+it finds the throughput, and hides a slow server's queue, because slow answers slow the clients
+down. An open loop sends at moments drawn before (Poisson), whatever the server does, and measures
+from the moment drawn: it shows what users feel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loadtest.http_client import Completion, Target, exchange, said, stream
+from loadtest.measure import Load, Measured, Point, Slo, point
+from loadtest.workload import WORDS, Prose, Workload
+
+Api = Literal["chat", "completions"]
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PROBE_WORDS = (24, 96)
+SATURATION_CLIENTS = 64
+
+
+class BenchError(Exception):
+    """Why nothing can be measured, for the user to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One model of a server, and how it is asked."""
+
+    target: Target
+    url: str
+    model: str
+    api: Api
+    longest: int | None  # prompt plus answer, where the server tells
+    ignore_eos: bool
+    timeout: float
+
+    async def ask(self, text: str, tokens: int) -> Completion:
+        body: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "temperature": 0}
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if self.api == "chat":
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        return await stream(self.target, PATHS[self.api], body, self.timeout)
+
+
+async def find(target: Target, url: str, model: str | None) -> tuple[str, int | None]:
+    """The model to ask, and its longest context where the server tells; raises BenchError."""
+    this = await exchange(target, "/v1/models", None, limit_s=10)
+    if this.error in ("no connection", "timeout", "not HTTP"):
+        raise BenchError(
+            f"No server answers at {url} ({this.message}). Start one with `penstock serve`, or "
+            "name another with --url."
+        )
+    if this.status == 404 and model:
+        return model, None  # it lists nothing: whether it has the model shows when it is asked
+    if this.error:
+        hint = " Give the key with PENSTOCK_API_KEY." if this.status == 401 else ""
+        hint = " Give the model with --model." if this.status == 404 else hint
+        raise BenchError(f"{url} answered {this.status}: {said(this.body)}{hint}")
+    try:
+        entries = {entry["id"]: entry for entry in json.loads(this.body)["data"]}
+        chosen = model or next(iter(entries))
+    except (ValueError, LookupError, TypeError, StopIteration):
+        raise BenchError(f"{url}/v1/models lists no models; is it the right URL?") from None
+    if chosen not in entries:
+        raise BenchError(f"The server has no model {chosen}, but {', '.join(entries)}.")
+    return chosen, entries[chosen].get("max_model_len")
+
+
+async def calibrate(server: Server) -> Prose:
+    """How many tokens a word is, from two short prompts; they warm the server up, too."""
+    sizes = []
+    rng = random.Random("calibration")
+    for words in PROBE_WORDS:
+        done = await server.ask(" ".join(rng.choices(WORDS, k=words)), tokens=4)
+        if done.error:
+            hint = ""
+            if "ignore_eos" in done.message:
+                hint = " Leave it out with --no-ignore-eos."
+            elif server.api == "chat" and "template" in done.message:
+                hint = " Ask for plain completions with --api completions."
+            status = f"{done.status}: " if done.status else f"{done.error}: "
+            raise BenchError(f"A first short request failed: {status}{done.message}{hint}")
+        sizes.append(done.prompt_tokens)
+    few, many = PROBE_WORDS
+    if sizes[1] <= sizes[0]:
+        raise BenchError(
+            "The server's streams end without a usage event, so the length of prompts in tokens "
+            "is unknown. It must honour stream_options.include_usage."
+        )
+    per_word = (sizes[1] - sizes[0]) / (many - few)
+    return Prose(per_word, sizes[0] - few * per_word)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How one point stands."""
+
+    load: Load
+    round: int
+    elapsed: float
+    seconds: float
+    running: int
+    ended: int
+
+
+class Run:
+    """Measures points of one workload on one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        prose: Prose,
+        workload: Workload,
+        seconds: float,
+        seed: int,
+        slo: Slo | None,
+        report: Callable[[Progress], None],
+    ) -> None:
+        if server.longest and workload.longest > server.longest:
+            raise BenchError(
+                f"The workload {workload.name} has requests of {workload.longest} tokens, but "
+                f"{server.model} takes at most {server.longest}. Choose a shorter --workload."
+            )
+        self.server, self.prose, self.workload = server, prose, workload
+        self.seconds, self.seed, self.slo, self.report = seconds, seed, slo, report
+        self._measured: list[Measured] = []
+        self._running = 0
+        allow_many_connections()
+
+    async def measure(self, load: Load, round_number: int) -> Point:
+        """Puts `load` on the server for the run's seconds, and waits for what was sent then."""
+        # Other prompts at each point: none finds the prefix another has left in the cache.
+        rng = random.Random(f"{self.seed} {round_number} {load.loop} {load.value:.6g}")
+        self._measured = []
+        begin, cpu = time.monotonic(), time.process_time()
+        watch = asyncio.create_task(self._watch(load, round_number, begin))
+        try:
+            drive = self._closed if load.loop == "closed" else self._open
+            await drive(load, begin, rng)
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        busy = (time.process_time() - cpu) / (time.monotonic() - begin)
+        window = (begin, begin + self.seconds)
+        return point(load, round_number, window, self._measured, self.slo, busy)
+
+    async def saturation(self) -> Point:
+        """A closed loop of many clients: more requests/s than these the server cannot do."""
+        return await self.measure(Load("closed", SATURATION_CLIENTS), 0)
+
+    async def _closed(self, load: Load, begin: float, rng: random.Random) -> None:
+        texts = self._texts(rng)
+
+        async def client() -> None:
+            while time.monotonic() < begin + self.seconds:
+                text, tokens = next(texts)
+                await self._ask(text, tokens, None)
+
+        await asyncio.gather(*(client() for _ in range(int(load.value))))
+
+    async def _open(self, load: Load, begin: float, rng: random.Random) -> None:
+        texts = self._texts(rng)
+        async with asyncio.TaskGroup() as group:
+            at = begin + rng.expovariate(load.value)
+            while at < begin + self.seconds:
+                text, tokens = next(texts)
+                await asyncio.sleep(at - time.monotonic())
+                group.create_task(self._ask(text, tokens, at))
+                at += rng.expovariate(load.value)
+
+    def _texts(self, rng: random.Random) -> Iterator[tuple[str, int]]:
+        for shape in self.workload.shapes(rng):
+            yield self.prose.text(shape, rng), shape.output_tokens
+
+    async def _ask(self, text: str, tokens: int, intended: float | None) -> None:
+        self._running += 1
+        try:
+            done = await self.server.ask(text, tokens)
+        finally:
+            self._running -= 1
+        self._measured.append(Measured(done, done.started if intended is None else intended))
+        if done.error and done.status == 0:
+            await asyncio.sleep(0.1)  # nobody there: clients in a loop would only spin
+
+    async def _watch(self, load: Load, round_number: int, begin: float) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            elapsed = time.monotonic() - begin
+            ended = len(self._measured)
+            progress = Progress(load, round_number, elapsed, self.seconds, self._running, ended)
+            self.report(progress)
+
+
+def allow_many_connections() -> None:
+    """Raises the soft limit of open files to the hard one: past saturation a queue is many
+    sockets."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

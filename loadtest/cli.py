@@ -1,0 +1,127 @@
+"""The commands `penstock bench run` and `penstock bench compare`. Imports only what `--help`
+needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from loadtest.session import Asked
+
+app = typer.Typer(no_args_is_help=True)
+Ask = Literal["chat", "completions"]
+
+
+@app.command()
+def run(
+    url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = (
+        "http://127.0.0.1:8000"
+    ),
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="1,8,32", help="Closed loop: so many clients at a time, in turn."),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="2,4,120%",
+            help="Open loop: so many requests/s, in turn; with %, of what 64 clients reach.",
+        ),
+    ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of prompt/answer, or `mix`: chats and code, some prompts shared."
+        ),
+    ] = "128/64",
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ttft=500ms,itl=50ms", help="What a good request keeps (also e2e=10s): goodput."
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of each load.", min=0.1)] = 20.0,
+    rounds: Annotated[int, typer.Option(help="All loads so often; medians are shown.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Same seed, same prompts and arrivals.")] = 0,
+    model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)
+    ] = None,
+    api: Annotated[Ask, typer.Option(help="What is asked of the server.")] = "chat",
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Ask for answers of full length; not every server can.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds a request may take.", min=0.1)] = 300.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, for `compare`.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with curves here.")
+    ] = None,
+) -> None:
+    """Load a server and tell what its users would feel. Status 1 where a request failed.
+
+    Without --concurrency and --rate: 1, 8 and 32 clients. Rejections (429, 503) are no failures:
+    they are counted, with their own latency.
+    """
+    from loadtest.session import Asked
+
+    asked = Asked(
+        url=url,
+        key=api_key or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0],
+        model=model,
+        api=api,
+        concurrency=concurrency or ("" if rate else "1,8,32"),
+        rate=rate or "",
+        workload=workload,
+        slo=slo,
+        seconds=seconds,
+        rounds=rounds,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        timeout=timeout,
+    )
+    raise typer.Exit(_run(asked, json_file, html_file))
+
+
+def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
+    import asyncio
+
+    from loadtest import html_page, report, session
+
+    try:
+        measured = asyncio.run(session.measure(asked))
+    except session.COMPLAINTS as error:
+        typer.echo(f"penstock: {error}", err=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if json_file:
+        report.write(measured, json_file)
+    if html_file:
+        html_file.parent.mkdir(parents=True, exist_ok=True)
+        html_file.write_text(html_page.page(measured), encoding="utf-8")
+    typer.echo(report.table(measured))
+    for note in report.notes(measured):
+        typer.echo(note, err=not sys.stdout.isatty() and note.startswith("WARNING"))
+    return int(any(point.failed for point in measured.points))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A.json")],
+    b: Annotated[Path, typer.Argument(metavar="B.json")],
+) -> None:
+    """Two runs side by side, load by load."""
+    from loadtest import report
+
+    try:
+        typer.echo(report.compare(report.read(a), report.read(b)))
+    except report.BadReport as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,213 @@
+"""What `penstock bench` has measured: as a JSON file, as a table, and two of them side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest.measure import Load, Point, Slo, Spread
+
+BUSY_CLIENT = 0.7  # of a core: above it the client's own waits show in the latencies
+LATE_CLIENT = 0.010  # seconds after the intended moment, at the 90th percentile
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run; all a reader needs to judge or repeat it."""
+
+    version: int
+    command: str
+    date: str
+    url: str
+    model: str
+    api: str
+    workload: str
+    arrivals: str
+    seed: int
+    tokens_per_word: float
+    slo: Slo | None
+    client: dict[str, str | float]  # the machine: cores, load average, Python
+    points: list[Point]
+
+
+class BadReport(Exception):
+    """A file that holds no report."""
+
+
+def write(report: Report, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
+def read(path: Path) -> Report:
+    """Raises BadReport naming the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadReport(f"{path} holds no report of `penstock bench run`: {error}") from None
+
+
+def by_load(points: Iterable[Point]) -> dict[Load, list[Point]]:
+    """The rounds of each load, in the order they were measured.
+
+    A rate given as a share is the same load in each round, whatever saturation came to."""
+    groups: dict[Load, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.load, []).append(point)
+    return groups
+
+
+Figure = Callable[[Point], float | None]
+
+
+def of(name: str, percentile: str) -> Figure:
+    """A percentile of one of a point's spreads, in seconds."""
+
+    def figure(point: Point) -> float | None:
+        value: Spread | None = getattr(point, name)
+        return getattr(value, percentile) if value else None
+
+    return figure
+
+
+def median(points: Sequence[Point], figure: Figure) -> float | None:
+    """Over rounds; None where no round has the figure."""
+    values = [value for point in points if (value := figure(point)) is not None]
+    return statistics.median(values) if values else None
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.1f}" if value < 0.1 else f"{value * 1e3:.0f}"
+
+
+def rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def cached_share(point: Point) -> float | None:
+    return point.cached_tokens / point.prompt_tokens if point.prompt_tokens else None
+
+
+COLUMNS: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
+    ("done/s", lambda p: p.requests_per_s, rate),
+    ("goodput/s", lambda p: p.goodput, rate),
+    ("tokens/s", lambda p: p.tokens_per_s, rate),
+    ("ttft p50", of("ttft", "p50"), milliseconds),
+    ("p99", of("ttft", "p99"), milliseconds),
+    ("itl p50", of("itl", "p50"), milliseconds),
+    ("p99", of("itl", "p99"), milliseconds),
+    ("e2e p50", of("e2e", "p50"), milliseconds),
+    ("p99", of("e2e", "p99"), milliseconds),
+    ("cached", cached_share, percent),
+    ("rejected", lambda p: p.rejected, lambda v: f"{v or 0:g}"),
+    ("in p99", of("reject", "p99"), milliseconds),
+    ("failed", lambda p: sum(p.failed.values()), lambda v: f"{v or 0:g}"),
+    ("client", lambda p: p.client_cpu, percent),
+)
+
+
+def table(report: Report) -> str:
+    """Medians over the rounds; times in milliseconds."""
+    rows = [["load", *(title for title, _, _ in COLUMNS)]]
+    for load, points in by_load(report.points).items():
+        rows.append([str(load), *(show(median(points, figure)) for _, figure, show in COLUMNS)])
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that also reads well where nobody renders it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * (width - 1) + ":" for width in widths]
+    lines = [rows[0], rule, *rows[1:]]
+    return "\n".join(
+        "| " + " | ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader of the table must know beside it: failures, and a client that was the limit."""
+    lines = ["Times in ms, percentiles over requests (itl: over gaps)."]
+    rounds = max((point.round for point in report.points), default=1)
+    if rounds > 1:
+        lines[0] += f" Medians of {rounds} rounds."
+    if report.slo:
+        lines.append(f"Goodput: requests/s with {report.slo}.")
+    told: set[str] = set()
+    for point in report.points:
+        for kind, message in point.messages.items():
+            if kind not in told:
+                told.add(kind)
+                lines.append(f"First {kind}, at {point.load}: {message}")
+    if (worst := max((p.client_cpu for p in report.points), default=0)) > BUSY_CLIENT:
+        lines.append(
+            f"WARNING: this client used up to {worst:.0%} of a core, so latencies are partly its "
+            "own. Lower the load, or run several clients."
+        )
+    late = [p.lateness.p90 for p in report.points if p.lateness]
+    if late and max(late) > LATE_CLIENT:
+        lines.append(
+            f"WARNING: requests left up to {max(late) * 1e3:.0f} ms (p90) after their moment: this "
+            "client's machine was busy. The delay is part of the latencies shown."
+        )
+    return lines
+
+
+COMPARED: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
+    *COLUMNS[:3],
+    ("ttft p50 ms", of("ttft", "p50"), milliseconds),
+    ("ttft p99 ms", of("ttft", "p99"), milliseconds),
+    ("itl p50 ms", of("itl", "p50"), milliseconds),
+    ("itl p99 ms", of("itl", "p99"), milliseconds),
+    ("e2e p50 ms", of("e2e", "p50"), milliseconds),
+    ("e2e p99 ms", of("e2e", "p99"), milliseconds),
+)
+
+
+def compare(a: Report, b: Report) -> str:
+    """Both runs' figures at each load that both have; raises BadReport where there is none.
+
+    Loads match by what was asked: so many clients, so many requests/s, or such a share of
+    saturation."""
+    ours, theirs = ({_asked(load): p for load, p in by_load(r.points).items()} for r in (a, b))
+    common = [asked for asked in ours if asked in theirs]
+    if not common:
+        names = (", ".join(side) for side in (ours, theirs))
+        raise BadReport("The two runs have no load in common: {} and {}.".format(*names))
+    parts = [_differences(a, b)] if a.workload != b.workload or a.slo != b.slo else []
+    for asked in common:
+        rows = [[asked, "A", "B", "B/A", "A's rounds", "B's rounds"]]
+        for title, figure, show in COMPARED:
+            left, right = median(ours[asked], figure), median(theirs[asked], figure)
+            if left is None and right is None:
+                continue
+            ratio = f"{right / left:.2f}" if left and right is not None else "-"
+            between = (_range(side[asked], figure, show) for side in (ours, theirs))
+            rows.append([title, show(left), show(right), ratio, *between])
+        parts.append(_aligned(rows))
+    return "\n\n".join(parts)
+
+
+def _asked(load: Load) -> str:
+    return f"{load.share:.0%} of saturation" if load.share is not None else str(load)
+
+
+def _differences(a: Report, b: Report) -> str:
+    return (
+        "WARNING: not the same test. "
+        f"A: workload {a.workload}, objective {a.slo or 'none'}; "
+        f"B: workload {b.workload}, objective {b.slo or 'none'}."
+    )
+
+
+def _range(points: Sequence[Point], figure: Figure, show: Callable[[float | None], str]) -> str:
+    values = [value for point in points if (value := figure(point)) is not None]
+    return f"{show(min(values))} to {show(max(values))}" if len(values) > 1 else ""

@@ -1,0 +1,250 @@
+"""`penstock bench`: what it measures of a server whose times are known, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import html_page, report, session
+from loadtest.measure import Load, Point, Slo, spread
+from loadtest.session import Asked
+from tests.loadtest.scripted import Scripted, scripted
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def asked(server: Scripted, **fields: Any) -> Asked:
+    defaults: dict[str, Any] = {
+        "url": server.url, "key": "", "model": None, "api": "chat", "concurrency": "", "rate": "",
+        "workload": "40/4", "slo": None, "seconds": 0.5, "rounds": 1, "seed": 0,
+        "ignore_eos": True, "timeout": 10.0,
+    }  # fmt: skip
+    return Asked(**defaults | fields)
+
+
+async def measured(server: Scripted, **fields: Any) -> report.Report:
+    return await session.measure(asked(server, **fields))
+
+
+async def test_a_closed_loop_finds_the_servers_times_and_asks_what_it_was_told_to() -> None:
+    async with scripted(first_s=0.05, gap_s=0.02, cached=10) as server:
+        found = await measured(server, concurrency="2", slo="ttft=10s")
+    [point] = found.points
+    assert point.completed == point.requests >= 4
+    assert point.ttft is not None
+    assert point.itl is not None
+    assert point.ttft.p50 >= 0.05
+    assert point.itl.p50 >= 0.02
+    assert point.goodput == point.requests_per_s > 0
+    assert point.output_tokens == 4 * point.completed
+    assert 36 <= point.prompt_tokens / point.completed <= 44  # two a word, ten of the template
+    assert report.cached_share(point) == pytest.approx(10 / 40, rel=0.1)
+    body = server.asked[-1]
+    assert (body["model"], body["max_tokens"], body["ignore_eos"]) == ("one", 4, True)
+    prompts = [asked["messages"][0]["content"] for asked in server.asked]
+    assert len(set(prompts)) == len(prompts)
+
+
+async def test_an_open_loop_measures_from_the_intended_arrival() -> None:
+    """A server that takes a second for eight requests, asked for twenty: in a closed loop each
+    takes its 0.12 s; in an open one the queue shows, of which a closed one knows nothing."""
+    async with scripted(first_s=0.12, at_a_time=1) as server:
+        found = await measured(server, concurrency="1", rate="20", seconds=1.0, slo="ttft=300ms")
+    closed, opened = found.points
+    assert closed.e2e is not None
+    assert opened.e2e is not None
+    assert opened.ttft is not None
+    assert closed.e2e.p50 < 0.3
+    assert opened.e2e.max > 2 * closed.e2e.p50
+    assert opened.ttft.max > opened.requests * 0.12 - 1.2
+    assert opened.goodput is not None
+    assert opened.goodput < opened.requests / opened.seconds / 2
+    assert opened.requests == opened.completed  # those that ended later, too
+    assert opened.requests_per_s <= 8.5
+
+
+async def test_arrivals_and_prompts_are_the_same_for_the_same_seed() -> None:
+    async def run(seed: int) -> list[str]:
+        async with scripted() as server:
+            await measured(server, rate="40", seconds=0.5, seed=seed, workload="mix")
+        return [asked["messages"][0]["content"] for asked in server.asked]
+
+    first, again, other = await run(1), await run(1), await run(2)
+    assert first == again != other
+    assert 8 < len(first) < 50
+
+
+async def test_a_rate_in_percent_is_of_the_saturation_it_finds() -> None:
+    async with scripted(first_s=0.01, at_a_time=1) as server:
+        found = await measured(server, rate="50%,150%", seconds=0.5, rounds=2)
+    half, more = (load for load in report.by_load(found.points))
+    assert more.value == pytest.approx(3 * half.value)
+    assert 10 < more.value < 150
+    assert [len(points) for points in report.by_load(found.points).values()] == [2, 2]
+
+
+async def test_rejections_are_counted_apart_with_their_latency() -> None:
+    async with scripted(refuse=(503, "The queue is full.")) as server:
+        found = await measured(server, rate="20")
+    [point] = found.points
+    assert point.rejected == point.requests > 0
+    assert point.failed == {}
+    assert point.reject is not None
+    assert point.reject.count == point.rejected
+    assert any("The queue is full." in note for note in report.notes(found))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"refuse": (400, "Too long.")}, "HTTP 400", "Too long."),
+        ({"cut": True}, "cut off", "peer closed connection"),
+    ],
+)
+async def test_failures_are_counted_by_kind(fields: dict[str, Any], kind: str, words: str) -> None:
+    async with scripted(**fields) as server:
+        found = await measured(server, concurrency="1", seconds=0.2)
+    [point] = found.points
+    assert point.failed == {kind: point.requests}
+    assert words in point.messages[kind]
+    assert point.completed == 0
+
+
+@pytest.mark.parametrize(
+    ("server_fields", "fields", "words"),
+    [
+        ({}, {"model": "three"}, "no model three, but one, two"),
+        ({"key": "k"}, {}, "401: Give a valid API key. Give the key with PENSTOCK_API_KEY."),
+        ({"usage": False}, {}, "without a usage event"),
+        ({}, {"workload": "900/200"}, "1100 tokens, but one takes at most 1000"),
+        ({}, {"workload": "chat"}, "There is no workload chat"),
+        ({}, {"slo": "ttft=5"}, "'ttft=5' is none of"),
+        ({}, {"concurrency": "0"}, "'0' is no number of clients"),
+        ({}, {"rate": "fast"}, "'fast' is no number of requests/s"),
+        ({}, {"url": "http://127.0.0.1:1"}, "No server answers at http://127.0.0.1:1"),
+    ],
+)
+async def test_what_cannot_be_measured_is_told_in_one_line(
+    server_fields: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    async with scripted(**server_fields) as server:
+        with pytest.raises(session.COMPLAINTS, match=re.escape(words)):
+            await measured(server, **{"concurrency": "1"} | fields)
+
+
+async def test_the_reports_round_trip_and_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    async with scripted(gap_s=0.001) as server:
+        found = await measured(server, concurrency="1,2", rate="20,30", seconds=0.3, rounds=2)
+    report.write(found, tmp_path / "sub" / "run.json")
+    assert report.read(tmp_path / "sub" / "run.json") == found
+    page = html_page.page(found)
+    assert not re.search(r"<script|<link|@import|url\(|\b(src|href)=", page)
+    pictures = re.findall(r"<svg.*?</svg>", page)
+    assert len(pictures) == 12
+    for picture in pictures:
+        xml.etree.ElementTree.fromstring(picture)
+    assert page.count("p99 at 30 req/s") == 3
+    assert "nan" not in page
+
+
+def a_point(load: Load, number: int, tokens_per_s: float) -> Point:
+    times = spread([0.1, 0.2])
+    return Point(
+        load=load, round=number, seconds=1, requests=2, completed=2, rejected=0, failed={},
+        messages={}, prompt_tokens=8, cached_tokens=0, output_tokens=4, tokens_per_s=tokens_per_s,
+        requests_per_s=2, goodput=None, ttft=times, itl=times, tpot=times, e2e=times, reject=None,
+        lateness=None, client_cpu=0.1,
+    )  # fmt: skip
+
+
+def a_report(loop: Any, *rates: float, client_cpu: float = 0.1) -> report.Report:
+    points = [a_point(Load(loop, 8), number, rate) for number, rate in enumerate(rates, 1)]
+    return report.Report(
+        version=1, command="c", date="d", url="u", model="m", api="chat", workload="1/1",
+        arrivals="poisson", seed=0, tokens_per_word=1, slo=None, client={}, points=points,
+    )  # fmt: skip
+
+
+def test_two_runs_are_compared_by_the_medians_of_their_rounds(tmp_path: Path) -> None:
+    for name, rates in (("a", (100.0, 90.0, 900.0)), ("b", (150.0, 140.0, 160.0))):
+        report.write(a_report("closed", *rates), tmp_path / f"{name}.json")
+    command = [sys.executable, "-m", "server", "bench", "compare"]
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if "tokens/s" in line]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["tokens/s", "100", "150", "1.50", "90.0 to 900", "140 to 160"]
+
+
+def test_runs_with_nothing_in_common_and_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(report.BadReport, match="no load in common: 8 clients and 8 req/s"):
+        report.compare(a_report("closed", 1), a_report("open", 1))
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(report.BadReport, match=r"x\.json holds no report"):
+        report.read(tmp_path / "x.json")
+
+
+def test_percentiles_interpolate_linearly() -> None:
+    found = spread([0.4, 0.1, 0.2, 0.3, 0.5])
+    assert found is not None
+    assert (found.p50, found.p90, found.max) == pytest.approx((0.3, 0.46, 0.5))
+    assert spread([None]) is None
+    assert spread([2.0]) is not None
+
+
+def test_an_objective_names_its_bounds() -> None:
+    assert str(Slo.parse("ttft=500ms, itl=50ms,e2e=10s")) == (
+        "ttft ≤ 500 ms, itl ≤ 50 ms, e2e ≤ 10000 ms"
+    )
+
+
+def test_a_busy_client_is_warned_of() -> None:
+    import msgspec
+
+    calm = a_report("open", 1)
+    busy = msgspec.structs.replace(
+        calm, points=[msgspec.structs.replace(calm.points[0], client_cpu=0.9)]
+    )
+    assert not any("WARNING" in note for note in report.notes(calm))
+    assert any("WARNING: this client used up to 90%" in note for note in report.notes(busy))
+
+
+async def test_the_command_ends_with_status_1_where_a_request_failed(tmp_path: Path) -> None:
+    async with scripted(refuse=(500, "Broken.")) as server:
+        command = [
+            sys.executable, "-m", "server", "bench", "run", "--url", server.url,
+            "--concurrency", "1", "--seconds", "0.3", "--workload", "40/4",
+            "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html"),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 1
+    assert b"First HTTP 500, at 1 client: Broken." in out
+    assert b"1 client: 0 of " in err
+    assert (tmp_path / "a.json").is_file()
+    assert (tmp_path / "a.html").is_file()
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from server.cli import app\n"
+        "try: app(['bench', 'run', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'asyncio', 'h11', 'fastapi', 'loadtest.session', 'orjson'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert time.monotonic() - started < 5
+    assert done.stdout.splitlines()[-1] == "loaded: []", done.stderr
