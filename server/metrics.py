@@ -180,12 +180,13 @@ class EngineSeries(Collector):
         stats, info = self._client.stats, self._client.info
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         used = stats.blocks_held / max(stats.blocks_total, 1)
-        draining = self._client.state == "draining"
+        draining, age = self._client.state == "draining", self._client.last_step_age()
         for kind, name, text, value in (
             (gauge, "num_requests_running", "Sequences in the running batch.", stats.running),
             (gauge, "num_requests_waiting", "Sequences in the waiting queue.", stats.waiting),
             (gauge, "kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", used),
             (gauge, "draining", "1 while accepted work ends and new work is refused.", draining),
+            (gauge, "last_step_age_seconds", "Since the engine's last sign, with work.", age),
             (counter, "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
             (counter, "prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
             (counter, "num_preemptions", "Sequences preempted.", stats.preemptions),

@@ -124,6 +124,7 @@ async def test_metrics_are_right_and_their_labels_closed(served):
         *("prefix_cache_hits", "num_preemptions", "cache_config_info", "build_info"),
         *("request_time_per_output_token_seconds", "request_inference_time_seconds"),
         *("request_params_max_tokens", "iteration_tokens", "http_requests", "draining"),
+        "last_step_age_seconds",
     }
     closed = {"model_name", "engine", "le", "reason", "code", "finished_reason", "version"}
     closed |= {"block_size", "num_gpu_blocks", "status"}

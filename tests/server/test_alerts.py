@@ -1,0 +1,146 @@
+"""Alerts and dashboard: every series they read is in a live scrape, and every alert can fire."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.grafana.dashboard import load, metric_names, panels, substitute
+from tests.promtool import promtool
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+RULES = PROMETHEUS / "rules.yml"
+RULES_TEST = PROMETHEUS / "rules_test.yml"
+ALERTS = {r["alert"]: r for g in yaml.safe_load(RULES.read_text())["groups"] for r in g["rules"]}
+VARIABLES = {"__rate_interval": "1m", "model_name": ".*"}
+# Made by Prometheus itself for each target.
+OF_THE_SCRAPE = {"up"}
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ('sum by (le) (rate(a:b_bucket{x=~"c d"}[5m])) / on (y) d_e > 2 and f', "a:b_bucket d_e f"),
+        ('histogram_quantile(0.9, sum by (m, le) (rate(q{a="{b}"}[5m]))) > 1e3', "q"),
+        ("max(up == bool 0) offset 5m or vector(0)", "up"),
+    ],
+)
+def test_the_names_in_a_query(query, names):
+    assert metric_names(query) == set(names.split())
+
+
+async def test_every_series_is_in_a_live_scrape(served):
+    await served.chat()
+    text = (await served.http.get("/metrics")).text
+    there = {s.name for f in text_string_to_metric_families(text) for s in f.samples}
+    wanted = {q: "a panel" for panel in panels() for q, _ in panel.queries}
+    wanted |= {rule["expr"]: name for name, rule in ALERTS.items()}
+    for query, where in wanted.items():
+        names = metric_names(query) - OF_THE_SCRAPE
+        assert names <= there, f"{where} reads {names - there}: {query}"
+    read = set().union(*map(metric_names, wanted))
+    assert len(read) > 30, "the names were not found in the queries"
+
+
+async def test_the_series_that_alerts_match_by_label_begin_at_zero(served):
+    """One that comes up with its first fault shows no increase, and the first fault no alert."""
+    assert await served.metric("http_requests_total", status="500") == 0
+    text = (await served.http.get("/metrics")).text
+    for labels in ('reason="numerical"', 'code="server_overloaded"', 'status="500"'):
+        assert re.search(rf"_total{{.*{labels}.*}} 0\.0", text), labels
+
+
+def test_alerts_are_complete():
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.M)
+    assert headings == list(ALERTS), "one runbook for each alert, in their order"
+    for name, rule in ALERTS.items():
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["for"]
+
+
+def test_prometheus_accepts_rules_and_configuration():
+    for what, file in (("rules", RULES), ("config", PROMETHEUS / "prometheus.yml")):
+        status, said = promtool("check", what, file)
+        assert status == 0, said
+
+
+def test_each_alert_fires_on_its_fault_and_none_in_a_healthy_hour():
+    status, said = promtool("test", "rules", RULES_TEST)
+    assert status == 0, said
+    cases = [
+        c
+        for t in yaml.safe_load(RULES_TEST.read_text())["tests"]
+        for c in t.get("alert_rule_test", ())
+    ]
+    for expected in (True, False):
+        tested = {case["alertname"] for case in cases if bool(case["exp_alerts"]) is expected}
+        assert tested == ALERTS.keys()
+
+
+def test_an_alert_that_no_longer_fires_is_noticed(tmp_path):
+    rules = RULES.read_text()
+    (tmp_path / "rules_test.yml").write_text(RULES_TEST.read_text())
+    for name, rule in ALERTS.items():
+        deaf = yaml.safe_load(rules)
+        for other in deaf["groups"][0]["rules"]:
+            if other["alert"] == name:
+                other["for"] = "10h"
+        (tmp_path / "rules.yml").write_text(yaml.safe_dump(deaf))
+        status, said = promtool("test", "rules", tmp_path / "rules_test.yml")
+        assert status == 1, f"{name}: {rule['expr']}"
+        assert f"alertname: {name}" in said
+
+
+def test_prometheus_accepts_every_query_of_the_dashboard(tmp_path):
+    queries = [q for panel in panels() for q, _ in panel.queries]
+    rules = [
+        {"record": f"panel:{i}", "expr": substitute(query, VARIABLES)}
+        for i, query in enumerate(queries)
+    ]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    status, said = promtool("check", "rules", file)
+    assert status == 0, said
+    assert f"{len(queries)} rules found" in said
+
+
+def test_the_dashboard_is_whole():
+    dashboard = load()
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert max(Counter(ids).values()) == 1
+    variables = {v["name"] for v in dashboard["templating"]["list"]}
+    assert variables == {"datasource", "model_name"}
+    cells: Counter[tuple[int, int]] = Counter()
+    for panel in panels():
+        cells.update(
+            (x, y)
+            for x in range(panel.x, panel.x + panel.width)
+            for y in range(panel.y, panel.y + panel.height)
+        )
+        assert panel.x + panel.width <= 24
+        for query, _ in panel.queries:
+            # A panel of another model, or of all, would mislead.
+            assert "$model_name" in query or "penstock:" not in query, panel.title
+    assert max(cells.values()) == 1, "panels lie on each other"
+    for panel in dashboard["panels"]:
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert {t["datasource"]["uid"] for t in panel["targets"]} == {"${datasource}"}
+
+
+def test_grafanas_provisioning_names_the_data_source_of_compose():
+    folder = ROOT / "deploy" / "grafana" / "provisioning"
+    [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    [provider] = yaml.safe_load((folder / "dashboards" / "penstock.yaml").read_text())["providers"]
+    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
