@@ -115,5 +115,5 @@ class Gemma2(nn.Module):
         return logits if cap is None else softcap(logits, cap)
 
     def weight_map(self) -> WeightMap:
-        tied_copies = ("lm_head.weight",) if self.config.tied else ()
-        return WeightMap(targets_by_module(self, NAMES_GEMMA2), ignored=tied_copies)
+        aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
+        return WeightMap(targets_by_module(self, NAMES_GEMMA2), aliases=aliases)

@@ -139,6 +139,6 @@ class Gemma3(nn.Module):
         return WeightMap(
             {name.removeprefix("model."): target for name, target in targets.items()},
             prefixes=prefixes if nested else ("model.", ""),
-            ignored=("lm_head.weight",) if self.config.tied else (),
+            aliases={"embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {},
             ignored_prefixes=vision if nested else (),
         )

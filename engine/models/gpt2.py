@@ -121,8 +121,7 @@ class GPT2(nn.Module):
                 )
                 targets[f"h.{i}.{name}.bias"] = Target(f"blocks.{i}.{module}.bias")
         ignored = [".attn.bias", ".attn.masked_bias"]  # causal masks old files carry
-        if self.config.tied:
-            ignored.append("lm_head.weight")
-        else:
+        aliases = {"wte.weight": ("lm_head.weight",)} if self.config.tied else {}
+        if not self.config.tied:
             targets["lm_head.weight"] = Target("head.weight")
-        return WeightMap(targets, prefixes=("transformer.", ""), ignored=ignored)
+        return WeightMap(targets, ("transformer.", ""), aliases=aliases, ignored=ignored)

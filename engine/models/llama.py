@@ -144,7 +144,6 @@ class Llama(nn.Module):
         return self.head(hidden)
 
     def weight_map(self) -> WeightMap:
-        tied_copies = ("lm_head.weight",) if self.config.tied else ()
-        return WeightMap(
-            targets_by_module(self, NAMES), ignored=("rotary_emb.inv_freq", *tied_copies)
-        )
+        aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
+        targets = targets_by_module(self, NAMES)
+        return WeightMap(targets, aliases=aliases, ignored=("rotary_emb.inv_freq",))

@@ -85,7 +85,8 @@ def _assign(
         targets.setdefault(spelled(name), []).append(target)
     copies: dict[str, str] = {}
     for name, also in weight_map.aliases.items():
-        for copy in set(also) & names.keys() - targets.keys():
+        spellings = {prefix + other for prefix in prefixes for other in also}
+        for copy in spellings & names.keys() - targets.keys():
             copies.setdefault(copy, spelled(name))
     missing = sorted(targets.keys() - names.keys())
     extra = sorted(

@@ -26,8 +26,8 @@ class WeightMap:
     `old_endings` say how names that end so end in older files.
 
     `aliases` are other names under which a checkpoint may hold a tensor, instead or once more.
-    What carries nothing we need is `ignored` by the end of its name (buffers, tied copies) or by
-    its beginning (`ignored_prefixes`: the vision half of a multimodal checkpoint).
+    What carries nothing we need is `ignored` by the end of its name (buffers) or by its beginning
+    (`ignored_prefixes`: the vision half of a multimodal checkpoint).
     """
 
     targets: dict[str, Target]

@@ -160,7 +160,7 @@ def of_transformers(
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     text, kind = config.get_text_config(), AutoModelForCausalLM
-    start = config.pad_token_id
+    start = getattr(config, "pad_token_id", None)
     for part in (config, text):
         part.eos_token_id = part.bos_token_id = part.pad_token_id = None
     if config.is_encoder_decoder:
