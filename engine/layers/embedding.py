@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import pack, packed_linear
+from engine.ops.embedding import embed
 
 
 class Embedding(nn.Module):
@@ -17,7 +18,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(count, dim))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self.weight)
+        return embed(ids, self.weight)
 
 
 class ScaledEmbedding(Embedding):
@@ -28,7 +29,7 @@ class ScaledEmbedding(Embedding):
         self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return super().forward(ids) * self.scale
+        return embed(ids, self.weight, self.scale)
 
 
 class Sinusoids(nn.Module):

@@ -106,8 +106,8 @@ class BertBlock(nn.Module):
         heads = self.spec.num_heads
         qkv = rotate(self.qkv(x).view(len(x), 3 * heads, self.spec.head_dim))
         q, k, v = qkv.split(heads, dim=1)
-        x = self.attention_norm(x + self.out(self.attend(q, k, v, batch)))
-        return self.mlp_norm(x + self.down(self.activation(self.up(x))))
+        _, x = self.attention_norm.add(x, self.out(self.attend(q, k, v, batch)))
+        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
 
 
 def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:

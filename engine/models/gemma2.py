@@ -69,11 +69,20 @@ class Gemma2Block(nn.Module):
         self.mlp_post_norm = norm(c.hidden)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
-    ) -> torch.Tensor:
-        attended = self.attention(self.attention_norm(x), cos, sin, batch)
-        x = x + self.attention_post_norm(attended)
-        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        post: OffsetRMSNorm | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> tuple[torch.Tensor, torch.Tensor, OffsetRMSNorm]:
+        """x [T, hidden], what is still to be added to it and the norm that passes before, of the
+        block before this one; the same of this one."""
+        x, normed = self.attention_norm.add(x, delta, post)
+        attended = self.attention(normed, cos, sin, batch)
+        x, normed = self.mlp_norm.add(x, attended, self.attention_post_norm)
+        return x, self.mlp(normed), self.mlp_post_norm
 
 
 class Gemma2(nn.Module):
@@ -104,11 +113,11 @@ class Gemma2(nn.Module):
         self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids)
+        x, delta, post = self.embed(batch.input_ids), None, None
         cos, sin = self.rotary(batch.positions)
         for block in self.blocks:
-            x = block(x, cos, sin, batch)
-        return self.norm(x)
+            x, delta, post = block(x, delta, post, cos, sin, batch)
+        return self.norm.add(x, delta, post)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits, cap = self.head(hidden), self.config.final_softcap

@@ -121,11 +121,12 @@ class Gemma3(nn.Module):
         self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids)
+        x, delta, post = self.embed(batch.input_ids), None, None
         everywhere, nearby = self.rotary(batch.positions), self.local_rotary(batch.positions)
         for block, window in zip(self.blocks, self.config.windows, strict=True):
-            x = block(x, *(everywhere if window is None else nearby), batch)
-        return self.norm(x)
+            angles = everywhere if window is None else nearby
+            x, delta, post = block(x, delta, post, *angles, batch)
+        return self.norm.add(x, delta, post)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -17,6 +17,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import gelu_tanh
+from engine.ops.norm import Tensors
 from engine.weights.rules import Target, WeightMap
 
 
@@ -67,10 +68,13 @@ class GPT2Block(nn.Module):
         self.up = Linear(c.hidden, c.intermediate, bias=True)
         self.down = Linear(c.intermediate, c.hidden, bias=True)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.spec.num_heads, -1)
-        x = x + self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
-        return x + self.down(gelu_tanh(self.up(self.mlp_norm(x))))
+    def forward(self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch) -> Tensors:
+        """x [T, hidden] and what is still to be added to it, before and after this block."""
+        x, normed = self.attention_norm.add(x, delta)
+        qkv = self.qkv(normed).view(len(x), 3, self.spec.num_heads, -1)
+        attended = self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
+        x, normed = self.mlp_norm.add(x, attended)
+        return x, self.down(gelu_tanh(self.up(normed)))
 
 
 class GPT2(nn.Module):
@@ -90,10 +94,10 @@ class GPT2(nn.Module):
         self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids) + self.position(batch.positions)
+        x, delta = self.embed(batch.input_ids) + self.position(batch.positions), None
         for block in self.blocks:
-            x = block(x, batch)
-        return self.norm(x)
+            x, delta = block(x, delta, batch)
+        return self.norm.add(x, delta)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -17,6 +17,7 @@ from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, positive, positive_float
+from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
 
 # Where a checkpoint keeps what each of our modules holds.
@@ -109,10 +110,17 @@ class LlamaBlock(nn.Module):
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
-    ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, batch)
-        return x + self.mlp(self.mlp_norm(x))
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> Tensors:
+        """x [T, hidden] and what is still to be added to it, before and after this block."""
+        x, normed = self.attention_norm.add(x, delta)
+        x, normed = self.mlp_norm.add(x, self.attention(normed, cos, sin, batch))
+        return x, self.mlp(normed)
 
 
 class Llama(nn.Module):
@@ -134,11 +142,11 @@ class Llama(nn.Module):
         self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids)
+        x, delta = self.embed(batch.input_ids), None
         cos, sin = self.rotary(batch.positions)
         for block in self.blocks:
-            x = block(x, cos, sin, batch)
-        return self.norm(x)
+            x, delta = block(x, delta, cos, sin, batch)
+        return self.norm.add(x, delta)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -113,8 +113,8 @@ class EncoderBlock(nn.Module):
         self.mlp_norm = LayerNorm(c.hidden, NORM_EPS)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        x = self.attention_norm(x + self.attention(x, batch))
-        return self.mlp_norm(x + self.down(self.activation(self.up(x))))
+        _, x = self.attention_norm.add(x, self.attention(x, batch))
+        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
 
 
 class DecoderBlock(nn.Module):
@@ -131,9 +131,9 @@ class DecoderBlock(nn.Module):
         self.mlp_norm = LayerNorm(c.hidden, NORM_EPS)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        x = self.attention_norm(x + self.attention(x, batch))
-        x = self.cross_norm(x + self.cross(x, batch))
-        return self.mlp_norm(x + self.down(self.activation(self.up(x))))
+        _, x = self.attention_norm.add(x, self.attention(x, batch))
+        _, x = self.cross_norm.add(x, self.cross(x, batch))
+        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
 
 
 class Marian(nn.Module):

@@ -24,7 +24,7 @@ from engine.layers.linear import Linear
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, nullable, positive, positive_float, required
 from engine.ops.gated import relu_squared, sigmoid
-from engine.ops.norm import rms_norm
+from engine.ops.norm import add_rms_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
 from engine.weights.rules import WeightMap, targets_by_module
@@ -178,8 +178,9 @@ class NanoChatBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        x = x + self.attention(rms_norm(x, None, self.norm_eps), cos, sin, batch)
-        return x + self.down(relu_squared(self.up(rms_norm(x, None, self.norm_eps))))
+        attended = self.attention(rms_norm(x, None, self.norm_eps), cos, sin, batch)
+        x, normed = add_rms_norm(x, attended, None, self.norm_eps)
+        return x + self.down(relu_squared(self.up(normed)))
 
 
 class NanoChat(nn.Module):

@@ -20,6 +20,7 @@ from engine.layers.mlp import Activation
 from engine.layers.norm import RMSNorm
 from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import gelu_tanh_mul, silu_mul
+from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
 
 # feed_forward_proj -> what a config derives of it, the linears in front, the activation.
@@ -141,9 +142,13 @@ class T5EncoderBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp = T5MLP(config)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch, table: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), batch, table)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch, table: torch.Tensor
+    ) -> Tensors:
+        """x [T, hidden] and what is still to be added to it, before and after this block."""
+        x, normed = self.attention_norm.add(x, delta)
+        x, normed = self.mlp_norm.add(x, self.attention(normed, batch, table))
+        return x, self.mlp(normed)
 
 
 class T5DecoderBlock(nn.Module):
@@ -157,10 +162,14 @@ class T5DecoderBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp = T5MLP(config)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch, table: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), batch, table)
-        x = x + self.cross(self.cross_norm(x), batch)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch, table: torch.Tensor
+    ) -> Tensors:
+        """As of an encoder's block."""
+        x, normed = self.attention_norm.add(x, delta)
+        x, normed = self.cross_norm.add(x, self.attention(normed, batch, table))
+        x, normed = self.mlp_norm.add(x, self.cross(normed, batch))
+        return x, self.mlp(normed)
 
 
 class T5(nn.Module):
@@ -184,20 +193,20 @@ class T5(nn.Module):
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=None if c.own_head else self.embed)
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids)
+        x, delta = self.embed(batch.input_ids), None
         for block in self.encoder:
-            x = block(x, batch, self.encoder_table.weight)
-        x = self.encoder_norm(x)
+            x, delta = block(x, delta, batch, self.encoder_table.weight)
+        x = self.encoder_norm.add(x, delta)[1]
         for layer in self.modules():
             if isinstance(layer, CrossAttention):
                 layer.store(x, batch)
         return x
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids)
+        x, delta = self.embed(batch.input_ids), None
         for block in self.decoder:
-            x = block(x, batch, self.decoder_table.weight)
-        return self.norm(x)
+            x, delta = block(x, delta, batch, self.decoder_table.weight)
+        return self.norm.add(x, delta)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden * self.config.hidden**-0.5 if self.config.scaled else hidden)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.ops.dispatch import kernels_for
+
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where [..., 2F] holds gate and up side by side; [..., F] (SwiGLU)."""
+    if kernels_for(gate_up):
+        from engine.kernels.gated import activate
+
+        return activate(gate_up, "silu", gated=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gelu_tanh(gate) * up, laid out as for silu_mul (GeGLU, arXiv 2002.05202)."""
+    if kernels_for(gate_up):
+        from engine.kernels.gated import activate
+
+        return activate(gate_up, "gelu_tanh", gated=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return gelu_tanh(gate) * up
 
@@ -25,6 +35,10 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
     """max(x, 0) squared (Primer, arXiv 2109.08668)."""
+    if kernels_for(x):
+        from engine.kernels.gated import activate
+
+        return activate(x, "relu_squared", gated=False)
     return F.relu(x).square()
 
 

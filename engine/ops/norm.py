@@ -5,22 +5,67 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.ops.dispatch import kernels_for
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, offset: bool = False
+) -> torch.Tensor:
     """x / rms(x) * weight over the last dimension, computed in fp32 (arXiv 1910.07467).
 
-    Without a weight it only scales.
+    Without a weight it only scales. With `offset` weights are stored as their distance from one,
+    and the result is rounded to x's dtype at the very end (Gemma).
     """
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    if kernels_for(x):
+        from engine.kernels.norm import norm
 
-
-def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * (1 + weight) in fp32, rounded to x's dtype at the very end (Gemma)."""
-    return F.rms_norm(x.float(), (x.shape[-1],), 1.0 + weight.float(), eps).to(x.dtype)
+        return norm(x, None, weight, None, eps, offset=offset)[1]
+    size = x.shape[-1:]
+    if offset and weight is not None:
+        return F.rms_norm(x.float(), size, 1.0 + weight.float(), eps).to(x.dtype)
+    return F.rms_norm(x, size, weight, eps)
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """(x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
+    if kernels_for(x):
+        from engine.kernels.norm import norm
+
+        return norm(x, None, weight, bias, eps, mean=True)[1]
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    *,
+    offset: bool = False,
+    post: torch.Tensor | None = None,
+) -> Tensors:
+    """x + delta, and its rms_norm; with `post`, the weight of a norm the delta passes before."""
+    if kernels_for(x):
+        from engine.kernels.norm import norm
+
+        return norm(x, delta, weight, None, eps, offset=offset, post=post)
+    if post is not None:
+        delta = rms_norm(delta, post, eps, offset=offset)
+    total = x + delta
+    return total, rms_norm(total, weight, eps, offset=offset)
+
+
+def add_layer_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> Tensors:
+    """x + delta, and its layer_norm."""
+    if kernels_for(x):
+        from engine.kernels.norm import norm
+
+        return norm(x, delta, weight, bias, eps, mean=True)
+    total = x + delta
+    return total, layer_norm(total, weight, bias, eps)

@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 from engine.layers.embedding import Embedding, ScaledEmbedding
 from engine.models.gemma import Gemma
 from engine.ops.gated import silu_mul
-from engine.ops.norm import offset_rms_norm, rms_norm
+from engine.ops.norm import rms_norm
 from tests.models.golden import (
     Case,
     Equality,
@@ -49,7 +49,7 @@ def first_release(config: dict[str, Any], tensors: Tensors) -> None:
 
 
 FEATURES = {
-    "engine.layers.norm.offset_rms_norm": rms_norm,
+    "engine.layers.norm.OffsetRMSNorm.offset": False,
     "engine.layers.embedding.ScaledEmbedding.forward": Embedding.forward,
     "engine.layers.mlp.GATED": {"gelu_pytorch_tanh": silu_mul},
 }
@@ -111,7 +111,7 @@ def test_norms_round_as_in_training(hidden: int) -> None:
     reference = gemma.GemmaRMSNorm(hidden, eps=1e-6).bfloat16()
     weight = torch.randn(hidden, generator=generator).bfloat16()
     reference.weight = torch.nn.Parameter(weight)
-    found, due = offset_rms_norm(x, weight, 1e-6), reference(x)
+    found, due = rms_norm(x, weight, 1e-6, offset=True), reference(x)
     assert found.dtype == torch.bfloat16
     differ = (found != due).float().mean()
     assert differ < 1e-4, "beyond what another order of one sum explains"

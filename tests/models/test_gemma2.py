@@ -8,7 +8,6 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.models.gemma2 import Gemma2
-from engine.ops.norm import rms_norm
 from tests.models.golden import (
     EQUALITIES,
     WINDOW,
@@ -67,7 +66,7 @@ CASE = Case(
         "layer_types": ["full_attention"] * 4,
     },
     zeroed=[*NORMS, "lm_head"],
-    replaced={"engine.layers.norm.offset_rms_norm": rms_norm},
+    replaced={"engine.layers.norm.OffsetRMSNorm.offset": False},
     lengths=WINDOW_LENGTHS,
 )
 NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}

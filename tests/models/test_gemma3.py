@@ -9,7 +9,6 @@ import torch
 
 from engine.errors import ConfigError
 from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3
-from engine.ops.norm import rms_norm
 from tests.models.golden import (
     EQUALITIES,
     WINDOW,
@@ -114,7 +113,7 @@ CASE = Case(
         "lm_head",
     ],
     replaced={
-        "engine.layers.norm.offset_rms_norm": rms_norm,
+        "engine.layers.norm.OffsetRMSNorm.offset": False,
         "engine.layers.attention.RotaryAttention.forward": unnormalised,
     },
     lengths=WINDOW_LENGTHS,

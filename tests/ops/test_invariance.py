@@ -18,7 +18,7 @@ from engine.attention.spec import AttentionSpec
 from engine.attention.torch_backend import SPLIT
 from engine.layers.linear import can_prepack, pack, packed_linear
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
-from engine.ops.norm import layer_norm, offset_rms_norm, rms_norm
+from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
 from engine.runner.model_runner import ModelRunner
@@ -77,11 +77,11 @@ def test_row_wise_operations(size: int, dtype: torch.dtype) -> None:
         "head_norm": lambda rows: rms_norm(
             x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6
         ),
-        "offset_head_norm": lambda rows: offset_rms_norm(
-            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6
+        "offset_head_norm": lambda rows: rms_norm(
+            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6, offset=True
         ),
         "rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-5),
-        "offset_rms_norm": lambda rows: offset_rms_norm(x[rows], weight, 1e-6),
+        "offset_rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-6, offset=True),
         "layer_norm": lambda rows: layer_norm(x[rows], weight, weight, 1e-5),
         "silu_mul": lambda rows: silu_mul(x[rows]),
         "gelu_tanh_mul": lambda rows: gelu_tanh_mul(x[rows]),

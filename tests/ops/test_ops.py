@@ -9,7 +9,7 @@ import torch
 
 from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
-from engine.ops.norm import layer_norm, offset_rms_norm, rms_norm
+from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
 
@@ -48,7 +48,7 @@ def test_offset_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, scale=0.3, seed=1)
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + weight.double())
-    check(offset_rms_norm(x, weight, 1e-6), due, dtype)
+    check(rms_norm(x, weight, 1e-6, offset=True), due, dtype)
 
 
 @dtypes
@@ -83,7 +83,7 @@ def test_norm_layers_use_their_weights() -> None:
     for parameter in (rms.weight, offset.weight, layer.weight, layer.bias):
         parameter.data = draw(8, dtype=torch.float32, seed=parameter.dim())
     assert torch.equal(rms(x), rms_norm(x, rms.weight, 1e-5))
-    assert torch.equal(offset(x), offset_rms_norm(x, offset.weight, 1e-5))
+    assert torch.equal(offset(x), rms_norm(x, offset.weight, 1e-5, offset=True))
     assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, 1e-5))
 
 
@@ -180,7 +180,7 @@ def test_operations_leave_their_inputs_alone() -> None:
     rms_norm(x, torch.ones(8), 1e-5)
     rms_norm(x, None, 1e-5)
     layer_norm(x, torch.ones(8), torch.zeros(8), 1e-5)
-    offset_rms_norm(x, torch.ones(8), 1e-5)
+    rms_norm(x, torch.ones(8), 1e-5, offset=True)
     softcap(x, 2.0)
     silu_mul(x)
     gelu_tanh_mul(x)

@@ -1,0 +1,64 @@
+"""Activations of feed-forward layers, alone or times the other half of their input."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+
+
+@triton.jit
+def _tanh(x):
+    e = tl.exp(-2.0 * tl.abs(x))  # cannot overflow
+    magnitude = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0, -magnitude, magnitude)
+
+
+@triton.jit
+def _sigmoid(x):
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def _activation_kernel(
+    x_ptr,
+    out_ptr,
+    stride,
+    size,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    x = tl.load(x_ptr + row * stride + at, mask, 0.0).to(tl.float32)
+    if KIND == "silu":
+        y = x * _sigmoid(x)
+    elif KIND == "gelu_tanh":
+        y = 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(KIND == "relu_squared")
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    if GATED:
+        y *= tl.load(x_ptr + row * stride + size + at, mask, 0.0).to(tl.float32)
+    tl.store(out_ptr + row * size + at, y.to(out_ptr.dtype.element_ty), mask)
+
+
+def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:
+    """`kind` is silu, gelu_tanh or relu_squared, of x [..., F] in fp32, rounded once.
+
+    Gated, x [..., 2F] holds gate and up side by side; the result [..., F] is their product.
+    """
+    size = x.shape[-1] // 2 if gated else x.shape[-1]
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    out = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
+    if len(rows):
+        grid = len(rows), triton.cdiv(size, BLOCK)
+        _activation_kernel[grid](rows, out, rows.stride(0), size, kind, gated, BLOCK)
+    return out

@@ -1,0 +1,18 @@
+"""Rows of an embedding table."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.ops.dispatch import kernels_for
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """table[ids] * scale, with ids [T] and the table [V, N]; [T, N]."""
+    if kernels_for(table):
+        from engine.kernels.embedding import gather
+
+        return gather(ids, table, scale)
+    rows = F.embedding(ids, table)
+    return rows if scale == 1.0 else rows * scale

@@ -1,0 +1,38 @@
+"""Kernels against their references, on the CPU in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton, which is not installed")
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds NaN, so that whatever a kernel leaves unwritten is seen."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(-9)
+
+    def fresh(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return poison(empty(*args, **kwargs))
+
+    def fresh_like(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return poison(empty_like(*args, **kwargs))
+
+    monkeypatch.setattr(torch, "empty", fresh)
+    monkeypatch.setattr(torch, "empty_like", fresh_like)
+
+
+@pytest.fixture
+def kernels(one_thread: None, poisoned: None) -> Iterator[None]:
+    """Ops dispatch to kernels."""
+    from engine.ops.dispatch import kernels_everywhere
+
+    with kernels_everywhere():
+        yield
