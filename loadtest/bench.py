@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 from loadtest.http_client import Completion, Target, exchange, said, stream
 from loadtest.measure import Load, Measured, Point, Slo, point
-from loadtest.workload import WORDS, Prose, Workload
+from loadtest.workload import WORDS, Prose, Workload, poisson
 
 Api = Literal["chat", "completions"]
+Arrivals = Literal["poisson", "recorded"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROBE_WORDS = (24, 96)
 SATURATION_CLIENTS = 64
@@ -40,7 +41,6 @@ class Server:
     url: str
     model: str
     api: Api
-    longest: int | None  # prompt plus answer, where the server tells
     ignore_eos: bool
     timeout: float
 
@@ -128,14 +128,13 @@ class Run:
         seed: int,
         slo: Slo | None,
         report: Callable[[Progress], None],
+        *,
+        as_recorded: bool = False,
     ) -> None:
-        if server.longest and workload.longest > server.longest:
-            raise BenchError(
-                f"The workload {workload.name} has requests of {workload.longest} tokens, but "
-                f"{server.model} takes at most {server.longest}. Choose a shorter --workload."
-            )
+        """`as_recorded`: arrivals follow the workload's trace, not a Poisson process."""
         self.server, self.prose, self.workload = server, prose, workload
         self.seconds, self.seed, self.slo, self.report = seconds, seed, slo, report
+        self.as_recorded = as_recorded
         self._measured: list[Measured] = []
         self._running = 0
         allow_many_connections()
@@ -173,14 +172,16 @@ class Run:
         await asyncio.gather(*(client() for _ in range(int(load.value))))
 
     async def _open(self, load: Load, begin: float, rng: random.Random) -> None:
-        texts = self._texts(rng)
+        texts, at = self._texts(rng), begin
+        recorded = self.workload.gaps if self.as_recorded else None
         async with asyncio.TaskGroup() as group:
-            at = begin + rng.expovariate(load.value)
-            while at < begin + self.seconds:
+            for gap in recorded() if recorded else poisson(rng):
+                at += gap / load.value
+                if at >= begin + self.seconds:
+                    break
                 text, tokens = next(texts)
                 await asyncio.sleep(at - time.monotonic())
                 group.create_task(self._ask(text, tokens, at))
-                at += rng.expovariate(load.value)
 
     def _texts(self, rng: random.Random) -> Iterator[tuple[str, int]]:
         for shape in self.workload.shapes(rng):

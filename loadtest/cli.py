@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 Ask = Literal["chat", "completions"]
+Arrivals = Literal["poisson", "recorded"]
 
 
 @app.command()
@@ -36,9 +37,16 @@ def run(
     workload: Annotated[
         str,
         typer.Option(
-            help="Tokens of prompt/answer, or `mix`: chats and code, some prompts shared."
+            help="Tokens of prompt/answer; or `mix`: chats and code, some prompts shared; or the "
+            "file of a trace (Mooncake, Azure) or of prompts.",
         ),
     ] = "128/64",
+    length_scale: Annotated[
+        str, typer.Option(metavar="0.01/0.2", help="A trace's prompts and answers, times this.")
+    ] = "1",
+    arrivals: Annotated[
+        Arrivals, typer.Option(help="Of an open loop; recorded: the trace's, at the rate given.")
+    ] = "poisson",
     slo: Annotated[
         str | None,
         typer.Option(
@@ -79,6 +87,8 @@ def run(
         concurrency=concurrency or ("" if rate else "1,8,32"),
         rate=rate or "",
         workload=workload,
+        length_scale=length_scale,
+        arrivals=arrivals,
         slo=slo,
         seconds=seconds,
         rounds=rounds,

@@ -12,7 +12,7 @@ from loadtest.measure import Load, Point
 from loadtest.report import Figure, Report, by_load, median, of
 
 WIDTH, HEIGHT = 420, 230
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 56, 24, 12, 34
 COLOURS = ("#2a6fdb", "#d9730d", "#2f9e60", "#a33bb5")
 LOG_FROM = 30  # a scale whose largest value is so many times its smallest is logarithmic
 # Title, unit, factor, lines.

@@ -25,6 +25,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     workload: str
     arrivals: str
+    left_out: int  # requests of the trace that are too long for the model
     seed: int
     tokens_per_word: float
     slo: Slo | None
@@ -141,6 +142,8 @@ def notes(report: Report) -> list[str]:
         lines[0] += f" Medians of {rounds} rounds."
     if report.slo:
         lines.append(f"Goodput: requests/s with {report.slo}.")
+    if report.left_out:
+        lines.append(f"{report.left_out} requests of the trace do not fit the model: left out.")
     told: set[str] = set()
     for point in report.points:
         for kind, message in point.messages.items():

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from loadtest.bench import Api, BenchError, Progress, Run, Server, calibrate, find
+from loadtest.bench import Api, Arrivals, BenchError, Progress, Run, Server, calibrate, find
 from loadtest.http_client import BadUrl, Target
 from loadtest.measure import BadSlo, Load, Point, Slo
 from loadtest.report import Report
-from loadtest.workload import UnknownWorkload, workload
+from loadtest.workload import BadWorkload, Scale, workload
 
-COMPLAINTS = (BenchError, BadUrl, BadSlo, UnknownWorkload)  # what the user reads in one line
+COMPLAINTS = (BenchError, BadUrl, BadSlo, BadWorkload)  # what the user reads in one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Asked:
     concurrency: str
     rate: str
     workload: str
+    length_scale: str
+    arrivals: Arrivals
     slo: str | None
     seconds: float
     rounds: int
@@ -40,13 +42,26 @@ class Asked:
 
 async def measure(asked: Asked) -> Report:
     """Raises one of COMPLAINTS where nothing can be measured."""
-    loads, chosen = _loads(asked), workload(asked.workload)
+    loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
     target = Target.parse(asked.url, asked.key)
     model, longest = await find(target, asked.url, asked.model)
-    server = Server(target, asked.url, model, asked.api, longest, asked.ignore_eos, asked.timeout)
+    chosen = workload(asked.workload, scale, longest)
+    as_recorded = asked.arrivals == "recorded"
+    if as_recorded and chosen.gaps is None:
+        raise BenchError(f"--arrivals recorded: {asked.workload} is no trace with arrivals.")
+    server = Server(target, asked.url, model, asked.api, asked.ignore_eos, asked.timeout)
     prose = await calibrate(server)
-    run = Run(server, prose, chosen, asked.seconds, asked.seed, slo, show_progress)
+    run = Run(
+        server,
+        prose,
+        chosen,
+        asked.seconds,
+        asked.seed,
+        slo,
+        show_progress,
+        as_recorded=as_recorded,
+    )
     points = []
     for number in range(1, asked.rounds + 1):
         if number == 1 and any(load.share is not None for load in loads):
@@ -62,7 +77,8 @@ async def measure(asked: Asked) -> Report:
         model=model,
         api=asked.api,
         workload=chosen.name,
-        arrivals="poisson",
+        arrivals=asked.arrivals,
+        left_out=chosen.left_out,
         seed=asked.seed,
         tokens_per_word=prose.tokens_per_word,
         slo=slo,

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 ENGLISH = (
     "the of and to in is it you that he was for on are with as his they be at one have this "
@@ -30,24 +31,58 @@ WORDS = ENGLISH.split()
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One request: lengths in tokens. `blocks` name the pieces its prompt is made of, each of
-    `block_tokens`: prompts that begin with the same names begin with the same text."""
+    `block_tokens`: prompts that begin with the same names begin with the same text. Where there is
+    a `text`, it is the prompt, however long."""
 
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[str, ...] = ()
-    block_tokens: int = 0
-
-
-Shapes = Callable[[random.Random], Iterator[Shape]]
+    block_tokens: float = 0
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`longest` is the largest prompt plus answer, in tokens."""
+    """`shapes` and `gaps` never end. `gaps` are the times between arrivals as they were recorded,
+    1 on average; None where nothing was recorded."""
 
     name: str
-    shapes: Shapes
-    longest: int
+    shapes: Callable[[random.Random], Iterator[Shape]]
+    longest: int  # prompt plus answer, in tokens
+    gaps: Callable[[], Iterator[float]] | None = None
+    left_out: int = 0  # requests of a trace that are too long for the model
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the lengths of a trace are multiplied by."""
+
+    prompt: float = 1.0
+    output: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Scale:
+        """`0.05`, or `0.01/0.2` for prompts and answers; raises BadWorkload."""
+        prompt, _, output = text.partition("/")
+        try:
+            scale = cls(float(prompt), float(output or prompt))
+        except ValueError:
+            scale = cls(0.0)
+        if not (0 < scale.prompt < 1e3 and 0 < scale.output < 1e3):
+            raise BadWorkload(
+                f"--length-scale: {text!r} is none; give it as 0.05, or as 0.01/0.2 for prompts "
+                "and answers."
+            )
+        return scale
+
+    def __str__(self) -> str:
+        return f"{self.prompt:g}/{self.output:g}"
+
+
+def poisson(rng: random.Random) -> Iterator[float]:
+    """Times between independent arrivals, 1 on average."""
+    while True:
+        yield rng.expovariate(1.0)
 
 
 def fixed(prompt: int, output: int) -> Workload:
@@ -58,6 +93,10 @@ def fixed(prompt: int, output: int) -> Workload:
             yield Shape(prompt, output)
 
     return Workload(f"{prompt}/{output}", shapes, prompt + output)
+
+
+class BadWorkload(Exception):
+    """There is no such workload, or it does not fit the model."""
 
 
 # Of `mix`: share of the requests, median prompt, longest prompt, median answer, longest answer.
@@ -73,12 +112,13 @@ def mix() -> Workload:
         return min(most, max(4, round(median * rng.lognormvariate(0, 0.6))))
 
     def shapes(rng: random.Random) -> Iterator[Shape]:
+        salt = rng.getrandbits(64)  # another text each time, or it would be in the cache
         while True:
             chat = rng.random() < CHAT[0]
             _, prompt, most_prompt, output, most_output = CHAT if chat else CODE
             tokens, answer = length(rng, prompt, most_prompt), length(rng, output, most_output)
             if chat:
-                system = f"system {rng.randrange(SYSTEM_PROMPTS)}"
+                system = f"{salt} {rng.randrange(SYSTEM_PROMPTS)}"
                 yield Shape(SYSTEM_TOKENS + tokens, answer, (system,), SYSTEM_TOKENS)
             else:
                 yield Shape(tokens, answer)
@@ -86,19 +126,29 @@ def mix() -> Workload:
     return Workload("mix", shapes, max(SYSTEM_TOKENS + CHAT[2] + CHAT[4], CODE[2] + CODE[4]))
 
 
-class UnknownWorkload(Exception):
-    """No workload has that name."""
-
-
-def workload(name: str) -> Workload:
-    """By what `--workload` was given; raises UnknownWorkload."""
+def workload(name: str, scale: Scale, longest: int | None) -> Workload:
+    """By what `--workload` was given, for a model with so long a context; raises BadWorkload."""
     if match := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", name):
-        return fixed(int(match[1]), int(match[2]))
-    if name == "mix":
-        return mix()
-    raise UnknownWorkload(
-        f"There is no workload {name}: give `mix`, or the tokens of prompt and answer as `128/64`."
-    )
+        chosen = fixed(int(match[1]), int(match[2]))
+    elif name == "mix":
+        chosen = mix()
+    elif Path(name).is_file():
+        from loadtest.traces import from_file  # which needs this module
+
+        return from_file(Path(name), scale, longest)
+    else:
+        raise BadWorkload(
+            f"There is no workload {name}: give the tokens of prompt and answer as `128/64`, "
+            "`mix`, or the file of a trace or of prompts."
+        )
+    if scale != Scale():
+        raise BadWorkload(f"--length-scale is for traces; {name} says how long its texts are.")
+    if longest and chosen.longest > longest:
+        raise BadWorkload(
+            f"The workload {name} has requests of {chosen.longest} tokens, but the model takes at "
+            f"most {longest}. Choose a shorter one."
+        )
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +160,8 @@ class Prose:
 
     def text(self, shape: Shape, rng: random.Random) -> str:
         """The prompt of `shape`; what no block names is drawn from `rng`."""
+        if shape.text:
+            return shape.text
         left = max(1, round((shape.prompt_tokens - self.overhead) / self.tokens_per_word))
         words: list[str] = []
         for block in shape.blocks:

@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def asked(server: Scripted, **fields: Any) -> Asked:
     defaults: dict[str, Any] = {
         "url": server.url, "key": "", "model": None, "api": "chat", "concurrency": "", "rate": "",
-        "workload": "40/4", "slo": None, "seconds": 0.5, "rounds": 1, "seed": 0,
+        "workload": "40/4", "length_scale": "1", "arrivals": "poisson", "slo": None,
+        "seconds": 0.5, "rounds": 1, "seed": 0,
         "ignore_eos": True, "timeout": 10.0,
     }  # fmt: skip
     return Asked(**defaults | fields)
@@ -124,8 +125,12 @@ async def test_failures_are_counted_by_kind(fields: dict[str, Any], kind: str, w
         ({}, {"model": "three"}, "no model three, but one, two"),
         ({"key": "k"}, {}, "401: Give a valid API key. Give the key with PENSTOCK_API_KEY."),
         ({"usage": False}, {}, "without a usage event"),
-        ({}, {"workload": "900/200"}, "1100 tokens, but one takes at most 1000"),
+        ({}, {"workload": "900/200"}, "1100 tokens, but the model takes at most 1000"),
         ({}, {"workload": "chat"}, "There is no workload chat"),
+        ({}, {"length_scale": "0.1"}, "--length-scale is for traces"),
+        ({}, {"length_scale": "no"}, "--length-scale: 'no' is none"),
+        ({}, {"arrivals": "recorded"}, "40/4 is no trace with arrivals"),
+        ({}, {"workload": __file__}, "is neither a trace of Mooncake or Azure"),
         ({}, {"slo": "ttft=5"}, "'ttft=5' is none of"),
         ({}, {"concurrency": "0"}, "'0' is no number of clients"),
         ({}, {"rate": "fast"}, "'fast' is no number of requests/s"),
@@ -169,7 +174,8 @@ def a_report(loop: Any, *rates: float, client_cpu: float = 0.1) -> report.Report
     points = [a_point(Load(loop, 8), number, rate) for number, rate in enumerate(rates, 1)]
     return report.Report(
         version=1, command="c", date="d", url="u", model="m", api="chat", workload="1/1",
-        arrivals="poisson", seed=0, tokens_per_word=1, slo=None, client={}, points=points,
+        arrivals="poisson", left_out=0, seed=0, tokens_per_word=1, slo=None, client={},
+        points=points,
     )  # fmt: skip
 
 
@@ -248,3 +254,18 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert time.monotonic() - started < 5
     assert done.stdout.splitlines()[-1] == "loaded: []", done.stderr
+
+
+async def test_arrivals_as_recorded_come_in_the_traces_bursts(tmp_path: Path) -> None:
+    """Four at once, then a pause, twenty times over."""
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2026-01-01 00:00:{s:02}.0000000,40,2" for s in range(0, 60, 3) for _ in range(4)]
+    (tmp_path / "bursts.csv").write_text("\n".join(lines))
+    async with scripted() as server:
+        found = await measured(
+            server, workload=str(tmp_path / "bursts.csv"), arrivals="recorded", rate="40"
+        )
+    [point] = found.points
+    assert point.completed == point.requests
+    assert point.requests in range(16, 25, 4)  # 0.5 s of 40 a second, in whole bursts
+    assert found.arrivals == "recorded"

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import random
 from itertools import islice, takewhile
+from pathlib import Path
 
-from loadtest.workload import SYSTEM_TOKENS, Prose, Shape, workload
+import pytest
+
+from loadtest.workload import (
+    SYSTEM_TOKENS,
+    BadWorkload,
+    Prose,
+    Scale,
+    Shape,
+    Workload,
+    workload,
+)
 
 PROSE = Prose(tokens_per_word=1.5, overhead=6)
 
@@ -32,7 +43,7 @@ def test_prompts_of_the_same_blocks_begin_alike_and_no_others_do() -> None:
 
 
 def test_the_mix_keeps_its_bounds_and_shares_three_system_prompts() -> None:
-    mix = workload("mix")
+    mix = workload("mix", Scale(), 1024)
     shapes = list(islice(mix.shapes(random.Random(0)), 2000))
     assert max(shape.prompt_tokens + shape.output_tokens for shape in shapes) <= mix.longest
     assert min(shape.output_tokens for shape in shapes) >= 4
@@ -41,3 +52,54 @@ def test_the_mix_keeps_its_bounds_and_shares_three_system_prompts() -> None:
     assert len({shape.blocks for shape in shared}) == 3
     assert all(shape.prompt_tokens > SYSTEM_TOKENS for shape in shared)
     assert shapes == list(islice(mix.shapes(random.Random(0)), 2000))
+
+
+def trace(assets: Path, name: str, scale: Scale, longest: int | None) -> Workload:
+    return workload(str(assets / "traces" / name), scale, longest)
+
+
+def test_a_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Path) -> None:
+    mooncake = trace(assets, "conversation_trace.jsonl", Scale(0.05, 0.1), 2000)
+    assert mooncake.gaps is not None
+    first, second, third = islice(mooncake.shapes(random.Random(0)), 3)
+    assert (first.prompt_tokens, first.output_tokens) == (round(6758 * 0.05), 50)
+    assert first.blocks[0] == second.blocks[0] == third.blocks[0]  # hash 0
+    assert not set(first.blocks[1:]) & set(second.blocks[1:])
+    one, two = (PROSE.text(shape, random.Random(1)) for shape in (first, second))
+    block = round(512 * 0.05 / 1.5)
+    assert block <= words_shared(one, two) < block + 4
+    gaps = list(islice(mooncake.gaps(), 12000 - mooncake.left_out))
+    assert 0.9 < sum(gaps) / len(gaps) < 1.1
+    assert mooncake.left_out > 0
+    other = next(mooncake.shapes(random.Random(5)))
+    assert other.prompt_tokens == first.prompt_tokens
+    assert other.blocks != first.blocks  # or a second run would find the first one's prefixes
+
+
+def test_an_azure_trace_keeps_lengths_and_bursts(assets: Path) -> None:
+    azure = trace(assets, "AzureLLMInferenceTrace_code.csv", Scale(), None)
+    assert azure.gaps is not None
+    first, second = islice(azure.shapes(random.Random(0)), 2)
+    assert (first.prompt_tokens, first.output_tokens) == (4808, 10)
+    assert (second.prompt_tokens, second.output_tokens) == (3180, 8)
+    gaps = list(islice(azure.gaps(), 8000))
+    assert max(gaps) > 50  # Poisson's largest of 8000 is about 9
+
+
+def test_a_trace_of_which_nothing_fits_is_refused_with_what_would(assets: Path) -> None:
+    with pytest.raises(BadWorkload, match=r"fit 10 tokens; the median has \d+.*--length-scale"):
+        trace(assets, "conversation_trace.jsonl", Scale(), 10)
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        ('{"question": "How many?", "answer": "3"}', "How many?"),
+        ('{"question_id": 1, "turns": ["First.", "Then."]}', "First."),
+        ('{"prompt": "Say it."}', "Say it."),
+    ],
+)
+def test_real_prompts_are_asked_as_they_are(line: str, prompt: str, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(line + "\n")
+    shape = next(workload(str(tmp_path / "p.jsonl"), Scale(), 1024).shapes(random.Random(0)))
+    assert PROSE.text(shape, random.Random(0)) == prompt
