@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -107,6 +108,7 @@ def serve(**values: Any) -> None:
         folder = model_folder(engine_config.model)
         for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
+        _check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
@@ -116,6 +118,16 @@ def serve(**values: Any) -> None:
     from server.launch import run  # only now: what is wrong so far is told within half a second
 
     raise typer.Exit(run(server_config, engine_config, ProcessClient(engine_config), listener))
+
+
+def _check_temporary_folder() -> None:
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"There is no room for the socket between Penstock's two processes: {error.strerror}. "
+            "Set TMPDIR to a folder that can be written, in a container the cache mount."
+        ) from None
 
 
 def _located(

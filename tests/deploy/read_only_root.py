@@ -1,0 +1,41 @@
+"""Runs a command as on a node: `python read_only_root.py FOLDER UID COMMAND...`, in a mount
+namespace of its own (`unshare --mount`). All file systems are read-only but a fresh one on FOLDER,
+and the command has another user and no right but to read. The environment is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+READ = "+dac_read_search"  # the tests' own Python may lie in a home that is closed to others
+
+
+def mounts() -> dict[str, list[str]]:
+    """The options of each mount point, of the topmost where several lie on each other."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    fields = [line.split() for line in lines]
+    unescaped = (re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), f[4]) for f in fields)
+    return {point: f[5].split(",") for point, f in zip(unescaped, fields, strict=True)}
+
+
+def main() -> None:
+    folder, uid, *command = sys.argv[1:]
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "cache", folder], check=True)
+    for target in mounts():
+        if target != folder:
+            subprocess.run(["mount", "-o", "remount,bind,ro", target], check=True)
+    writable = [target for target, options in mounts().items() if "ro" not in options]
+    assert writable == [folder], writable
+    identity = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"]
+    rights = [f"--inh-caps=-all,{READ}", f"--ambient-caps={READ}", f"--bounding-set=-all,{READ}"]
+    os.chdir(folder)
+    os.execvp("setpriv", ["setpriv", *identity, *rights, *command])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""As the images run on a cluster: read-only root, a uid nobody has heard of, no home."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from server import exits
+from tests.deploy.dockerfile import DOCKER, ROOT, stages
+from tests.e2e.serve import START_S, eventually
+
+UID = 54321
+SERVE = [sys.executable, "-m", "server", "serve", "demo", "--port", "0", "--threads", "1"]
+RUNNER = Path(__file__).with_name("read_only_root.py")
+
+
+def image_environment(cache: Path) -> dict[str, str]:
+    """What the image sets, with `cache` in the place of /cache, and our Python for its own."""
+    *_, final = stages(DOCKER / "Dockerfile.cpu")
+    environment = {k: v.replace("/cache", str(cache)) for k, v in final.environment.items()}
+    return environment | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], cache: Path, environment: dict[str, str], log: Path
+) -> Iterator[psutil.Process]:
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        pytest.skip("needs root, unshare and setpriv to make a mount namespace")
+    probe = subprocess.run(["unshare", "--mount", "mount", "--make-rprivate", "/"])
+    if probe.returncode:
+        pytest.skip("mount namespaces are not allowed here")
+    namespace = ["unshare", "--mount", sys.executable, RUNNER, cache, str(UID)]
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen([*namespace, *command], stderr=stream, env=environment) as process,
+    ):
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
+
+
+def test_it_serves_and_writes_only_under_the_cache(tmp_path: Path) -> None:
+    cache, log = tmp_path / "cache", tmp_path / "stderr"
+    cache.mkdir()
+    with running(SERVE, cache, image_environment(cache), log) as server:
+        found = eventually(
+            lambda: (
+                re.search(r"listening on http://\S+:(\d+),", log.read_text())
+                or not server.is_running()
+                or server.status() == psutil.STATUS_ZOMBIE
+            ),
+            "it listens",
+            START_S,
+        )
+        assert isinstance(found, re.Match), log.read_text()
+        url = f"http://127.0.0.1:{found[1]}"
+        eventually(lambda: httpx2.get(f"{url}/ready").status_code == 200, "ready", START_S)
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
+        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert {process.uids().effective for process in [server, *server.children()]} == {UID}
+        seen = Path(f"/proc/{server.pid}/root{cache}")
+        # Every other file system is read-only: what is written at all is here.
+        assert list(seen.iterdir()) == [], "the socket's folder is gone once both ends have it"
+        server.terminate()
+        assert server.wait(30) == exits.CLEAN, log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert "Read-only file system" not in log.read_text()
+
+
+def test_without_the_mount_it_says_what_is_missing(tmp_path: Path) -> None:
+    cache, log = tmp_path / "cache", tmp_path / "stderr"
+    cache.mkdir()
+    environment = image_environment(Path("/nonexistent"))
+    command = ["sh", "-c", f"cd / && exec {shlex.join(SERVE)}"]
+    with running(command, cache, environment, log) as server:
+        assert server.wait(60) == exits.BAD_CONFIG
+    [line] = log.read_text().splitlines()
+    assert "Set TMPDIR to a folder that can be written" in line
