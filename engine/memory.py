@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol import KVGroup
 
 SHARE_OF_FREE = 4  # on a CPU, at most a quarter of the free memory becomes KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a model will take on its device."""
+
+    taken: Mapping[str, int]  # bytes by what takes them
+    available: int  # bytes free before anything is loaded
+    num_blocks: int
+    max_model_len: int
 
 
 def plan_blocks(

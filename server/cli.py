@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 from msgspec.structs import replace
 
@@ -95,7 +96,7 @@ def _option(setting: Setting) -> inspect.Parameter:
 
 def serve(**values: Any) -> None:
     """Serve MODEL over an OpenAI-compatible API."""
-    folder, file = values.pop("folder"), values.pop("config")
+    folder, file, only_plan = (values.pop(name) for name in ("folder", "config", "plan"))
     if folder is not None:
         if values["model"] is not None:
             raise _fail("give the model once, as MODEL or as --model", exits.BAD_CONFIG)
@@ -108,6 +109,8 @@ def serve(**values: Any) -> None:
         folder = model_folder(engine_config.model)
         for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
+        if only_plan:
+            _become("engine.plan", msgspec.json.encode(engine_config).decode())
         _check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
@@ -146,8 +149,16 @@ def _located(
 
 # typer reads the parameters of a command from its signature: here they are the fields.
 MODEL = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
+OnlyPlan = Annotated[
+    bool, typer.Option("--plan", help="Print what it will take in memory, and load nothing.")
+]
 serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [_parameter("folder", MODEL), _parameter("config", ConfigFile), *map(_option, settings())]
+    [
+        _parameter("folder", MODEL),
+        _parameter("config", ConfigFile),
+        _parameter("plan", OnlyPlan),
+        *map(_option, settings()),
+    ]
 )
 serve.__annotations__ = {}
 app.command(epilog=EPILOG)(serve)

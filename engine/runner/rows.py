@@ -58,6 +58,10 @@ class SequenceRows:
     def device(self) -> torch.device:
         return self.tokens.device
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(held.nbytes for held in vars(self).values() if isinstance(held, torch.Tensor))
+
     def apply(self, rows: Sequence[NewRow], blocks: Sequence[NewBlocks]) -> None:
         """Write new rows and appended blocks, before the step that reads them."""
         if rows:

@@ -1,0 +1,136 @@
+"""Blueprint: what is decided about a model before its weights are read, and what it will take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from engine.attention.kv_cache import block_bytes, group_layers
+from engine.attention.selection import select_backend
+from engine.config import EngineConfig, model_folder, read_json
+from engine.errors import ConfigError
+from engine.layers.linear import Linear
+from engine.memory import MemoryPlan, plan_blocks
+from engine.models.base import Model
+from engine.models.registry import model_class
+from engine.platform import available_memory, select_device, select_dtype
+from engine.runner.rows import SequenceRows
+
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
+ENDLESS_TOKENS = 512  # served of a context without an end, unless more is asked for
+CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
+
+
+class Blueprint:
+    """A model on the meta device and how it is to be served.
+
+    Raises ConfigError where it cannot be served as `config` asks.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.folder = model_folder(config.model)
+        hf_config = read_json(self.folder / "config.json")
+        self.architecture, self.kind, build = model_class(hf_config)
+        self.device = select_device(config.device)
+        self.dtype = select_dtype(config.dtype, self.device)
+        self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
+        with torch.device("meta"):
+            module = build(hf_config, max_positions=self.max_model_len, dtype=self.dtype)
+        self.module: nn.Module = module
+        self.model = cast(Model, module)
+        self.parameters = sum(p.numel() for p in module.parameters())
+        self.start_token: int | None = None
+        if self.kind == "encoder-decoder":
+            self.start_token = _start_token(self.folder, hf_config, self.model.vocab_size)
+        self.backend = select_backend(self.model.specs, self.dtype)
+        on_cpu = self.device.type == "cpu"
+        self.max_num_batched_tokens = config.max_num_batched_tokens or (
+            CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS
+        )
+        self.max_num_encoder_tokens = config.max_num_encoder_tokens or (
+            CPU_ENCODER_TOKENS if on_cpu else GPU_ENCODER_TOKENS
+        )
+        self.groups = group_layers(self.model.specs).groups
+        self.block_bytes = block_bytes(self.model.specs, config.block_size, self.dtype)
+        tables = sum(buffer.nbytes for buffer in module.buffers())
+        # Of parameters in the served dtype, and of the tables made beside them.
+        self.weight_bytes = self.parameters * self.dtype.itemsize + tables
+        self.step_bytes = self._step_bytes()
+
+    def plan_blocks(self, available: int) -> tuple[int, int]:
+        """(usable KV blocks, longest sequence in tokens) where `available` bytes are free."""
+        return plan_blocks(
+            self.config,
+            self.groups,
+            self.block_bytes,
+            max_model_len=self.max_model_len,
+            step_tokens=self.max_num_batched_tokens,
+            available=available,
+        )
+
+    def rows(self, max_model_len: int, device: torch.device) -> SequenceRows:
+        """What the device knows of running sequences of up to `max_model_len` tokens."""
+        config = self.config
+        return SequenceRows(
+            config.max_num_seqs, max_model_len, config.block_size, len(self.groups), device
+        )
+
+    def _step_bytes(self) -> int:
+        """What the largest step holds at its worst moment, besides weights and KV.
+
+        The widest linear over all tokens, or one layer's attention at full length, or the logits of
+        all sequences: as computed, scaled, and as probabilities in two orders.
+        """
+        config, size = self.config, self.dtype.itemsize
+        tokens, samples = self.max_num_encoder_tokens, 0
+        if self.kind != "encoder":
+            tokens = self.max_num_batched_tokens
+            samples = min(config.max_num_seqs, tokens)
+        linears = [m.weight for m in self.module.modules() if isinstance(m, Linear)]
+        widths = [sum(weight.shape) for weight in linears if weight is not None]
+        layer = 2 * tokens * max(widths, default=0) * size
+        attention = 0
+        if self.backend.name == "torch":  # it writes scores and weights out
+            heads = max((spec.num_heads for spec in self.model.specs), default=0)
+            attention = tokens * heads * self.max_model_len * (2 * size + 4)
+        logits = samples * self.model.vocab_size * 6 * 4
+        return max(layer, attention, logits)
+
+    def memory_plan(self) -> MemoryPlan:
+        """Predicted from shapes alone, with what is free now."""
+        available = available_memory(self.device)
+        weights, step = self.weight_bytes, self.step_bytes
+        blocks, length = self.plan_blocks(max(available - weights - step, 0))
+        rows = self.rows(length, torch.device("meta")).num_bytes
+        kv = (blocks + 1) * self.block_bytes if self.groups else 0
+        taken = {"weights": weights, "KV cache": kv, "rows": rows, "largest step": step}
+        return MemoryPlan(taken, available, blocks, length)
+
+
+def _max_model_len(config: EngineConfig, own: int | None) -> int:
+    """The context served: what was asked for, within what the model was made for."""
+    if own is None:
+        return config.max_model_len or ENDLESS_TOKENS
+    if config.max_model_len is not None and config.max_model_len > own:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
+            f"was made for. Use --max-model-len {own} or less."
+        )
+    return config.max_model_len or own
+
+
+def _start_token(folder: Path, hf_config: dict[str, Any], vocab_size: int) -> int:
+    """The token an encoder–decoder's answer begins with: said in one of two files, or padding."""
+    path, key = folder / "generation_config.json", "decoder_start_token_id"
+    generation = read_json(path) if path.is_file() else {}
+    said = hf_config.get(key), generation.get(key), hf_config.get("pad_token_id")
+    token = next((token for token in said if token is not None), None)
+    if type(token) is not int or not 0 <= token < vocab_size:
+        raise ConfigError(
+            f"config.json has {key} = {token!r}; this model needs one below {vocab_size}."
+        )
+    return token
