@@ -37,6 +37,7 @@ from engine.protocol import (
     Fatal,
     FromEngine,
     GenerateRequest,
+    Prefill,
     Progress,
     Ready,
     Rejected,
@@ -60,6 +61,7 @@ class OutputStream(Generic[Output]):
 
     def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
         self.admissions: dict[int, Admission] = {}
+        self.prefills: list[tuple[float, float, Prefill]] = []  # begin and end of their steps
         self._unfinished = set(ids)
         self._pending: list[tuple[float, Output]] = []
         self._error: Exception | None = None
@@ -257,6 +259,10 @@ class ProcessClient:
             self._waiting.pop(admission.id, None)
             if stream := self._streams.get(admission.id):
                 stream.admissions[admission.id] = admission
+        for prefill in outputs.prefills:
+            if stream := self._streams.get(prefill.id):
+                begin = outputs.at - outputs.stats.step_seconds
+                stream.prefills.append((begin, outputs.at, prefill))
         for output in outputs.tokens:
             self._deliver(outputs.at, output)
         for vector in outputs.embeddings:

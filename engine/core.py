@@ -104,4 +104,5 @@ class EngineCore:
         admitted, self.admitted = self.admitted, []
         vectors = self.scheduler.embeds.retire(pending.embeddings())
         stats = self.scheduler.stats(pending.step, now - pending.launched_at)
-        self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors))
+        prefills = list(pending.step.prefills)
+        self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors, prefills))

@@ -168,6 +168,15 @@ class Admission(Record, frozen=True):
     cached_tokens: int  # of prompt and source, whose KV came from the prefix cache
 
 
+class Prefill(Record, frozen=True):
+    """A step computed tokens [start, start + count) of a request's prompt, or of what it had before
+    it was preempted."""
+
+    id: int
+    start: int
+    count: int
+
+
 class EngineStats(Record, frozen=True):
     """The engine after one step. Counters count from the engine's start and never fall."""
 
@@ -193,6 +202,7 @@ class StepOutputs(Message, frozen=True):
     admitted: list[Admission]
     stats: EngineStats
     embeddings: list[EmbedOutput] = []
+    prefills: list[Prefill] = []
 
 
 class Rejected(Message, frozen=True):

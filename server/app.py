@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +26,7 @@ from server.pooling import PoolingConfig
 from server.routes import embeddings, generate, models, ops, tokenize
 from server.service import Service
 from server.tokenizer import Tokenizer
+from server.tracing import Tracing
 
 
 def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
@@ -41,6 +44,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         template=ChatTemplate.from_folder(folder, override),
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
         metrics=Metrics(names[0], client, version, config.metrics_compat),
+        tracing=Tracing.from_environment(os.environ) if config.tracing else None,
         names=names,
         created=int(time.time()),
     )
@@ -74,3 +78,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await service.client.stop()
+        if service.tracing:
+            await asyncio.to_thread(service.tracing.close)

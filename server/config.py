@@ -11,7 +11,7 @@ from engine.config import setting
 
 HTTP = "HTTP"
 LOGGING = "Logging"
-METRICS = "Metrics"
+METRICS = "Metrics and traces"
 
 MetricsCompat = Literal["none", "vllm"]
 
@@ -81,6 +81,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         MetricsCompat,
         setting(METRICS, "vllm repeats the series of /metrics under vLLM's names."),
     ] = "none"
+    tracing: Annotated[
+        bool,
+        setting(
+            METRICS,
+            "Send OpenTelemetry spans as the OTEL_* variables say; needs the extra [otel].",
+        ),
+    ] = False
 
 
 def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +21,9 @@ from server.detokenizer import Detokenizer, StopMatcher
 from server.errors import ApiError, ClientGone, numerical_error
 from server.metrics import AbortReason, Stamps
 from server.plan import Plan
+from server.schemas.generate import ChatBody
 from server.service import Service
+from server.tracing import Attributes, Phase, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Choice:
         self.finish: str | None = None
         self.count = 0  # tokens generated, the end token included
         self.first_at = self.last_at = 0.0
+        self.ended_at = 0.0  # by the API process's clock: its text is complete
         self._delta = Delta()
         self._length = 0  # characters decoded so far
         self._min_tokens = body.min_tokens or 0
@@ -102,6 +105,7 @@ class Generation:
     def __init__(self, service: Service, plan: Plan) -> None:
         self.plan = plan
         self._metrics, self._client = service.metrics, service.client
+        self._tracing = service.tracing
         self.choices = [Choice(service, plan, i) for i in range(len(plan.prompts) * plan.n)]
         self._by_id = {self._client.next_id(): choice for choice in self.choices}
         self._submitted = time.monotonic()
@@ -171,6 +175,7 @@ class Generation:
 
     def _end(self, choice: Choice, request_id: int, finish: str) -> None:
         self._stream.finish(request_id)
+        choice.ended_at = time.monotonic()
         self._metrics.finish(finish, self._stamps(choice, request_id), choice.count)
 
     def _stamps(self, choice: Choice, request_id: int) -> Stamps:
@@ -181,7 +186,7 @@ class Generation:
             admitted=admission.at if admission else choice.first_at,
             first=choice.first_at,
             last=choice.last_at,
-            ended=time.monotonic(),
+            ended=choice.ended_at,
         )
 
     def usage(self) -> dict[str, object]:
@@ -205,9 +210,50 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        reason = None
         if any(choice.finish is None for choice in self.choices):
-            self._metrics.abort(abort_reason(error, draining=self._client.state == "draining"))
+            reason = abort_reason(error, draining=self._client.state == "draining")
+            self._metrics.abort(reason)
         self._stream.close()
+        if self._tracing:
+            self._tracing.record(self._trace(reason))
+
+    def _trace(self, error: str | None) -> Trace:
+        """What has become of the request, from the stamps the metrics got."""
+        body, end = self.plan.body, time.monotonic()
+        operation = "chat" if isinstance(body, ChatBody) else "text_completion"
+        attributes: Attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "penstock",
+            "gen_ai.request.model": self.plan.model,
+            "gen_ai.response.model": self.plan.model,
+            "gen_ai.request.choice.count": len(self.choices),
+            "gen_ai.request.max_tokens": self.plan.params[0].max_tokens,
+            "gen_ai.request.temperature": self.plan.params[0].temperature,
+            "gen_ai.request.top_p": self.plan.params[0].top_p,
+            "gen_ai.usage.input_tokens": sum(map(len, self.plan.prompts)),
+            "gen_ai.usage.output_tokens": sum(choice.count for choice in self.choices),
+            "gen_ai.usage.cache_read.input_tokens": self._cached_tokens(),
+            "gen_ai.response.finish_reasons": [c.finish for c in self.choices if c.finish],
+            "penstock.request_id": self.plan.request_id,
+        }
+        whole = Phase(f"{operation} {self.plan.model}", self.plan.arrival, end, attributes)
+        phases = [phase for i in self._by_id for phase in self._phases(i, end)]
+        return Trace(whole, phases, self.plan.headers, error)
+
+    def _phases(self, request_id: int, end: float) -> Iterator[Phase]:
+        """The parts of one choice's time, as far as it came."""
+        choice, admission = self._by_id[request_id], self._stream.admissions.get(request_id)
+        which = {"penstock.choice": choice.index}
+        yield Phase("queue", self._submitted, admission.at if admission else end, which)
+        for start, done, chunk in self._stream.prefills:
+            if chunk.id == request_id:
+                tokens = {"penstock.start": chunk.start, "penstock.tokens": chunk.count}
+                yield Phase("prefill", start, done, which | tokens)
+        if choice.count:
+            tokens = {"penstock.tokens": choice.count}
+            yield Phase("decode", choice.first_at, choice.last_at, which | tokens)
+            yield Phase("detokenise", choice.last_at, choice.ended_at or end, which)
 
 
 def abort_reason(error: BaseException | None, *, draining: bool) -> AbortReason:

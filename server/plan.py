@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import orjson
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from engine.protocol import SamplingParams
@@ -35,6 +36,7 @@ class Plan:
     ignored: list[str]
     arrival: float
     request_id: str
+    headers: Headers  # of the request, for the trace it is part of
     salt: str
 
     @property
@@ -166,6 +168,7 @@ def make_plan(
         ignored=[*body.ignored(), *ignored],
         arrival=request.state.arrival,
         request_id=request.state.request_id,
+        headers=request.headers,
         salt=f"{request.state.tenant}{body.cache_salt or ''}",
     )
 

@@ -17,6 +17,7 @@ from server.metrics import Metrics
 from server.pooling import PoolingConfig
 from server.schemas.body import BodyType, read_body
 from server.tokenizer import Tokenizer
+from server.tracing import Tracing
 
 Task = Literal["generate", "embed"]
 
@@ -29,6 +30,7 @@ class Service:
     template: ChatTemplate | None
     pooling: PoolingConfig  # of an encoder
     metrics: Metrics
+    tracing: Tracing | None
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
 

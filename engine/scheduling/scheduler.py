@@ -24,6 +24,7 @@ from engine.protocol import (
     FinishReason,
     GenerateRequest,
     KVGroup,
+    Prefill,
     TokenOutput,
 )
 from engine.scheduling.blocks import BlockHasher, BlockPool
@@ -70,6 +71,7 @@ class Scheduler:
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
+        self._prefills: list[Prefill] = []  # of the step that is being made
 
     # ---- what comes in -----------------------------------------------------------------------
 
@@ -174,6 +176,7 @@ class Scheduler:
             tuple(new_blocks),
             tuple(scrub),
             tuple(encodes),
+            self._take_prefills(),
         )
 
     def _encode(self, sequence: Sequence) -> Encode:
@@ -183,6 +186,8 @@ class Scheduler:
     def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
         """Account for the next `count` tokens of a sequence whose blocks are there."""
         start = sequence.num_computed
+        if start < sequence.prompt_length or count > 1:
+            self._prefills.append(Prefill(sequence.id, start, count))
         sequence.num_computed += count
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
@@ -254,6 +259,10 @@ class Scheduler:
         """Sequences admitted for the first time since the last call."""
         admitted, self._admitted = self._admitted, []
         return [Admission(request_id, at, cached) for request_id, cached in admitted]
+
+    def _take_prefills(self) -> tuple[Prefill, ...]:
+        prefills, self._prefills = tuple(self._prefills), []
+        return prefills
 
     # ---- leaving the running ones ------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.protocol import Pooling, SamplingParams, TokenLogprobs
+from engine.protocol import Pooling, Prefill, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Step:
     # Blocks just allocated, to be zeroed: a former owner's NaN passes any mask, as 0 * NaN.
     scrub: tuple[int, ...]
     encodes: tuple[Encode, ...] = ()
+    prefills: tuple[Prefill, ...] = ()  # which slices are chunks of prompts, for whoever watches
 
     @property
     def num_decode_tokens(self) -> int:

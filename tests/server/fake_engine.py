@@ -20,6 +20,7 @@ from engine.protocol import (
     EngineStats,
     GenerateRequest,
     KVGroup,
+    Prefill,
     Progress,
     Ready,
     StepOutputs,
@@ -185,6 +186,8 @@ class FakeEngine:
             if not running.done:
                 admission = Admission(running.request.id, at, self.cached_tokens)
                 running.stream.admissions[running.request.id] = admission
+                prefill = Prefill(running.request.id, 0, len(running.request.prompt))
+                running.stream.prefills.append((at - 0.001, at, prefill))
             output = self._sample(running)
             running.stream.deliver(at, output)
             outputs.append(output)

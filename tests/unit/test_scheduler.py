@@ -173,6 +173,30 @@ def test_decodes_come_first_and_a_prompt_gets_what_the_budget_leaves() -> None:
     assert shapes == [d + c for d, c in zip(decodes, chunks, strict=True)]
 
 
+def test_a_step_tells_which_prompts_it_computes() -> None:
+    simulation = small(max_num_batched_tokens=6)
+    simulation.add([1] * 13, max_tokens=3)
+    chunks = []
+    while step := simulation.scheduler.schedule():
+        chunks.append([(p.id, p.start, p.count) for p in step.prefills])
+        simulation._retire(step)
+    # The last token of a prompt alone is a chunk, too, though it looks like a decode.
+    assert chunks == [[(1, 0, 6)], [(1, 6, 6)], [(1, 12, 1)], [], []]
+
+
+def test_what_is_computed_again_after_a_preemption_counts_as_prefill() -> None:
+    simulation = small(num_blocks=4, max_model_len=17, prefix_caching=False)
+    simulation.add([1] * 4, 9, priority=-1)
+    ordinary = simulation.add([2] * 4, 9)
+    chunks = []
+    while step := simulation.scheduler.schedule():
+        chunks += [(p.start, p.count) for p in step.prefills if p.id == ordinary]
+        simulation._retire(step)
+    assert chunks[0] == (0, 4)
+    assert chunks[1][0] == 0
+    assert chunks[1][1] > 4
+
+
 def test_waiting_ones_are_served_by_priority_then_by_arrival() -> None:
     simulation = small(max_num_seqs=1)
     ids = [simulation.add([1], 1, priority=p) for p in (0, 5, 0, -3)]

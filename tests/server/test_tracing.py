@@ -1,0 +1,212 @@
+"""Spans: what they say of a request, that the metrics say the same, and that no text is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from server.app import create_app
+from server.config import ServerConfig
+from server.tracing import Tracing
+from tests.server.fake_engine import NOT_FINITE, FakeEngine
+from tests.server.rig import Served, eventually, serving
+
+TRACE_ID, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01"}
+
+
+@dataclass
+class Traced:
+    served: Served
+    exporter: InMemorySpanExporter
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self.exporter.get_finished_spans())
+
+    @property
+    def root(self) -> ReadableSpan:
+        [root] = [span for span in self.spans if span.kind is SpanKind.SERVER]
+        return root
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.name == name]
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+@pytest.fixture
+async def traced(model, says) -> AsyncIterator[Traced]:
+    exporter = InMemorySpanExporter()
+    async with serving(FakeEngine(says("Hello wörld!"), delay=0.002), model) as served:
+        tracing = Tracing(SimpleSpanProcessor(exporter))
+        service = dataclasses.replace(served.app.state.service, tracing=tracing)
+        served.app.state.service = service
+        yield Traced(served, exporter)
+        await asyncio.to_thread(tracing.close)
+
+
+async def test_a_chat_is_one_trace_of_its_stages(traced):
+    await traced.served.chat(max_tokens=9, temperature=0.5, top_p=0.9, ignore_eos=True)
+    root, prompt = traced.root, traced.served.engine.requests[0].prompt
+    assert root.name == "chat tiny"
+    assert root.resource.attributes["service.name"] == "penstock"
+    expected = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "penstock",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.9,
+        "gen_ai.usage.input_tokens": len(prompt),
+        "gen_ai.usage.output_tokens": 9,
+        "gen_ai.response.finish_reasons": ("length",),
+    }
+    assert expected.items() <= dict(root.attributes).items()
+    assert root.status.status_code is StatusCode.UNSET
+    stages = [span for span in traced.spans if span is not root]
+    assert [span.name for span in stages] == ["queue", "prefill", "decode", "detokenise"]
+    for span in stages:
+        assert span.parent.span_id == root.context.span_id
+        assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+    assert traced.named("prefill")[0].attributes["penstock.tokens"] == len(prompt)
+    assert abs(time.time_ns() - root.end_time) < 10e9, "times are not Unix times"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_spans_last_as_long_as_the_metrics_say(traced, stream):
+    await traced.served.complete(n=2, stream=stream, max_tokens=5)
+    await eventually(lambda: len(traced.spans) == 9, "the trace is there")
+    assert traced.root.name == "text_completion tiny"
+    metric = traced.served.metric
+    for name, series in (
+        ("queue", "request_queue_time_seconds"),
+        ("decode", "request_decode_time_seconds"),
+    ):
+        spans = traced.named(name)
+        assert {span.attributes["penstock.choice"] for span in spans} == {0, 1}
+        observed = await metric(f"{series}_sum")
+        assert sum(map(seconds, spans)) == pytest.approx(observed, abs=1e-6)
+    # From arrival to each choice's end, which is where detokenising ends.
+    ends = [span.end_time - traced.root.start_time for span in traced.named("detokenise")]
+    assert sum(ends) / 1e9 == pytest.approx(await metric("e2e_request_latency_seconds_sum"), 1e-3)
+
+
+async def test_a_trace_goes_on_where_the_caller_began_it(traced):
+    await traced.served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=CALLER)
+    root = traced.root
+    assert f"{root.context.trace_id:032x}" == TRACE_ID
+    assert f"{root.parent.span_id:016x}" == PARENT
+
+
+async def test_a_caller_that_keeps_no_trace_makes_none(traced):
+    unsampled = {"traceparent": CALLER["traceparent"][:-1] + "0"}
+    await traced.served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=unsampled)
+    assert traced.spans == []
+
+
+async def test_failures_are_told(traced):
+    traced.served.engine.script = lambda request: [65, NOT_FINITE]
+    await traced.served.complete()
+    assert traced.root.status.status_code is StatusCode.ERROR
+    assert traced.root.attributes["error.type"] == "numerical"
+    assert traced.root.attributes["gen_ai.response.finish_reasons"] == ()
+
+
+async def test_a_request_that_never_left_the_queue_has_waited_all_its_time(traced):
+    traced.served.engine.gate.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await traced.served.complete()
+    await eventually(lambda: bool(traced.spans), "the trace is there")
+    [queue] = [span for span in traced.spans if span is not traced.root]
+    assert queue.name == "queue"
+    assert seconds(queue) > 0.1
+    assert traced.root.attributes["error.type"] == "disconnect"
+
+
+async def test_no_text_is_in_any_span(traced):
+    secret = {
+        "user": "SECRET4",
+        "stop": ["SECRET5"],
+        "metadata": {"a": "SECRET6"},
+        "logprobs": True,
+    }
+    message = {"role": "user", "name": "SECRET2", "content": "SECRET1"}
+    for stream in (False, True):
+        chat = await traced.served.chat(messages=[message], stream=stream, **secret)
+        echo = {"echo": True, "stream": stream}
+        completion = await traced.served.complete(prompt="SECRET3", **echo)
+        assert (chat.status_code, completion.status_code) == (200, 200), chat.text + completion.text
+    traced.served.engine.script = lambda request: [NOT_FINITE]
+    await traced.served.complete(prompt="SECRET3")
+    await eventually(lambda: len(traced.spans) >= 22, "the traces are there")
+    text = "".join(span.to_json() for span in traced.spans)
+    for word in ("SECRET", "Hello", "wörld", "w\\u00f6rld"):
+        assert word not in text
+    known = {"penstock.request_id", "penstock.choice", "penstock.start", "penstock.tokens"}
+    for span in traced.spans:
+        for name in span.attributes:
+            assert name.startswith("gen_ai.") or name in known | {"error.type"}, name
+
+
+# ---- whether there is a tracer at all ---------------------------------------------------------
+
+
+async def test_nothing_is_traced_unless_asked_for(served):
+    assert served.app.state.service.tracing is None
+
+
+def test_without_the_extra_the_server_says_what_to_install(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
+    config, engine = ServerConfig(tracing=True), EngineConfig(model=str(model))
+    with pytest.raises(ConfigError, match=r"pip install 'penstock\[otel\]'"):
+        create_app(config, engine, FakeEngine(lambda request: [65]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+    ],
+)
+def test_what_it_does_not_speak_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is '{value}'"):
+        Tracing.from_environment({name: value})
+
+
+class Stuck(SpanProcessor):
+    """Sends to a collector that is gone: its end does not come."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def shutdown(self) -> None:
+        self.release.wait(60)
+
+
+def test_a_collector_that_is_gone_does_not_hold_up_the_exit():
+    stuck = Stuck()
+    tracing, began = Tracing(stuck), time.monotonic()
+    tracing.close()
+    assert time.monotonic() - began < 20
+    stuck.release.set()
