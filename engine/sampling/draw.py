@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.ops.dispatch import kernels_for
 from engine.sampling.filters import keep
 from engine.sampling.noise import exponential_noise
 
@@ -36,9 +37,23 @@ def draw(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
 
     Equally likely tokens rank by their number, the lowest first.
     """
+    if kernels_for(logits):
+        from engine.kernels.draw import draw_tokens
+
+        return draw_tokens(
+            logits,
+            rows.temperature,
+            rows.top_k,
+            rows.top_p,
+            rows.min_p,
+            rows.seeds,
+            rows.positions,
+            GREEDY_BELOW,
+            INVALID,
+        )
     highest, likeliest = logits.max(dim=-1)
     scores = logits / rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
     probs = torch.softmax(scores, dim=-1).gather(1, order)
     stays = keep(probs, rows.top_k, rows.top_p, rows.min_p)
     kept = torch.empty_like(stays).scatter_(1, order, stays)

@@ -23,24 +23,30 @@ def _mix(h: torch.Tensor) -> torch.Tensor:
     return h
 
 
-def exponential_noise(
-    seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
-    """Exponential(1) draws, shape [R, K] in fp32, for int64 seeds and positions [R].
-
-    `tokens` is [K] or [R, K]. With weights p, argmax(p / draw) is a sample from p
-    (the exponential form of the Gumbel-max trick).
-    """
+def noise_bits(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """31 random bits, int32 [R, K], for int64 seeds and positions [R]; `tokens` [K] or [R, K]."""
     low, high = seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF
     key = _mix(_wrap(low + positions * 0x9E3779B1))
     key = _mix(key ^ _wrap(high))
     second = _mix(key + _TOKEN)
     h = tokens.to(torch.int32) * _TOKEN ^ key[:, None]
     h = _mix(h).add_(second[:, None])
-    bits = _mix(h) & 0x7FFFFFFF
+    return _mix(h) & 0x7FFFFFFF
+
+
+def exponential_noise(
+    seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Exponential(1) draws, fp32 [R, K], of the same arguments.
+
+    With weights p, argmax(p / draw) is a sample from p (the exponential form of the Gumbel-max
+    trick).
+    """
+    bits = noise_bits(seeds, positions, tokens)
     # 31 bits, small values exact in fp32: the winners' draws are the small ones.
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31)
-    return torch.log1p(uniform.neg_()).neg_().clamp_(min=2.0**-33)
+    # The greatest uniforms round to 1, whose logarithm is no number to compare scores by.
+    return torch.log1p(uniform.neg_()).neg_().clamp_(min=2.0**-33, max=32.0)
 
 
 def _wrap(value: torch.Tensor) -> torch.Tensor:

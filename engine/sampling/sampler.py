@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.ops.dispatch import kernels_for
 from engine.protocol import SamplingParams, TokenLogprobs
-from engine.sampling.draw import GREEDY_BELOW, INVALID
+from engine.sampling.draw import GREEDY_BELOW, INVALID, DrawParams, draw
 from engine.sampling.filters import adjust, adjusts_logits, keep
 from engine.sampling.noise import exponential_noise
 
@@ -44,6 +45,9 @@ def sample(
     adjusted = [i for i, row in enumerate(rows) if adjusts_logits(row.params)]
     for i in adjusted:
         adjust(logits[i], rows[i].params, rows[i].tokens, rows[i].prompt_length)
+    if kernels_for(logits):  # as a captured step draws, so that a token does not depend on which
+        tokens = draw(logits, draw_params(rows, logits.device))
+        return tokens.masked_fill_(bad, INVALID), _logprobs(tokens, rows, raw)
     if adjusted:
         tokens = logits.argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
@@ -53,6 +57,23 @@ def sample(
         tokens.index_copy_(0, index, _draw(chosen, [rows[i] for i in drawn]))
     tokens.masked_fill_(bad, INVALID)
     return tokens, _logprobs(tokens, rows, raw)
+
+
+def draw_params(rows: Sequence[SamplingRow], device: torch.device) -> DrawParams:
+    """What `draw` knows of these rows."""
+    params = [row.params for row in rows]
+
+    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return DrawParams(
+        temperature=column([p.temperature for p in params], torch.float32),
+        top_k=column([p.top_k for p in params], torch.int32),
+        top_p=column([p.top_p for p in params], torch.float32),
+        min_p=column([p.min_p for p in params], torch.float32),
+        seeds=column([p.seed for p in params], torch.int64),
+        positions=column([row.position for row in rows], torch.int64),
+    )
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.sampling.draw import INVALID, DrawParams, draw
-from engine.sampling.sampler import SamplingRow, sample
+from engine.sampling.sampler import SamplingRow, draw_params, sample
 from tests.unit.test_sampler import VARIED, logits_of, row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,16 +17,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = VARIED[:-1]  # the last one looks at earlier tokens
 
 
-def draw_params(rows: list[SamplingRow]) -> DrawParams:
-    params = [row.params for row in rows]
-    return DrawParams(
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int32),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        seeds=torch.tensor([p.seed for p in params], dtype=torch.int64),
-        positions=torch.tensor([row.position for row in rows], dtype=torch.int64),
-    )
+def params_of(rows: list[SamplingRow]) -> DrawParams:
+    return draw_params(rows, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 300, 5000])
@@ -36,7 +28,7 @@ def test_it_draws_what_the_sampler_draws(vocabulary: int) -> None:
     logits = torch.stack([logits_of(vocabulary, 1.0, seed) for seed in range(count)])
     rows = [row(3 + n % 5, seed=n * 2**33 - n, **PLAIN[n % len(PLAIN)]) for n in range(count)]
     before = logits.clone()
-    drawn = draw(logits, draw_params(rows))
+    drawn = draw(logits, params_of(rows))
     assert drawn.dtype == torch.int64
     assert drawn.tolist() == sample(logits.clone(), rows)[0].tolist()
     assert torch.equal(logits, before)
@@ -45,7 +37,7 @@ def test_it_draws_what_the_sampler_draws(vocabulary: int) -> None:
 @pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"top_k": 1}, {"min_p": 1.0}], ids=str)
 def test_of_equals_the_first_is_taken(setting: dict[str, Any]) -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
-    drawn = draw(logits, draw_params([row(seed=s, **setting) for s in range(2)]))
+    drawn = draw(logits, params_of([row(seed=s, **setting) for s in range(2)]))
     if "min_p" in setting:  # keeps all equals
         assert drawn[0] in (1, 3)
     else:
@@ -54,14 +46,14 @@ def test_of_equals_the_first_is_taken(setting: dict[str, Any]) -> None:
 
 def test_top_k_keeps_k_of_equals() -> None:
     rows = [row(seed=s, top_k=3) for s in range(500)]
-    drawn = draw(torch.zeros(500, 9), draw_params(rows))
+    drawn = draw(torch.zeros(500, 9), params_of(rows))
     assert set(drawn.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
 def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
     logits = torch.stack([logits_of(500, 1.0, seed) for seed in range(len(PLAIN))])
-    params = draw_params([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
+    params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
     healthy = draw(logits, params).tolist()
     for victim in range(len(PLAIN)):
         poisoned = logits.clone()
@@ -75,7 +67,7 @@ def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
 
 def test_no_host_is_asked() -> None:
     """On the meta device there are no values: whatever read one would fail."""
-    params = draw_params([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
+    params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
     on_meta = {name: getattr(params, name).to("meta") for name in DrawParams.__slots__}
     drawn = draw(torch.empty(len(PLAIN), 100, device="meta"), DrawParams(**on_meta))
     assert drawn.shape == (len(PLAIN),)

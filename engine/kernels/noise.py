@@ -1,0 +1,51 @@
+"""The noise of `engine.sampling.noise`, for use inside kernels: the same bits of the same hash."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix(h):
+    """Murmur3's 32-bit finaliser of uint32."""
+    h = (h ^ (h >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
+    h = (h ^ (h >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def noise_key(seed, position):
+    """The part of the hash that all tokens of a row share, uint32, from int64."""
+    golden = tl.full([], 0x9E3779B1, tl.int64)
+    key = mix(((seed & 0xFFFFFFFF) + position * golden).to(tl.uint32))
+    return mix(key ^ (seed >> 32).to(tl.uint32))
+
+
+@triton.jit
+def noise_bits(key, tokens):
+    """31 random bits, int32, of each of int32 `tokens`."""
+    golden = tl.full([], 0x9E3779B1, tl.uint32)
+    second = mix(key + golden)
+    h = mix(tokens.to(tl.uint32) * golden ^ key) + second
+    return (mix(h) & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def log_noise(key, tokens):
+    """The logarithm of exponential(1) draws, fp32: s - log_noise is a Gumbel-perturbed score.
+
+    -log1p(-u) by the series of the area tangent up to 1/2, where a GPU's logarithm is too coarse
+    for small draws, which are those that win.
+    """
+    u = (noise_bits(key, tokens).to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
+    z = u / (2.0 - u)
+    square = z * z
+    series = 1 / 11 + square / 13
+    series = 1 / 9 + square * series
+    series = 1 / 7 + square * series
+    series = 1 / 5 + square * series
+    series = 1 / 3 + square * series
+    near = 2.0 * z * (1.0 + square * series)
+    far = tl.minimum(-tl.log(tl.maximum(1.0 - u, 1e-30)), 32.0)
+    return tl.log(tl.maximum(tl.where(u < 0.5, near, far), 1.1641532182693481e-10))  # 2^-33

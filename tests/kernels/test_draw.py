@@ -1,0 +1,145 @@
+"""The sampling kernels draw what the reference draws, token by token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from scipy import stats
+
+from engine.kernels.noise import log_noise, noise_bits, noise_key
+from engine.ops.dispatch import kernels_everywhere
+from engine.protocol import SamplingParams
+from engine.sampling import noise
+from engine.sampling.draw import INVALID, draw
+from engine.sampling.sampler import sample
+from tests.unit.test_draw import PLAIN, params_of
+from tests.unit.test_sampler import LIKELY, SETTINGS, VARIED, distribution, logits_of, row
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+
+@triton.jit
+def _noise_kernel(seed_ptr, position_ptr, token_ptr, bits_ptr, log_ptr, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    tokens = tl.load(token_ptr + at)
+    key = noise_key(tl.load(seed_ptr + row), tl.load(position_ptr + row))
+    tl.store(bits_ptr + row * BLOCK + at, noise_bits(key, tokens))
+    tl.store(log_ptr + row * BLOCK + at, log_noise(key, tokens))
+
+
+def test_noise_has_the_same_bits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (40,), generator=generator)
+    seeds[:4] = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
+    positions = torch.randint(0, 2**20, (40,), generator=generator)
+    tokens = torch.randint(0, 300_000, (1024,), generator=generator, dtype=torch.int32)
+    bits = torch.empty(40, 1024, dtype=torch.int32)
+    logs = torch.empty(40, 1024)
+    _noise_kernel[(40,)](seeds, positions, tokens, bits, logs, 1024)
+    assert torch.equal(bits, noise.noise_bits(seeds, positions, tokens))
+    due = noise.exponential_noise(seeds, positions, tokens).log()
+    torch.testing.assert_close(logs, due, rtol=1e-6, atol=1e-6)
+
+
+# More than one chunk of the first launch; more than one round of the second; neither.
+@pytest.mark.parametrize(("vocabulary", "rows"), [(1, 8), (7, 8), (2049, 16), (9001, 8)])
+@pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
+def test_tokens(vocabulary: int, rows: int, quantised: bool) -> None:
+    """Rows of all kinds in one batch; ties as bf16 logits have them."""
+    logits = torch.stack([logits_of(vocabulary, 1.0, seed) for seed in range(rows)])
+    logits = (logits * 4).round() / 4 if quantised else logits
+    params = params_of(
+        [row(3 + n % 5, seed=n * 2**33 - n, **PLAIN[n % len(PLAIN)]) for n in range(rows)]
+    )
+    before, due = logits.clone(), draw(logits, params)
+    with kernels_everywhere():
+        found = draw(logits, params)
+        apart = draw(torch.cat([logits, logits], 1)[:, :vocabulary], params)
+        alone = draw(logits[-1:], replace_rows(params, slice(rows - 1, rows)))
+    assert found.tolist() == due.tolist() == apart.tolist()
+    assert alone.tolist() == due[-1:].tolist()
+    assert torch.equal(logits, before)
+
+
+def replace_rows(params, rows):
+    return replace(params, **{name: getattr(params, name)[rows] for name in params.__slots__})
+
+
+LIMITS = [
+    {"top_k": 1},
+    {"top_k": 9},
+    {"top_k": 300},
+    {"top_p": 0.0},
+    {"top_p": 0.3},
+    {"top_p": 0.999999},
+    {"min_p": 1.0},
+    {"min_p": 0.3},
+    {"top_k": 50, "top_p": 0.5, "min_p": 0.01},
+    {"top_k": 2, "top_p": 0.9},
+    {"temperature": 0.05, "top_p": 0.9},
+    {"temperature": 50.0, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties", "one value", "masked"])
+def test_what_filters_keep(kind: str) -> None:
+    """At every kind of threshold: among distinct logits, equals, and ones that are masked."""
+    logits = torch.stack([logits_of(300, 1.5, seed) for seed in range(2 * len(LIMITS))])
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "one value":
+        logits = torch.full_like(logits, -3.25)
+    elif kind == "masked":
+        logits[:, ::2] = -math.inf
+        logits[-len(LIMITS) :, 5:] = -math.inf
+    params = params_of([row(7, seed=n, **limits) for n, limits in enumerate(LIMITS * 2)])
+    due = draw(logits, params)
+    with kernels_everywhere():
+        assert draw(logits, params).tolist() == due.tolist()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
+def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
+    logits = torch.stack([logits_of(100, 1.0, seed) for seed in range(2 * len(PLAIN))])
+    params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN * 2)])
+    due = draw(logits, params)
+    logits[::2, 77 if broken != -math.inf else slice(None)] = broken
+    due[::2] = INVALID
+    with kernels_everywhere():
+        assert draw(logits, params).tolist() == due.tolist()
+
+
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "top-p", "min-p")]
+
+
+@pytest.mark.parametrize("name", ["temperature", *SLOWLY])
+def test_frequencies(name: str) -> None:
+    setting, draws = SETTINGS[name], 150 if name == "temperature" else 400
+    logits, params = logits_of(32), SamplingParams(max_tokens=64, **SETTINGS[name])
+    rows = params_of([row(seed=s, **setting) for s in range(draws)])
+    with kernels_everywhere():
+        drawn = draw(logits.repeat(draws, 1), rows)
+    counts = np.bincount(drawn.numpy(), minlength=32)
+    expected = distribution(logits, params, [0], 1) * draws
+    assert counts[expected == 0].sum() == 0, "a token that was filtered out was drawn"
+    often = expected >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    due = np.append(expected[often], expected[~often].sum())
+    assert stats.chisquare(observed[due > 0], due[due > 0]).pvalue > LIKELY
+
+
+def test_the_sampler_draws_by_the_same_kernels() -> None:
+    """A batch with penalties, which no captured step samples, draws the tokens one would."""
+    logits = torch.stack([logits_of(200, 1.0, seed) for seed in range(len(VARIED))])
+    rows = [row(5, seed=n, logprobs=n % 3 - 1, **setting) for n, setting in enumerate(VARIED)]
+    due = sample(logits.clone(), rows)
+    with kernels_everywhere():
+        found = sample(logits.clone(), rows)
+    assert found[0].tolist() == due[0].tolist()
+    assert found[1] == due[1]
