@@ -44,7 +44,8 @@ class Server:
     ignore_eos: bool
     timeout: float
 
-    async def ask(self, text: str, tokens: int) -> Completion:
+    def request(self, text: str, tokens: int) -> tuple[str, dict[str, Any]]:
+        """Path and body."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "temperature": 0}
         if self.ignore_eos:
             body["ignore_eos"] = True
@@ -52,7 +53,11 @@ class Server:
             body["messages"] = [{"role": "user", "content": text}]
         else:
             body["prompt"] = text
-        return await stream(self.target, PATHS[self.api], body, self.timeout)
+        return PATHS[self.api], body
+
+    async def ask(self, text: str, tokens: int) -> Completion:
+        path, body = self.request(text, tokens)
+        return await stream(self.target, path, body, self.timeout)
 
 
 async def find(target: Target, url: str, model: str | None) -> tuple[str, int | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 import ssl
 import time
 from dataclasses import dataclass
@@ -161,6 +162,13 @@ class Exchange:
     def fail(self, error: Kind, message: str) -> None:
         self.error, self.message, self.done = error, message, True
 
+    def went_wrong(self, error: OSError, limit_s: float) -> None:
+        """What the connection raised; TimeoutError is one of these."""
+        if isinstance(error, TimeoutError):
+            self.fail("timeout", f"not whole after {limit_s:g} s")
+        else:
+            self.fail("cut off" if self.status else "no connection", str(error))
+
     @property
     def body(self) -> bytes:
         """Of an answer that is no stream."""
@@ -234,12 +242,8 @@ async def exchange(
     try:
         async with asyncio.timeout(limit_s):
             await _drive(this, target)
-    except TimeoutError:
-        this.fail("timeout", f"not whole after {limit_s:g} s")
-    except (ConnectionError, ssl.SSLError) as error:
-        this.fail("cut off" if this.status else "no connection", str(error))
-    except OSError as error:  # no route, no such host, too many open files
-        this.fail("no connection", str(error))
+    except OSError as error:
+        this.went_wrong(error, limit_s)
     return this
 
 
@@ -263,8 +267,31 @@ async def stream(
     target: Target, path: str, body: dict[str, Any], limit_s: float = 300
 ) -> Completion:
     """POST `body`, streamed; what it came to, good or bad."""
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    return (await exchange(target, path, body, limit_s)).completion()
+    return (await exchange(target, path, streamed(body), limit_s)).completion()
+
+
+def stream_blocking(
+    target: Target, path: str, body: dict[str, Any], limit_s: float = 300
+) -> Completion:
+    """As `stream`, over a blocking socket: for threads, and for gevent's greenlets."""
+    this = Exchange(target, path, streamed(body))
+    try:
+        with socket.create_connection((target.host, target.port), timeout=limit_s) as plain:
+            connection = plain
+            if target.tls:
+                connection = tls_context().wrap_socket(plain, server_hostname=target.host)
+            connection.sendall(this.request())
+            while not this.done:
+                left = limit_s - (time.monotonic() - this.started)
+                connection.settimeout(max(left, 0.001))
+                this.receive(connection.recv(65536))
+    except OSError as error:
+        this.went_wrong(error, limit_s)
+    return this.completion()
+
+
+def streamed(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def closed_loop(
