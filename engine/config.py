@@ -71,6 +71,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Annotated[
         Literal["auto", "cpu", "cuda"], setting(MODEL, "auto takes a GPU where there is one.")
     ] = "auto"
+    attention_backend: Annotated[
+        Literal["auto", "torch", "triton"],
+        setting(MODEL, "auto takes our Triton kernels on a GPU, torch on a CPU."),
+    ] = "auto"
     load_format: Annotated[
         Literal["safetensors", "dummy"],
         setting(MODEL, "dummy draws random weights: for measuring, config.json is enough."),

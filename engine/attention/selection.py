@@ -11,14 +11,36 @@ from engine.attention.spec import AttentionSpec
 from engine.attention.torch_backend import TorchBackend
 from engine.errors import ConfigError
 
+CANDIDATES = {"cuda": ("triton", "torch"), "cpu": ("torch",)}  # by device, the best first
 
-def select_backend(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> AttentionBackend:
-    """Raises ConfigError with every backend's reasons where none serves all layers."""
-    candidates: list[AttentionBackend] = [TorchBackend()]
-    reasons = []
-    for backend in candidates:
-        refused = {r for spec in specs if (r := backend.refuses(spec, dtype))}
-        if not refused:
-            return backend
-        reasons.append(f"{backend.name}: {'; '.join(sorted(refused))}")
-    raise ConfigError("No attention backend serves this model. " + " | ".join(reasons))
+
+def select_backend(
+    specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, wanted: str = "auto"
+) -> tuple[AttentionBackend, str]:
+    """A backend, and what to tell of it: its name, and why not a better one where it is not that.
+
+    Raises ConfigError with every candidate's reasons where none serves all layers.
+    """
+    reasons: list[str] = []
+    for name in CANDIDATES[device.type] if wanted == "auto" else (wanted,):
+        backend = _made(name, device)
+        if isinstance(backend, str):
+            refused = {backend}
+        else:
+            refused = {r for spec in specs if (r := backend.refuses(spec, dtype))}
+            if not refused:
+                return backend, f"{name} ({'; '.join(reasons)})" if reasons else name
+        reasons.append(f"not {name}: {', '.join(sorted(refused))}")
+    hint = "" if wanted == "auto" else " Use --attention-backend auto."
+    raise ConfigError(f"No attention backend serves this model: {'; '.join(reasons)}.{hint}")
+
+
+def _made(name: str, device: torch.device) -> AttentionBackend | str:
+    """The backend, or why there is none."""
+    if name == "torch":
+        return TorchBackend()
+    try:
+        from engine.attention.triton_backend import TritonBackend
+    except ModuleNotFoundError as error:
+        return f"it needs {error.name}, which is not installed: pip install 'penstock[gpu]'"
+    return TritonBackend(device)

@@ -12,6 +12,7 @@ from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.selection import select_backend
 from engine.config import EngineConfig, model_folder, read_json
 from engine.errors import ConfigError
+from engine.layers.attention import Attention
 from engine.layers.linear import Linear
 from engine.memory import MemoryPlan, plan_blocks
 from engine.models.base import Model
@@ -46,7 +47,11 @@ class Blueprint:
         self.start_token: int | None = None
         if self.kind == "encoder-decoder":
             self.start_token = _start_token(self.folder, hf_config, self.model.vocab_size)
-        self.backend = select_backend(self.model.specs, self.dtype)
+        # An encoder's layers keep no KV, so the model's specs are without them.
+        specs = [layer.spec for layer in module.modules() if isinstance(layer, Attention)]
+        self.backend, self.attention = select_backend(
+            specs, self.dtype, self.device, config.attention_backend
+        )
         on_cpu = self.device.type == "cpu"
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS

@@ -156,7 +156,7 @@ class ModelRunner:
             weight_bytes=self.weight_bytes,
             kv_cache_bytes=self.kv.num_bytes,
             load_seconds=self.load_seconds,
-            attention_backend=self.backend.name,
+            attention_backend=self.blueprint.attention,
             threads=self.threads,
             kv_groups=self.kv.groups,
             start_token=self.blueprint.start_token,

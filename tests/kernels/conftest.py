@@ -5,10 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bfloat16_products() -> None:
+    """The interpreter holds bfloat16 as 16-bit integers and would multiply these."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    product = interpreter.InterpreterBuilder.create_dot
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        bits = x.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        return product(self, widened(a), widened(b), *more)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 @pytest.fixture

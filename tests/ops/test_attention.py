@@ -252,6 +252,7 @@ def test_scrub_and_sizes() -> None:
 
 
 def test_every_spec_has_a_backend() -> None:
-    backend = select_backend(list(FEATURES.values()), torch.float32)
-    assert backend.name == "torch"
+    cpu = torch.device("cpu")
+    backend, told = select_backend(list(FEATURES.values()), torch.float32, cpu)
+    assert backend.name == told == "torch"
     assert all(backend.refuses(spec, torch.bfloat16) is None for spec in FEATURES.values())

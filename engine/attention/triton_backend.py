@@ -1,0 +1,114 @@
+"""Paged attention by our Triton kernels: what a GPU runs.
+
+Sequences with one new token, which come first in a step, go to the decode kernel, the others to the
+extend kernel. Both read lengths and block tables on the device; a plan needs no length on the host,
+so that a step may be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from engine.attention.backend import StepLayout
+from engine.attention.kv_cache import LayerKV
+from engine.attention.spec import AttentionSpec
+from engine.kernels.attention_tiles import MAX_HEAD_DIM, Features
+from engine.kernels.decode_attention import decode_attention
+from engine.kernels.extend_attention import extend_attention
+from engine.kernels.store_kv import store_kv
+from engine.ops.relative import relative_buckets
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class TritonBackend:
+    """Honours every AttentionSpec of heads up to 256 wide, on a GPU."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
+        if self._device.type != "cuda" and not triton.knobs.runtime.interpret:
+            return f"needs a GPU, not {self._device}; tests set TRITON_INTERPRET=1"
+        if dtype not in DTYPES:
+            return f"computes in {', '.join(map(str, DTYPES))}, not {dtype}"
+        if spec.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {spec.head_dim} is beyond {MAX_HEAD_DIM}"
+        return None
+
+    def plan(self, layout: StepLayout) -> TritonPlan:
+        return TritonPlan(layout)
+
+
+class TritonPlan:
+    """One step's layout, and the biases its layers share."""
+
+    def __init__(self, layout: StepLayout) -> None:
+        self._layout = layout
+        counts = layout.query_lens
+        self._decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
+        self._biases: dict[int, torch.Tensor] = {}
+
+    def attend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV | None,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        features = Features(spec.scale, spec.window, spec.softcap, self._by_distance(spec, bias))
+        if kv is None:
+            assert key is not None
+            assert value is not None
+            starts, lengths = self._layout.query_starts, self._layout.lengths
+            extend_attention(out, query, key, value, None, starts, lengths, features, causal=False)
+            return out
+        if key is not None and value is not None:
+            self.store(kv, key, value)
+        group, first = self._layout.groups[kv.group], self._decodes
+        lengths = self._layout.lengths if group.key_lengths is None else group.key_lengths
+        if first:
+            tables = group.block_tables[:first]
+            decode_attention(
+                out[:first], query[:first], kv.keys, kv.values, tables, lengths[:first], features
+            )
+        if first < len(lengths):
+            extend_attention(
+                out,
+                query,
+                kv.keys,
+                kv.values,
+                group.block_tables[first:],
+                self._layout.query_starts[first:],
+                lengths[first:],
+                features,
+                causal=spec.kind == "causal",
+            )
+        return out
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        blocks = self._layout.groups[kv.group].token_blocks
+        store_kv(kv.keys, kv.values, key, value, blocks, self._layout.token_offsets)
+
+    def _by_distance(self, spec: AttentionSpec, table: torch.Tensor | None) -> torch.Tensor | None:
+        """[H, 2 * max_distance + 1] fp32: what the table [buckets, H] adds at each distance.
+
+        Beyond max_distance nothing changes any more.
+        """
+        if (relative := spec.relative) is None:
+            return None
+        assert table is not None
+        if (bias := self._biases.get(id(table))) is None:
+            reach = relative.max_distance
+            distance = torch.arange(-reach, reach + 1, device=table.device)
+            buckets = relative_buckets(
+                distance, relative.num_buckets, reach, relative.bidirectional
+            )
+            bias = self._biases[id(table)] = table[buckets].T.float().contiguous()
+        return bias

@@ -1,0 +1,214 @@
+"""Attention of one new token a sequence to its paged keys, split by keys (Flash-Decoding).
+
+One program reads one split of one sequence's keys for one kv head, whose query heads are the rows
+of its tile. Splits have 256 keys, of more than 32 splits correspondingly more, and begin at
+multiples of 256; how many there are follows from the sequence's own length, read on the device. So
+a sequence's result has the same bits whatever shares its step, and the launch knows no length: it
+may be captured. The only split of a sequence writes its result itself; of several a second kernel
+adds the partial results up, in order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.attention_tiles import Features, attend_keys, keys_per_tile, padded
+
+SPLIT: tl.constexpr = tl.constexpr(256)
+MAX_SPLITS: tl.constexpr = tl.constexpr(32)
+# Programs beyond a sequence's splits cost their launch, too few leave the device idle.
+PROGRAMS, MIN_SPLIT_PROGRAMS = 4096, 4
+
+
+@triton.jit
+def splits_of(length, WINDOW: tl.constexpr):
+    """(first visible key, where the first split begins, keys a split, splits) of a sequence."""
+    first = 0 if WINDOW is None else tl.maximum(length - WINDOW, 0)
+    origin = first // SPLIT * SPLIT
+    pieces = tl.cdiv(length - origin, SPLIT)
+    size = SPLIT * tl.maximum(tl.cdiv(pieces, MAX_SPLITS), 1)
+    return first, origin, size, tl.maximum(tl.cdiv(length - origin, size), 1)
+
+
+@triton.jit(do_not_specialize=["tables", "lengths", "max_splits", "table_stride"])
+def decode_kernel(
+    out,  # [S, H, D]
+    partial_out,  # [S, H, max_splits, D] fp32
+    partial_stats,  # [S, H, max_splits, 2] fp32: highest score, sum of weights
+    query,  # [S, H, D], any stride but the last
+    keys,  # [blocks, Hkv, BLOCK_SIZE, D]
+    values,
+    tables,  # [S, width] int64
+    lengths,  # [S] int32: of the keys
+    bias,
+    scale,
+    max_splits,
+    query_stride,
+    head_stride,
+    table_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BIAS_REACH: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    length = tl.load(lengths + sequence)
+    first, origin, size, splits = splits_of(length, WINDOW)
+    shared: tl.constexpr = HEADS // KV_HEADS
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    heads = kv_head * shared + tl.minimum(rows, shared - 1)
+    real = (rows < shared)[:, None] & (dims < HEAD_DIM)[None, :]
+    query += sequence * query_stride
+    q = tl.load(query + heads[:, None] * head_stride + dims[None, :], mask=real, other=0.0)
+    head_keys: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    for split in range(tl.program_id(2), splits, tl.num_programs(2)):
+        begin = tl.maximum(origin + split * size, first)
+        highest, total, result = attend_keys(
+            q,
+            tl.full([ROWS], 0, tl.int32) + (length - 1),
+            heads,
+            keys + kv_head * head_keys,
+            values + kv_head * head_keys,
+            tables + sequence * table_stride,
+            bias,
+            begin,
+            tl.minimum(origin + (split + 1) * size, length),
+            scale,
+            KV_HEADS * head_keys,
+            HEAD_DIM,
+            HEAD_DIM,
+            ROWS,
+            DIMS,
+            TILE,
+            BLOCK_SIZE,
+            False,
+            None,
+            SOFTCAP,
+            BIAS_REACH,
+        )
+        place = sequence * HEADS + heads
+        if splits == 1:
+            # No keys at all, as in a graph's padding: zeros.
+            result = result / tl.where(total == 0, 1.0, total)[:, None]
+            target = out + place[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(target, result.to(out.dtype.element_ty), mask=real)
+        else:
+            place = place * max_splits + split
+            tl.store(partial_out + place[:, None] * HEAD_DIM + dims[None, :], result, mask=real)
+            tl.store(partial_stats + place * 2, highest, mask=rows < shared)
+            tl.store(partial_stats + place * 2 + 1, total, mask=rows < shared)
+
+
+@triton.jit(do_not_specialize=["lengths", "max_splits"])
+def reduce_kernel(
+    out,  # [S, H, D]
+    partial_out,  # [S, H, max_splits, D] fp32
+    partial_stats,  # [S, H, max_splits, 2] fp32
+    lengths,  # [S] int32
+    max_splits,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """The splits of one head of one sequence, added in order; of one split nothing is left."""
+    sequence = tl.program_id(0).to(tl.int64)
+    _, _, _, splits = splits_of(tl.load(lengths + sequence), WINDOW)
+    if splits == 1:
+        return
+    place = sequence * HEADS + tl.program_id(1)
+    stats = partial_stats + place * max_splits * 2
+    parts = partial_out + place * max_splits * HEAD_DIM
+    split = tl.arange(0, MAX_SPLITS)
+    highest = tl.max(tl.load(stats + split * 2, mask=split < splits, other=float("-inf")), 0)
+    dims = tl.arange(0, DIMS)
+    real = dims < HEAD_DIM
+    total = 0.0
+    result = tl.zeros([DIMS], tl.float32)
+    for part in range(splits):
+        weight = tl.exp2(tl.load(stats + part * 2) - highest)
+        total += weight * tl.load(stats + part * 2 + 1)
+        result += weight * tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
+    target = out + place * HEAD_DIM + dims
+    tl.store(target, (result / total).to(out.dtype.element_ty), mask=real)
+
+
+def max_splits(keys: int, window: int | None) -> int:
+    """The most splits a sequence of up to `keys` keys can have."""
+    if window is not None:
+        keys = min(keys, window + SPLIT.value - 1)  # the first split may begin before the window
+    return min(-(-keys // SPLIT.value), MAX_SPLITS.value)
+
+
+def decode_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    features: Features,
+) -> None:
+    """Write `out` [S, H, D] of `query` [S, H, D], the last token of each sequence.
+
+    keys and values [blocks, Hkv, block_size, D] as `tables` [S, width] int64 lead to them, of which
+    sequence s has `lengths[s]`.
+    """
+    sequences, heads, dim = query.shape
+    _, kv_heads, block_size, _ = keys.shape
+    splits = max_splits(tables.shape[1] * block_size, features.window)
+    shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
+    partial_out = torch.empty(*shape, dim, dtype=torch.float32, device=query.device)
+    partial_stats = torch.empty(*shape, 2, dtype=torch.float32, device=query.device)
+    programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
+    decode_kernel[sequences, kv_heads, min(splits, programs)](
+        out,
+        partial_out,
+        partial_stats,
+        query,
+        keys,
+        values,
+        tables,
+        lengths,
+        features.bias,
+        features.scale,
+        splits,
+        query.stride(0),
+        query.stride(1),
+        tables.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=dim,
+        ROWS=padded(heads // kv_heads),
+        DIMS=padded(dim),
+        TILE=keys_per_tile(dim, query.dtype),
+        BLOCK_SIZE=block_size,
+        WINDOW=features.window,
+        SOFTCAP=features.softcap,
+        BIAS_REACH=features.bias_reach,
+        num_warps=4 if query.element_size() == 2 else 8,
+        num_stages=5,
+    )
+    if splits > 1:
+        reduce_kernel[sequences, heads](
+            out,
+            partial_out,
+            partial_stats,
+            lengths,
+            splits,
+            HEADS=heads,
+            HEAD_DIM=dim,
+            DIMS=padded(dim),
+            WINDOW=features.window,
+            num_warps=1 if dim <= 128 else 2,
+        )

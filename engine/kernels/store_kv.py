@@ -1,0 +1,67 @@
+"""Write the keys and values of a step's tokens to their places in the paged cache."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["blocks", "offsets"])
+def store_kernel(
+    keys,  # [blocks, Hkv, block_size, D]
+    values,
+    key,  # [T, Hkv, D], any stride but the last
+    value,
+    blocks,  # [T] int64
+    offsets,  # [T] int64
+    block_size,
+    key_stride,
+    key_head_stride,
+    value_stride,
+    value_head_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    FEATURES: tl.constexpr,  # KV_HEADS * HEAD_DIM, padded
+):
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, FEATURES)
+    head, dim = feature // HEAD_DIM, feature % HEAD_DIM
+    real = feature < KV_HEADS * HEAD_DIM
+    row = (tl.load(blocks + token) * KV_HEADS + head) * block_size + tl.load(offsets + token)
+    target = row * HEAD_DIM + dim
+    k = tl.load(key + token * key_stride + head * key_head_stride + dim, mask=real)
+    tl.store(keys + target, k, mask=real)
+    v = tl.load(value + token * value_stride + head * value_head_stride + dim, mask=real)
+    tl.store(values + target, v, mask=real)
+
+
+def store_kv(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocks: torch.Tensor,
+    offsets: torch.Tensor,
+) -> None:
+    """Write key and value [T, Hkv, D] into keys and values [blocks, Hkv, block_size, D].
+
+    Token t goes to block `blocks[t]`, place `offsets[t]`, both [T] int64.
+    """
+    tokens, heads, dim = key.shape
+    store_kernel[tokens,](
+        keys,
+        values,
+        key,
+        value,
+        blocks,
+        offsets,
+        keys.shape[2],
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        KV_HEADS=heads,
+        HEAD_DIM=dim,
+        FEATURES=triton.next_power_of_2(heads * dim),
+    )
