@@ -10,131 +10,35 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 
-from engine.config import EngineConfig
-from loadtest.gpu_models import CONFIGS, SMALL, Chip, Shape, write_model
-from loadtest.inprocess import Engine, Work
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One figure. `goal` is what it must reach; `at_most` turns that around."""
-
-    what: str
-    value: float
-    unit: str
-    goal: float | None = None
-    at_most: bool = False
-    note: str = ""
-
-    @property
-    def met(self) -> bool | None:
-        if self.goal is None:
-            return None
-        return self.value <= self.goal if self.at_most else self.value >= self.goal
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Where and how large to measure."""
-
-    chip: Chip
-    smoke: bool  # on a CPU, with small models: does it run, not how fast
-    folder: Path
-
-    @property
-    def device(self) -> str:
-        return "cpu" if self.smoke else "cuda"
-
-    def shape(self, model: str) -> Shape:
-        return Shape.of(CONFIGS[model] | (SMALL if self.smoke else {}))
-
-    def vocabulary(self, model: str) -> int:
-        return int((CONFIGS[model] | (SMALL if self.smoke else {}))["vocab_size"])
-
-    def engine(self, model: str, *, depth: int | None = None, **config: Any) -> Engine:
-        folder = write_model(model, self.folder / model, small=self.smoke)
-        settings: dict[str, Any] = {
-            "device": self.device,
-            "load_format": "dummy",
-            "enable_prefix_caching": False,
-            "dtype": "bfloat16",
-        }
-        return Engine(EngineConfig(model=str(folder), **(settings | config)), depth)
-
-    def works(self, model: str, count: int, prompt: int, answer: int) -> list[Work]:
-        random, size = Random(0), self.vocabulary(model)
-        return [
-            Work([random.randrange(3, size) for _ in range(prompt)], answer) for _ in range(count)
-        ]
-
-
-def device_seconds(run: Callable[[], object], repeats: int = 10) -> float:
-    """Median seconds of `run` on the device, after a warm-up."""
-    run()
-    times: list[float] = []
-    for _ in range(repeats):
-        if torch.cuda.is_available():
-            begin, end = (
-                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            )
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
-        else:
-            began = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
-def ceilings(bench: Bench) -> list[Row]:
-    """What memory and matrix units do here, on random data: the denominators of all shares."""
-    size, edge = (2**18, 256) if bench.smoke else (2**31, 8192)
-    data = torch.randn(size, device=bench.device)
-    read = data.nbytes / device_seconds(data.sum)
-    copy = 2 * data.nbytes / device_seconds(data.clone)
-    del data
-    a, b = (torch.randn(edge, edge, device=bench.device).bfloat16() for _ in range(2))
-    matmul = 2 * edge**3 / device_seconds(lambda: a @ b)
-    return [
-        Row("memory read", max(read, copy) / 1e12, "TB/s", note=f"sum {read:.3g}, copy {copy:.3g}"),
-        Row("bf16 matmul", matmul / 1e12, "TFLOP/s", note=f"{edge}x{edge}x{edge}"),
-    ]
+from loadtest.gpu_bench import NANO_MODEL, Bench, Row
+from loadtest.gpu_device import attention, ceilings
+from loadtest.gpu_models import Chip
+from loadtest.gpu_server import http, peer
 
 
 def nano(bench: Bench) -> list[Row]:
     """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
-    model, low, high, count = "qwen3-0.6b", 100, 1024, 256
-    if bench.smoke:
-        low, high, count = 4, 12, 8
-    random = Random(0)
-    size = min(bench.vocabulary(model) - 1, 10000)
-    prompts = []
-    for _ in range(count):
-        length = random.randint(low, high)
-        prompts.append([random.randint(0, size) for _ in range(length)])
-    outputs = [random.randint(low, high) for _ in range(count)]
-    works = [Work(p, o, temperature=0.6) for p, o in zip(prompts, outputs, strict=True)]
+    works = bench.nano_works()
+    high = bench.nano_length[1]
     engine = bench.engine(
-        model, max_num_seqs=count, max_model_len=2 * high, max_num_batched_tokens=16 * high
+        NANO_MODEL,
+        max_num_seqs=len(works),
+        max_model_len=2 * high,
+        max_num_batched_tokens=16 * high,
     )
-    engine.generate(works[: count // 8])
+    engine.generate(works[: len(works) // 8])
     seconds = statistics.median(engine.generate(works) for _ in range(1 if bench.smoke else 3))
-    rate = sum(outputs) / seconds
-    floor = bench.shape(model).offline_seconds([len(p) for p in prompts], outputs, bench.chip)
+    rate = sum(work.max_tokens for work in works) / seconds
+    prompts, outputs = [len(w.prompt) for w in works], [w.max_tokens for w in works]
+    floor = bench.shape(NANO_MODEL).offline_seconds(prompts, outputs, bench.chip)
     share = 100 * floor / seconds
     rows = [Row("0.6B, nano workload", rate, "tok/s", 25_000)]
     return [*rows, Row("0.6B, nano workload, share of the floor", share, "%", 70)]
@@ -238,6 +142,9 @@ ALL = (1, 8, 32, 64, 128, 256)
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "ceilings": ceilings,
     "nano": nano,
+    "peer": peer,
+    "http": http,
+    "attention": attention,
     "decode-0.6b": lambda bench: decode(bench, "qwen3-0.6b", (1, 256)),
     "decode-8b": lambda bench: decode(bench, "llama-3.1-8b", ALL),
     "decode-gemma-2b": lambda bench: decode(bench, "gemma-2-2b", (1, 64)),
@@ -255,6 +162,8 @@ def main() -> None:
     parser.add_argument("--matmul", type=float, default=790e12, help="FLOP/s, as measured")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
+    if options.smoke:
+        torch.set_num_threads(1)  # on cores that others use too, more of them wait for each other
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Chip(options.read, options.matmul), options.smoke, Path(folder))
         rows = SECTIONS[options.name](bench)

@@ -1,0 +1,120 @@
+"""What every GPU section shares: rows of the table, engines of real shapes, time on the device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from loadtest.gpu_models import CONFIGS, SMALL, Chip, Shape, write_model
+from loadtest.inprocess import Engine, Work
+
+NANO_MODEL = "qwen3-0.6b"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `goal` is what it must reach; `at_most` turns that around."""
+
+    what: str
+    value: float
+    unit: str
+    goal: float | None = None
+    at_most: bool = False
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if self.goal is None:
+            return None
+        return self.value <= self.goal if self.at_most else self.value >= self.goal
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where and how large to measure."""
+
+    chip: Chip
+    smoke: bool  # on a CPU, with small models: does it run, not how fast
+    folder: Path
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.smoke else "cuda"
+
+    def shape(self, model: str) -> Shape:
+        return Shape.of(CONFIGS[model] | (SMALL if self.smoke else {}))
+
+    def vocabulary(self, model: str) -> int:
+        return int((CONFIGS[model] | (SMALL if self.smoke else {}))["vocab_size"])
+
+    def model(self, name: str, **overrides: Any) -> Path:
+        """Its folder, to be served with `--load-format dummy`."""
+        return write_model(name, self.folder / name, small=self.smoke, **overrides)
+
+    def engine(
+        self,
+        model: str,
+        *,
+        depth: int | None = None,
+        overrides: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> Engine:
+        folder = self.model(model, **(overrides or {}))
+        settings: dict[str, Any] = {
+            "device": self.device,
+            "threads": 1 if self.smoke else None,
+            "load_format": "dummy",
+            "enable_prefix_caching": False,
+            "dtype": "bfloat16",
+        }
+        return Engine(EngineConfig(model=str(folder), **(settings | config)), depth)
+
+    @property
+    def nano_length(self) -> tuple[int, int]:
+        return (4, 12) if self.smoke else (100, 1024)
+
+    def nano_works(self) -> list[Work]:
+        """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
+        random, (low, high) = Random(0), self.nano_length
+        last, prompts = min(self.vocabulary(NANO_MODEL) - 1, 10000), []
+        for _ in range(8 if self.smoke else 256):
+            length = random.randint(low, high)
+            prompts.append([random.randint(0, last) for _ in range(length)])
+        outputs = [random.randint(low, high) for _ in prompts]
+        return [Work(p, o, temperature=0.6) for p, o in zip(prompts, outputs, strict=True)]
+
+    def works(self, model: str, count: int, prompt: int, answer: int) -> list[Work]:
+        random, size = Random(0), self.vocabulary(model)
+        return [
+            Work([random.randrange(3, size) for _ in range(prompt)], answer) for _ in range(count)
+        ]
+
+
+def device_seconds(run: Callable[[], object], repeats: int = 10) -> float:
+    """Median seconds of `run` on the device, after a warm-up."""
+    run()
+    times: list[float] = []
+    for _ in range(repeats):
+        if torch.cuda.is_available():
+            begin, end = (
+                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                for _ in range(2)
+            )
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        else:
+            began = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)

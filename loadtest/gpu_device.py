@@ -1,0 +1,85 @@
+"""The chip by itself, and the decode attention on it: the denominators and the largest kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.protocol import SamplingParams
+from engine.runner.batch import decode_batch
+from engine.scheduling.step import NewBlocks, NewRow
+from loadtest.gpu_bench import Bench, Row, device_seconds
+
+
+def ceilings(bench: Bench) -> list[Row]:
+    """What memory and matrix units do here, on random data: the denominators of all shares."""
+    size, edge = (2**18, 256) if bench.smoke else (2**31, 8192)
+    data = torch.randn(size, device=bench.device)
+    read = data.nbytes / device_seconds(data.sum)
+    copy = 2 * data.nbytes / device_seconds(data.clone)
+    del data
+    a, b = (torch.randn(edge, edge, device=bench.device).bfloat16() for _ in range(2))
+    matmul = 2 * edge**3 / device_seconds(lambda: a @ b)
+    return [
+        Row("memory read", max(read, copy) / 1e12, "TB/s", note=f"sum {read:.3g}, copy {copy:.3g}"),
+        Row("bf16 matmul", matmul / 1e12, "TFLOP/s", note=f"{edge}x{edge}x{edge}"),
+    ]
+
+
+def attention(bench: Bench) -> list[Row]:
+    """Paged decode attention of an 8B layer, eight layers' KV in turn so that no cache holds it."""
+    rows = []
+    cases = [(2, 48)] if bench.smoke else [(64, 1024), (1, 8192)]
+    for batch, context in cases:
+        seconds, read = _attend(bench, batch, context)
+        share = 100 * read / seconds / bench.chip.read
+        goal = 85 if batch > 1 else 70
+        what = f"decode attention alone, {batch} x {context} keys"
+        rows.append(Row(what, share, "% of read", goal, note=f"{seconds * 1e6:.0f} us"))
+    return rows
+
+
+@torch.inference_mode()
+def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
+    """(seconds, bytes of KV) of one layer."""
+    layers, size = 8, 64
+    blocks = -(-context // size)
+    engine = bench.engine(
+        "llama-3.1-8b",
+        overrides={"num_hidden_layers": layers},
+        max_num_seqs=batch,
+        max_model_len=context,
+        num_gpu_blocks_override=batch * blocks,
+    )
+    runner = engine.runner
+    order = torch.randperm(batch * blocks).add(1).view(batch, blocks).tolist()
+    params = SamplingParams(max_tokens=1)
+    tokens = (5,) * context
+    runner.rows.apply(
+        [NewRow(row, tokens, context, params) for row in range(batch)],
+        [NewBlocks(row, 0, 0, tuple(order[row])) for row in range(batch)],
+    )
+    for layer in runner.kv.layers:
+        layer.keys.normal_()
+        layer.values.normal_()
+    row_ids = torch.arange(batch, device=runner.device)
+    spec = runner.model.specs[0]
+
+    def random(heads: int) -> torch.Tensor:
+        shape = batch, heads, spec.head_dim
+        return torch.randn(shape, device=runner.device).to(runner.dtype)
+
+    query, key, value = random(spec.num_heads), random(spec.num_kv_heads), random(spec.num_kv_heads)
+
+    def run() -> None:
+        plan = decode_batch(row_ids, runner.rows, runner.kv, runner.backend).plan
+        for layer in runner.kv.layers:
+            plan.attend(spec, layer, query, key, value)
+
+    run()
+    if runner.device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        run = graph.replay
+    read = 2 * batch * context * spec.num_kv_heads * spec.head_dim * runner.dtype.itemsize
+    return device_seconds(run) / layers, read
