@@ -20,7 +20,8 @@ from engine.protocol import (
     StepOutputs,
     ToEngine,
 )
-from engine.runner.model_runner import ModelRunner, PendingStep
+from engine.runner.model_runner import ModelRunner
+from engine.runner.pending import PendingStep
 from engine.scheduling.scheduler import Scheduler
 
 
@@ -70,7 +71,7 @@ class EngineCore:
     def turn(self) -> None:
         """One pass of the loop: take messages, launch a step, retire one that is due."""
         idle = not self.scheduler.has_work and not self.in_flight
-        messages = self.endpoint.drain(block=idle)
+        messages = self.endpoint.drain(block=idle and not self.runner.improve())
         for message in messages:
             self.handle(message)
         step = self.scheduler.schedule()

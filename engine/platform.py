@@ -83,3 +83,27 @@ def to_device(
     if device.type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)
     return packed.split([len(array) for array in arrays])
+
+
+class HostCopy:
+    """Tensors on their way to the host, as they were when the copy was asked for.
+
+    On CUDA they arrive in fresh pinned buffers when the device gets there; `wait` is the one place
+    where the host waits for it.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        if not any(tensor.is_cuda for tensor in tensors):
+            self._tensors = [tensor.clone() for tensor in tensors]
+            return
+        self._tensors = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
+        for host, tensor in zip(self._tensors, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors

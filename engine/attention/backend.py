@@ -80,6 +80,8 @@ class AttentionBackend(Protocol):
     """A family of kernels over the paged cache."""
 
     name: str
+    # Whether a captured step costs what its sequences' lengths ask for, not the tables' width.
+    captures: bool
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         """Why this layer cannot be honoured, or None."""

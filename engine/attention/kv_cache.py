@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.spec import AttentionSpec
+from engine.platform import to_device
 from engine.protocol import KVGroup
 
 
@@ -89,7 +90,7 @@ class KVCache:
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Zero these blocks."""
-        index = torch.tensor(blocks, device=self._slots[0][0].device)
+        (index,) = to_device([blocks], self._slots[0][0].device)
         for keys, values in self._slots:
             keys.index_fill_(0, index, 0)
             values.index_fill_(0, index, 0)

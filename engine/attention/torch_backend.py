@@ -49,6 +49,7 @@ class TorchBackend:
     """Honours every AttentionSpec on every device and dtype."""
 
     name = "torch"
+    captures = False  # it gathers whole tables: an eager step is faster
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         return None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,50 +12,30 @@ from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.layers.linear import can_prepack
 from engine.platform import available_memory, cpu_count, to_device
-from engine.protocol import EmbedOutput, Progress, Ready, SamplingParams, TokenLogprobs
+from engine.protocol import Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint
 from engine.runner.encode import build_encoder_batch, pooled
-from engine.sampling.sampler import sample
-from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.pending import PendingStep
+from engine.runner.recorder import CudaRecorder, Recorder
+from engine.sampling.logprobs import PendingLogprobs
+from engine.sampling.sampler import is_plain, sample
+from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 from engine.weights.dummy import random_weights
 from engine.weights.loader import load_weights
-
-
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A launched step whose tokens may not be on the host yet."""
-
-    step: Step
-    tokens: torch.Tensor  # [samples] int64
-    logprobs: list[TokenLogprobs | None]
-    launched_at: float  # CLOCK_MONOTONIC
-    vectors: torch.Tensor | None = None  # [texts to embed, hidden] fp32
-
-    def wait(self) -> list[SampledToken]:
-        """The single point of synchronisation: one SampledToken per sampling slice."""
-        return [
-            SampledToken(token, logprobs)
-            for token, logprobs in zip(self.tokens.tolist(), self.logprobs, strict=True)
-        ]
-
-    def embeddings(self) -> list[EmbedOutput]:
-        """The vectors of the step's texts; waits like `wait`."""
-        if self.vectors is None:
-            return []
-        ids = [encode.id for encode in self.step.encodes if encode.pooling]
-        return [
-            EmbedOutput(i, v.tobytes(), "stop" if np.isfinite(v).all() else "error")
-            for i, v in zip(ids, self.vectors.cpu().numpy(), strict=True)
-        ]
 
 
 class ModelRunner:
     """A loaded model, ready to compute steps. Raises ConfigError where it cannot be served."""
 
     def __init__(
-        self, config: EngineConfig, progress: Callable[[Progress], None] = lambda p: None
+        self,
+        config: EngineConfig,
+        progress: Callable[[Progress], None] = lambda p: None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """`recorder` records decode steps; by default there is one on CUDA."""
         began = time.monotonic()
         blueprint = Blueprint(config)
         self.config, self.blueprint = config, blueprint
@@ -87,7 +65,13 @@ class ModelRunner:
         self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
         self.rows = blueprint.rows(self.max_model_len, self.device)
         progress(Progress("warming up", 0.0))
+        self.graphs: DecodeGraphs | None = None
         self.embedding_size = self._warm_up()
+        recorder = recorder or self._own_recorder()
+        if recorder and self.kind != "encoder" and not config.enforce_eager:
+            progress(Progress("capturing decode steps", 0.0))
+            self.graphs = DecodeGraphs(self.model, self.rows, self.kv, self.backend, recorder)
+            self.graphs.capture_first()
         self.load_seconds = time.monotonic() - began
 
     @torch.inference_mode()
@@ -98,28 +82,60 @@ class ModelRunner:
             self.kv.scrub(step.scrub)
         self.rows.apply(step.new_rows, step.new_blocks)
         vectors = self._encode(step.encodes) if step.encodes else None
-        if not step.slices:
-            return PendingStep(step, torch.empty(0), [], launched_at, vectors)
+        tokens, logprobs = None, None
+        if self.graphs and step.is_decode and self.graphs.size_for(len(step.slices)):
+            tokens, logprobs = self._replay(step.slices, self.graphs)
+        elif step.slices:
+            tokens, logprobs = self._compute(step)
+        return PendingStep(step, launched_at, tokens, logprobs, vectors)
+
+    def _replay(
+        self, slices: Sequence[ScheduledSlice], graphs: DecodeGraphs
+    ) -> tuple[torch.Tensor, PendingLogprobs | None]:
+        """Tokens of a step of nothing but decodes; the host sends their rows."""
+        logits = graphs.compute([s.row for s in slices])
+        if all(is_plain(self.rows.params[s.row]) for s in slices):
+            return graphs.draw(len(slices)), None
+        return self._sample(logits, slices, graphs.row_ids[: len(slices)])
+
+    def _compute(self, step: Step) -> tuple[torch.Tensor | None, PendingLogprobs | None]:
+        """Tokens of any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend)
         hidden = self.model.forward(batch)
         sampling = [s for s in step.slices if s.samples]
         if not sampling:
-            return PendingStep(step, torch.empty(0), [], launched_at, vectors)
+            return None, None
         logits = self.model.logits(hidden.index_select(0, batch.logit_index))
-        ends = [s.start + s.count for s in sampling]
-        sampled, logprobs = sample(
-            logits,
-            [self.rows.sampling_row(s.row, end) for s, end in zip(sampling, ends, strict=True)],
-        )
         (row_ids,) = to_device([[s.row for s in sampling]], self.device)
-        self.rows.append(row_ids, sampled)
-        return PendingStep(step, sampled, logprobs, launched_at, vectors)
+        return self._sample(logits, sampling, row_ids)
+
+    def _sample(
+        self, logits: torch.Tensor, slices: Sequence[ScheduledSlice], row_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, PendingLogprobs]:
+        """Tokens of `slices`, whose rows are `row_ids` [R], for logits [R, V], and append them.
+
+        Where decodes are captured a row draws alike in every step, whatever the others in it want.
+        """
+        captured = self.device.type == "cuda" or self.graphs is not None
+        params = self.rows.draw_params(row_ids) if captured else None
+        rows = [self.rows.sampling_row(s.row, s.start + s.count) for s in slices]
+        tokens, logprobs = sample(logits, rows, params)
+        self.rows.append(row_ids, tokens)
+        return tokens, logprobs
+
+    def improve(self) -> bool:
+        """Use an idle moment to capture one more batch size; False where nothing is left to do."""
+        return self.graphs is not None and self.graphs.capture_next()
 
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""
         batch = build_encoder_batch(encodes, self.kv, self.backend, self.device)
         hidden = self.model.encode(batch)
         return pooled(hidden, encodes) if encodes[0].pooling else None
+
+    def _own_recorder(self) -> Recorder | None:
+        captures = self.device.type == "cuda" and self.backend.captures
+        return CudaRecorder() if captures else None
 
     def _warm_up(self) -> int:
         """One token through everything, so that the first request pays for nothing but itself.

@@ -13,6 +13,7 @@ import torch
 
 from engine.platform import to_device
 from engine.protocol import SamplingParams
+from engine.sampling.draw import DrawParams
 from engine.sampling.sampler import SamplingRow
 from engine.scheduling.step import NewBlocks, NewRow
 
@@ -121,6 +122,17 @@ class SequenceRows:
     def sampling_row(self, row: int, position: int) -> SamplingRow:
         """`row` about to sample the token at `position`."""
         return SamplingRow(self.params[row], self.tokens[row, :position], self.prompt_length[row])
+
+    def draw_params(self, rows: torch.Tensor) -> DrawParams:
+        """How the next token of each of `rows` [R] is drawn, gathered on the device."""
+        return DrawParams(
+            temperature=self.temperature.index_select(0, rows),
+            top_k=self.top_k.index_select(0, rows),
+            top_p=self.top_p.index_select(0, rows),
+            min_p=self.min_p.index_select(0, rows),
+            seeds=self.seeds.index_select(0, rows),
+            positions=self.lengths.index_select(0, rows).long(),
+        )
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write sampled tokens [R] behind the known ones of `rows` [R]; the padding row stays."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.dispatch import kernels_for
-from engine.protocol import SamplingParams, TokenLogprobs
+from engine.protocol import SamplingParams
 from engine.sampling.draw import GREEDY_BELOW, INVALID, DrawParams, draw
 from engine.sampling.filters import adjust, adjusts_logits, keep
+from engine.sampling.logprobs import PendingLogprobs, gather_logprobs
 from engine.sampling.noise import exponential_noise
 
 # Filters look at this many most likely tokens first; nearly always they hold the top-p mass.
@@ -31,49 +31,38 @@ class SamplingRow:
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow]
-) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+    logits: torch.Tensor, rows: Sequence[SamplingRow], params: DrawParams | None = None
+) -> tuple[torch.Tensor, PendingLogprobs]:
     """Token ids [R] int64 for fp32 logits [R, V] (clobbered), and logprobs where asked for.
 
-    A row whose logits are not finite gets INVALID and leaves the others alone.
+    A row whose logits are not finite gets INVALID and leaves the others alone. With `params`, the
+    rows' own as tensors, tokens are drawn as in a captured step, and the host need not wait.
     """
     highest, tokens = logits.max(dim=-1)
     # A NaN anywhere in a row is its maximum; -inf alone is legal (a model may mask tokens).
     bad = ~torch.isfinite(highest)
-    wanted = [i for i, row in enumerate(rows) if row.params.logprobs >= 0]
-    raw = {i: torch.log_softmax(logits[i], dim=-1) for i in wanted}
+    counts = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs >= 0}
+    raw = {i: torch.log_softmax(logits[i], dim=-1) for i in counts}
     adjusted = [i for i, row in enumerate(rows) if adjusts_logits(row.params)]
     for i in adjusted:
         adjust(logits[i], rows[i].params, rows[i].tokens, rows[i].prompt_length)
-    if kernels_for(logits):  # as a captured step draws, so that a token does not depend on which
-        tokens = draw(logits, draw_params(rows, logits.device))
-        return tokens.masked_fill_(bad, INVALID), _logprobs(tokens, rows, raw)
-    if adjusted:
-        tokens = logits.argmax(dim=-1)
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        chosen = logits if len(drawn) == len(rows) else logits.index_select(0, index)
-        tokens.index_copy_(0, index, _draw(chosen, [rows[i] for i in drawn]))
+    if params is not None:
+        tokens = draw(logits, params)
+    else:
+        if adjusted:
+            tokens = logits.argmax(dim=-1)
+        drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
+        if drawn:
+            index = torch.tensor(drawn, device=logits.device)
+            chosen = logits if len(drawn) == len(rows) else logits.index_select(0, index)
+            tokens.index_copy_(0, index, _draw(chosen, [rows[i] for i in drawn]))
     tokens.masked_fill_(bad, INVALID)
-    return tokens, _logprobs(tokens, rows, raw)
+    return tokens, gather_logprobs(tokens, raw, counts)
 
 
-def draw_params(rows: Sequence[SamplingRow], device: torch.device) -> DrawParams:
-    """What `draw` knows of these rows."""
-    params = [row.params for row in rows]
-
-    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    return DrawParams(
-        temperature=column([p.temperature for p in params], torch.float32),
-        top_k=column([p.top_k for p in params], torch.int32),
-        top_p=column([p.top_p for p in params], torch.float32),
-        min_p=column([p.min_p for p in params], torch.float32),
-        seeds=column([p.seed for p in params], torch.int64),
-        positions=column([row.position for row in rows], torch.int64),
-    )
+def is_plain(params: SamplingParams) -> bool:
+    """Whether `draw` alone samples such a row: without its earlier tokens, and telling nothing."""
+    return params.logprobs < 0 and not adjusts_logits(params)
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -133,17 +122,3 @@ def _draw_filtered(
         seeds, positions = seeds[undecided], positions[undecided]
         top_k, top_p, min_p = top_k[undecided], top_p[undecided], min_p[undecided]
         count = min(count * 16, logits.shape[1])
-
-
-def _logprobs(
-    tokens: torch.Tensor, rows: Sequence[SamplingRow], raw: dict[int, torch.Tensor]
-) -> list[TokenLogprobs | None]:
-    result: list[TokenLogprobs | None] = [None] * len(rows)
-    for i, logprobs in raw.items():
-        token = int(tokens[i])
-        if token == INVALID:
-            continue
-        values, ids = logprobs.topk(min(rows[i].params.logprobs, logprobs.shape[0]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-        result[i] = TokenLogprobs(float(logprobs[token]), top)
-    return result

@@ -68,6 +68,11 @@ class Step:
     prefills: tuple[Prefill, ...] = ()  # which slices are chunks of prompts, for whoever watches
 
     @property
+    def is_decode(self) -> bool:
+        """Whether all it computes of its sequences is one token each, their last."""
+        return bool(self.slices) and all(s.count == 1 and s.samples for s in self.slices)
+
+    @property
     def num_decode_tokens(self) -> int:
         return sum(s.count for s in self.slices if s.count == 1 and s.samples)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -29,14 +31,22 @@ from engine.protocol import (
     ToEngine,
     TokenOutput,
 )
-from engine.runner.model_runner import ModelRunner, PendingStep
+from engine.runner.model_runner import ModelRunner
+from engine.runner.pending import PendingStep
 from engine.scheduling.step import SampledToken, Step
+from tests.engine.tape import TapeRecorder, memory
 
-MODES: dict[str, dict[str, Any]] = {
+EAGER: dict[str, dict[str, Any]] = {
     "synchronous": {"depth": 0},
     "overlapped": {"depth": 1},
     "late": {"depth": 1, "late": True},
 }
+MODES: dict[str, dict[str, Any]] = EAGER | {
+    "captured": {"depth": 1, "captured": True},
+    "captured-late": {"depth": 1, "late": True, "captured": True},
+}
+# The ends of the range, for tests that take long: nothing ahead and nothing recorded, or all of it.
+EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
 
 
 class LatePendingStep:
@@ -77,6 +87,10 @@ class LateRunner:
         self._queue.append(LatePendingStep(step, self))
         return self._queue[-1]
 
+    def improve(self) -> bool:
+        assert not self._queue, "captured while steps are in flight"
+        return self._runner.improve()
+
     def compute_one(self) -> None:
         pending = self._queue.popleft()
         pending.result = self._runner.launch(pending.step)
@@ -85,15 +99,25 @@ class LateRunner:
 class Driver:
     """Submit, turn, collect. Invariants are checked after every turn; one thread, fp32.
 
-    `depth` and `late` choose how far the host runs ahead of the device, everything else is an
-    EngineConfig field. `poisoned` holds ids of requests whose logits become NaN.
+    `depth` and `late` choose how far the host runs ahead of the device; with `captured` decodes are
+    replayed from a tape; everything else is an EngineConfig field. `poisoned` holds ids of requests
+    whose logits become NaN.
     """
 
-    def __init__(self, model: Path, *, depth: int = 0, late: bool = False, **config: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        depth: int = 0,
+        late: bool = False,
+        captured: bool = False,
+        **config: Any,
+    ) -> None:
         self.config = EngineConfig(
             model=str(model), **({"dtype": "float32", "threads": 1, "device": "cpu"} | config)
         )
-        self.runner = ModelRunner(self.config)
+        self.tapes = TapeRecorder() if captured else None
+        self.runner = ModelRunner(self.config, recorder=self.tapes)
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":
             self._poison_logits()
@@ -109,22 +133,41 @@ class Driver:
         self._ids = 0
 
     def _poison_logits(self) -> None:
-        launch, logits = self.runner.launch, self.runner.model.logits
+        """Spoil what the model computes, or what a recording of it has left."""
+        launch, graphs = self.runner.launch, self.runner.graphs
         sampling: list[int] = []
 
         def noting_launch(step: Step) -> PendingStep:
             sampling[:] = [s.id for s in step.slices if s.samples]
             return launch(step)
 
-        def poisoned_logits(hidden: torch.Tensor) -> torch.Tensor:
-            result = logits(hidden)
-            for row, request_id in enumerate(sampling):
-                if request_id in self.poisoned:
-                    result[row, 7] = float("nan")
-            return result
+        def spoilt(compute: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+            def compute_and_spoil(given: Any) -> torch.Tensor:
+                result = compute(given)
+                for row, request_id in enumerate(sampling):
+                    if request_id in self.poisoned:
+                        result[row, 7] = float("nan")
+                return result
+
+            return compute_and_spoil
 
         self.runner.launch = noting_launch  # type: ignore[method-assign]
-        self.runner.model.logits = poisoned_logits  # type: ignore[method-assign]
+        self.runner.model.logits = spoilt(self.runner.model.logits)  # type: ignore[method-assign]
+        if graphs:
+            graphs.compute = spoilt(graphs.compute)  # type: ignore[method-assign]
+
+    def check_static(self) -> None:
+        """Recordings ran, on memory that stays where it is for as long as the engine lives."""
+        assert self.tapes
+        assert self.tapes.replays
+        runner, model = self.runner, cast(nn.Module, self.runner.model)
+        weights = [*model.parameters(), *model.buffers()]
+        packed = [module._packed for module in model.modules() if hasattr(module, "_packed")]
+        owners = [runner.rows, runner.graphs, *runner.kv.layers]
+        state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
+        static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
+        strange = [t for key, t in self.tapes.outside().items() if key not in static]
+        assert not strange, f"a recording uses what may be gone: {strange}"
 
     # ---- the Inbox of the core ---------------------------------------------------------------
 
@@ -229,6 +272,10 @@ class Driver:
 
     def cached_tokens(self, request_id: int) -> int:
         return self.admissions[request_id].cached_tokens
+
+
+def _fields(owner: Any) -> list[str]:
+    return list(vars(owner)) if hasattr(owner, "__dict__") else list(owner.__slots__)
 
 
 def tiny_llama(folder: Path, **overrides: Any) -> Path:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.driver import MODES, Driver
+from tests.engine.driver import EAGER, Driver
 from tests.engine.tiny_bert import tiny_bert
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+modes = pytest.mark.parametrize("mode", EAGER.values(), ids=EAGER)
 LONGEST = 96
 HOT = 299  # a token that only broken texts hold
 
@@ -104,7 +104,7 @@ def test_an_aborted_text_that_waits_is_never_computed(bert: Path, mode: dict[str
 
 
 def test_an_abort_in_flight_drops_the_vector(bert: Path) -> None:
-    driver = Driver(bert, **MODES["late"])
+    driver = Driver(bert, **EAGER["late"])
     gone, kept = driver.embed([7] * 10), driver.embed([8] * 10)
     driver.turn()
     assert driver.core.in_flight

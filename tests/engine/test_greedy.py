@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import MODES, Driver
+from tests.engine.driver import EXTREMES, MODES, Driver
 
-modes = pytest.mark.parametrize("mode", [MODES["synchronous"], MODES["late"]], ids=str)
+modes = pytest.mark.parametrize("mode", EXTREMES.values(), ids=EXTREMES)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import MODES, Driver
+from tests.engine.driver import EXTREMES, Driver
 
-modes = pytest.mark.parametrize("mode", [MODES["synchronous"], MODES["late"]], ids=str)
+modes = pytest.mark.parametrize("mode", EXTREMES.values(), ids=EXTREMES)
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},

@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.runner.encode import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Encode
-from tests.engine.driver import MODES, Driver
+from tests.engine.driver import EAGER, Driver
 from tests.models.golden import BLOCK, Edit, edit_checkpoint, load, randomise
 
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
@@ -113,7 +113,7 @@ def ragged_batch(encoder: Encoder) -> None:
 
 def pooled_vectors(encoder: Encoder) -> None:
     """Through the engine, in one step and in several, in every way of pooling."""
-    for mode in MODES.values():
+    for mode in EAGER.values():
         for budget in (1, 40, 1000):
             driver = encoder.driver(max_num_encoder_tokens=budget, **mode)
             for pooling in ("mean", "cls", "last"):

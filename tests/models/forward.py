@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.kv_cache import KVCache
 from engine.protocol import SamplingParams
-from engine.runner.batch import build_batch, decode_batch
+from engine.runner.batch import build_batch
 from engine.runner.encode import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
@@ -23,13 +23,10 @@ def forward(
     prompts: Sequence[list[int]],
     plan: Plan,
     sources: Sequence[list[int]] | None = None,
-    *,
-    from_rows: bool = False,
 ) -> list[torch.Tensor]:
     """Logits [tokens computed, vocabulary] of each prompt; its blocks lie scattered in a new cache.
 
-    Within a step decodes go before chunks, as the scheduler orders them. With `from_rows` all are
-    decodes, computed as in a captured step: from the rows alone, and with a padding row.
+    Within a step decodes go before chunks, as the scheduler orders them.
     """
     size, groups = runner.kv.block_size, runner.kv.groups
     sources = sources or [[]] * len(prompts)
@@ -57,19 +54,11 @@ def forward(
         for index, count in sorted(turn, key=lambda part: part[1] > 1):
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
-        if from_rows:
-            row_ids = torch.tensor([s.row for s in slices] + [runner.rows.padding])
-            runner.rows.lengths[row_ids] = torch.tensor([s.start + 1 for s in slices] + [1]).int()
-            batch = decode_batch(row_ids, runner.rows, kv, runner.backend)
-        else:
-            batch = build_batch(Step(0, tuple(slices), (), (), ()), runner.rows, kv, runner.backend)
+        batch = build_batch(Step(0, tuple(slices), (), (), ()), runner.rows, kv, runner.backend)
         result = runner.model.logits(runner.model.forward(batch))
-        for slice_ in slices:
-            logits[slice_.row].append(result[: slice_.count])
-            result = result[slice_.count :]
-        assert len(result) == from_rows
-    padded = bool(kv.layers[0].keys[0].count_nonzero())
-    assert padded == from_rows, "the null block is for padding rows, and for nothing else"
+        for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
+            logits[slice_.row].append(part)
+    assert not any(kv.layers[0].keys[0].flatten().tolist()), "the null block was written"
     return [torch.cat(parts) for parts in logits]
 
 

@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from engine.models.t5 import T5
 from engine.ops.gated import gelu_tanh_mul
 from engine.ops.relative import relative_buckets
-from engine.runner.model_runner import PendingStep
+from engine.runner.pending import PendingStep
 from engine.scheduling.step import Step
 from tests.models.golden import (
     Case,

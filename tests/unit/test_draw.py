@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.sampling.draw import INVALID, DrawParams, draw
-from engine.sampling.sampler import SamplingRow, draw_params, sample
+from engine.sampling.sampler import SamplingRow, sample
 from tests.unit.test_sampler import VARIED, logits_of, row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,7 +18,15 @@ PLAIN = VARIED[:-1]  # the last one looks at earlier tokens
 
 
 def params_of(rows: list[SamplingRow]) -> DrawParams:
-    return draw_params(rows, torch.device("cpu"))
+    params = [row.params for row in rows]
+    return DrawParams(
+        temperature=torch.tensor([p.temperature for p in params]),
+        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int32),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        seeds=torch.tensor([p.seed for p in params]),
+        positions=torch.tensor([row.position for row in rows]),
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 300, 5000])

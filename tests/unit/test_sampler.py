@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from engine.protocol import SamplingParams
+from engine.protocol import SamplingParams, TokenLogprobs
 from engine.sampling.draw import INVALID
 from engine.sampling.sampler import CANDIDATES, SamplingRow, sample
 
@@ -163,9 +163,17 @@ def test_filters_that_keep_more_than_the_candidates(setting: dict[str, Any]) -> 
     assert eighths.min() > draws / 8 * 0.75, "the tail of the kept set is hardly ever drawn"
 
 
+def sampled(
+    logits: torch.Tensor, rows: list[SamplingRow]
+) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+    tokens, pending = sample(logits, rows)
+    lists = tokens.tolist(), pending.values.tolist(), pending.ids.tolist()
+    return tokens, pending.read(*lists)
+
+
 def test_greedy_takes_the_first_of_the_highest() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [-5.0, -7.0, -6.0, -5.5]])
-    tokens, logprobs = sample(logits, [row(temperature=0.0), row(temperature=0.0, seed=9)])
+    tokens, logprobs = sampled(logits, [row(temperature=0.0), row(temperature=0.0, seed=9)])
     assert tokens.tolist() == [1, 0]
     assert logprobs == [None, None]
 
@@ -213,7 +221,7 @@ def test_logprobs_are_the_models_own() -> None:
     logits = logits_of(40)
     due = torch.log_softmax(logits.double(), dim=-1)
     setting = {"temperature": 0.3, "logit_bias": ((8, 50.0),), "repetition_penalty": 3.0}
-    tokens, logprobs = sample(
+    tokens, logprobs = sampled(
         logits.repeat(5, 1),
         [row(logprobs=k, **setting) for k in (-1, 0, 3)]
         + [row(logprobs=5, temperature=0.0), row(logprobs=99, top_k=2)],
@@ -233,14 +241,14 @@ def test_logprobs_are_the_models_own() -> None:
 def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
     logits = torch.stack([logits_of(500, 1.0, seed) for seed in range(27)])
     rows = [row(seed=n, logprobs=2, **VARIED[n % len(VARIED)]) for n in range(27)]
-    healthy, scores = sample(logits.clone(), rows)
+    healthy, scores = sampled(logits.clone(), rows)
     for victim in range(len(VARIED)):
         poisoned = logits.clone()
         if broken == -math.inf:
             poisoned[victim] = broken  # one such logit is a mask, all of them are a defect
         else:
             poisoned[victim, 77] = broken
-        tokens, logprobs = sample(poisoned, rows)
+        tokens, logprobs = sampled(poisoned, rows)
         assert tokens[victim] == INVALID
         assert logprobs[victim] is None
         others = [n for n in range(27) if n != victim]
