@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import EXTREMES, MODES, Driver
+from tests.engine.driver import EAGER, EXTREMES, MODES, Driver
 
 modes = pytest.mark.parametrize("mode", EXTREMES.values(), ids=EXTREMES)
 
@@ -83,7 +83,7 @@ def test_32_at_once_of_mixed_lengths(golden: Golden, mode: dict[str, Any]) -> No
     check(golden, Driver(golden.folder, **mode), MIXED)
 
 
-@modes
+@pytest.mark.parametrize("mode", [EAGER["synchronous"], EAGER["late"]], ids=str)
 @pytest.mark.parametrize(
     "config",
     [
