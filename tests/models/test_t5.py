@@ -195,9 +195,9 @@ def finds_its_start(golden: Golden) -> None:
     for start in ({"decoder_start_token_id": 7}, {"decoder_start_token_id": None}):
         (folder / "config.json").write_text(json.dumps(config | start))
         generation.write_text(json.dumps({"decoder_start_token_id": 6}))
-        assert load(folder).start_token == (7 if start["decoder_start_token_id"] else 6)
+        assert load(folder).facts().start_token == (7 if start["decoder_start_token_id"] else 6)
     generation.unlink()
-    assert load(folder).start_token == 5
+    assert load(folder).facts().start_token == 5
     for wrong in ({"pad_token_id": None}, {"decoder_start_token_id": 211}):
         (folder / "config.json").write_text(json.dumps(config | start | wrong))
         with pytest.raises(ConfigError, match="decoder_start_token_id"):
