@@ -26,6 +26,7 @@ class TritonBackend:
     """Honours every AttentionSpec of heads up to 256 wide, on a GPU."""
 
     name = "triton"
+    captures = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
