@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import fnmatch
 import hashlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ from server.banner import say
 
 MAIN = "main"
 MOST_FAILURES = 5  # requests in a row that bring nothing
+A_COMMIT = re.compile("[0-9a-f]{40}")
 TRANSIENT = {408, 429, 500, 502, 503, 504}
 
 
@@ -66,10 +68,10 @@ class Repository:
         return Path(hub.hf_hub_download(self.name, file, revision=self.commit))
 
 
-def cached(name: str) -> Path | None:
-    """The folder of a model whose main revision is complete in the cache; asks no network."""
+def cached(name: str, revision: str = MAIN) -> Path | None:
+    """The folder of a model's revision that is complete in the cache; asks no network."""
     try:
-        config = hub.try_to_load_from_cache(name, "config.json", revision=MAIN)
+        config = hub.try_to_load_from_cache(name, "config.json", revision=revision)
         if not isinstance(config, str):
             return None
         folder = Path(config).parent
@@ -86,7 +88,11 @@ def locate(name: str) -> Path:
 
 def pull(name: str, revision: str | None) -> Path:
     """The folder that holds the files of ORG/NAME that are served, complete; what an earlier pull
-    has loaded is not loaded again. Raises ConfigError that says what to do."""
+    has loaded is not loaded again. A branch or tag may have moved, so the hub is asked; a commit
+    that is here needs no network. Raises ConfigError that says what to do."""
+    if revision and A_COMMIT.fullmatch(revision) and (folder := cached(name, revision)):
+        say(f"penstock: {name} at {revision} is in the cache")
+        return folder
     utils.disable_progress_bars()  # there is one for all files
     constants.HF_HUB_DISABLE_TELEMETRY = True  # a pull asks for files and tells nothing
     try:

@@ -88,6 +88,10 @@ def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
     hub.revisions = ("v1/final", COMMIT)
     folder = pulled(hub, home, NAME, "--revision", "v1/final")
     assert (folder.parents[1] / "refs" / "v1" / "final").read_text() == COMMIT
+    asked = len(hub.seen)
+    assert pulled(hub, home, NAME, "--revision", COMMIT) == folder
+    assert len(hub.seen) == asked, "a commit cannot move, so a pod starts while the hub is away"
+    (folder / WEIGHTS).unlink()
     assert pulled(hub, home, NAME, "--revision", COMMIT) == folder
     status, _, err = pull(hub, home)
     assert (status, "no revision" in err) == (exits.BAD_CONFIG, True)

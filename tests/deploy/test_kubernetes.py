@@ -1,0 +1,341 @@
+"""Every overlay, component and example of the chart: valid, restricted, and one with another."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from engine.errors import ConfigError
+from server.cli import app as command
+from server.routes import ops
+from server.settings import load
+from tests.deploy.render import (
+    CHART,
+    COMPONENTS,
+    EXAMPLES,
+    K8S,
+    OVERLAYS,
+    ROOT,
+    Object,
+    by_name,
+    comparable,
+    helm,
+    kustomize,
+    pods,
+    validate,
+)
+
+INVALID = (kubernetes_validate.ValidationError, jsonschema.ValidationError)
+ROUTES = {route.path for route in ops.router.routes}  # type: ignore[attr-defined]
+SELECTOR = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "penstock"}
+
+
+def on_the_base(component: Path, folder: Path) -> list[Object]:
+    """The base with one component, and with that beside which it belongs."""
+    shutil.copytree(K8S, folder / "k8s")
+    beside = ["monitoring"] if component.name == "api-key" else []
+    names = [*beside, component.name]
+    document = {"resources": ["../base"], "components": [f"../components/{n}" for n in names]}
+    (folder / "k8s" / "tried").mkdir()
+    (folder / "k8s" / "tried" / "kustomization.yaml").write_text(json.dumps(document))
+    return kustomize(folder / "k8s" / "tried")
+
+
+@pytest.fixture(scope="module")
+def renderings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]]:
+    """All there are, by what they were made from."""
+    found = {f"k8s/{folder.name}": kustomize(folder) for folder in OVERLAYS}
+    for component in COMPONENTS:
+        folder = tmp_path_factory.mktemp(component.name)
+        found[f"component/{component.name}"] = on_the_base(component, folder)
+    found["helm/defaults"] = helm({})
+    return found | {f"helm/{f.stem}": helm(yaml.safe_load(f.read_text())) for f in EXAMPLES}
+
+
+@pytest.fixture(scope="module")
+def servers(renderings: dict[str, list[Object]]) -> dict[str, Object]:
+    """The Deployment of each rendering."""
+    return {name: by_name(things)["Deployment", "penstock"] for name, things in renderings.items()}
+
+
+def pod_spec(deployment: Object) -> Object:
+    spec = deployment["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+# ---- valid ----------------------------------------------------------------------------------
+
+
+def test_kubernetes_and_the_operators_take_every_object(
+    renderings: dict[str, list[Object]],
+) -> None:
+    things = [thing for rendering in renderings.values() for thing in by_name(rendering).values()]
+    different = {json.dumps(thing, sort_keys=True): thing for thing in things}.values()
+    for thing in different:
+        validate(thing)
+    kinds = {thing["kind"] for thing in different}
+    assert kinds >= {"ScaledObject", "HorizontalPodAutoscaler", "InferencePool", "HTTPRoute"}
+    assert kinds >= {"ServiceMonitor", "PrometheusRule", "Ingress", "Job", "NetworkPolicy"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Deployment", "spec template spec containers 0 livenessProbe failureThreshold"),
+        ("Deployment", "spec template spec containers 0 readinessProbe"),
+        ("ServiceMonitor", "spec endpoints 0 interval"),
+        ("ScaledObject", "spec triggers 0 metadata threshold"),
+        ("PodDisruptionBudget", "spec maxUnavailable"),
+    ],
+)
+def test_a_misspelt_field_is_noticed(
+    kind: str, path: str, renderings: dict[str, list[Object]]
+) -> None:
+    things = by_name(copy.deepcopy(renderings["k8s/autoscale-keda"]))
+    thing: Any = things[kind, "penstock"]
+    validate(thing)
+    *steps, last = path.split()
+    node = thing
+    for step in steps:
+        node = node[int(step) if step.isdecimal() else step]
+    node[last[:-2] + last[-1]] = node.pop(last)  # a letter is missing
+    with pytest.raises(INVALID):
+        validate(thing)
+
+
+# ---- one with another -----------------------------------------------------------------------
+
+
+def test_the_chart_with_its_defaults_is_the_base(renderings: dict[str, list[Object]]) -> None:
+    chart, base = comparable(renderings["helm/defaults"]), comparable(renderings["k8s/base"])
+    assert chart.keys() == base.keys()
+    for name, thing in base.items():
+        assert chart[name] == thing, name
+
+
+@pytest.mark.parametrize("example", [f.stem for f in EXAMPLES if f.stem != "full"])
+def test_an_example_of_the_chart_is_the_overlay_of_its_name(
+    example: str, renderings: dict[str, list[Object]]
+) -> None:
+    """But for settings, which the chart writes into the file and the overlays into the pod."""
+    chart = comparable(renderings[f"helm/{example}"])
+    overlay = comparable(renderings[f"k8s/{example}"])
+    assert chart.keys() == overlay.keys()
+    for (kind, name), thing in overlay.items():
+        if kind == "Deployment":
+            for each in (thing, chart[kind, name]):
+                environment = pod_spec(each)["containers"][0]["env"]
+                environment[:] = [v for v in environment if "value" not in v]
+        if kind != "ConfigMap":
+            assert chart[kind, name] == thing, (kind, name)
+
+
+@pytest.mark.parametrize("example", ["loadtest", "ingress"])
+def test_the_charts_options_are_the_components(
+    example: str, renderings: dict[str, list[Object]]
+) -> None:
+    chart = comparable(helm({example: {"enabled": True}}))
+    component = comparable(renderings[f"component/{example}"])
+    assert chart.keys() == component.keys()
+    for name, thing in component.items():
+        assert chart[name] == thing, name
+
+
+def test_prometheus_and_its_operator_have_the_same_rules(
+    renderings: dict[str, list[Object]],
+) -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text())
+    for name in ("component/monitoring", "helm/full"):
+        assert by_name(renderings[name])["PrometheusRule", "penstock"]["spec"] == rules, (
+            "deploy/k8s/components/monitoring/prometheusrule.yaml tells how it is made again"
+        )
+
+
+# ---- the server's own words -----------------------------------------------------------------
+
+
+def settings_of(things: list[Object], folder: Path) -> Any:
+    """What the server of a rendering is configured to, as it would read it itself."""
+    [config] = [thing for thing in things if thing["kind"] == "ConfigMap"]
+    (folder / "config.yaml").write_text(config["data"]["config.yaml"])
+    container = pod_spec(by_name(things)["Deployment", "penstock"])["containers"][0]
+    environment = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+    server, engine, warnings = load({}, environment, folder / "config.yaml")
+    assert not warnings
+    return server, engine, container
+
+
+def test_every_configuration_is_taken_and_fits_the_pod(
+    renderings: dict[str, list[Object]], tmp_path: Path
+) -> None:
+    for name, things in renderings.items():
+        server, engine, container = settings_of(things, tmp_path)
+        grace = pod_spec(by_name(things)["Deployment", "penstock"])["terminationGracePeriodSeconds"]
+        pre_stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert grace == pre_stop + server.drain_timeout + 15, name
+        if "gpu" not in name:
+            assert str(engine.threads) == container["resources"]["requests"]["cpu"], name
+        assert server.metrics_compat == ("vllm" if "gateway" in name else "none")
+
+
+def test_the_pull_brings_what_is_served(
+    renderings: dict[str, list[Object]], tmp_path: Path
+) -> None:
+    for name, things in renderings.items():
+        _, engine, _ = settings_of(things, tmp_path)
+        spec = pod_spec(by_name(things)["Deployment", "penstock"])
+        mounts = {m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
+        assert mounts == {"/etc/penstock", "/models", "/cache"}
+        if name == "helm/full":
+            assert "initContainers" not in spec
+            continue
+        [pull] = spec["initContainers"]
+        verb, model, flag, revision = pull["args"]
+        assert (verb, flag) == ("pull", "--revision")
+        folder = f"hub/models--{model.replace('/', '--')}/snapshots/{revision}"
+        assert engine.model == f"/models/{folder}"
+
+
+def test_what_probes_and_scrapes_ask_for_is_served(servers: dict[str, Object]) -> None:
+    commands = {c.name or c.callback.__name__ for c in command.registered_commands if c.callback}
+    for deployment in servers.values():
+        spec = pod_spec(deployment)
+        [container] = spec["containers"]
+        probes = [container[f"{p}Probe"]["httpGet"] for p in ("startup", "liveness", "readiness")]
+        assert {probe["path"] for probe in probes} <= ROUTES
+        assert {probe["port"] for probe in probes} == {p["name"] for p in container["ports"]}
+        for each in [container, *spec.get("initContainers", [])]:
+            assert each["args"][0] in commands
+
+
+# ---- rights and reach -----------------------------------------------------------------------
+
+
+def test_every_pod_is_restricted(renderings: dict[str, list[Object]]) -> None:
+    """Kubernetes' Pod Security Standard of that name, and a root nobody can write to."""
+    for things in renderings.values():
+        for _, template in pods(things):
+            spec = template["spec"]
+            assert spec["automountServiceAccountToken"] is False
+            assert spec["securityContext"]["runAsNonRoot"]
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
+                rights = container["securityContext"]
+                assert rights["allowPrivilegeEscalation"] is False
+                assert rights["capabilities"] == {"drop": ["ALL"]}
+                assert rights["readOnlyRootFilesystem"] is True
+                assert "memory" in container["resources"]["limits"]
+                assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+
+
+def test_everything_selects_the_servers_pods_and_nothing_else(
+    renderings: dict[str, list[Object]],
+) -> None:
+    for things in renderings.values():
+        for thing in things:
+            spec = thing.get("spec", {})
+            selector = spec.get("selector") or spec.get("podSelector")
+            if thing["kind"] == "ServiceMonitor":
+                [service] = [
+                    other
+                    for other in things
+                    if other["kind"] == "Service"
+                    and selector["matchLabels"].items() <= other["metadata"]["labels"].items()
+                ]
+                assert service["metadata"]["name"] == "penstock-pods"
+            elif selector is not None:
+                assert selector.get("matchLabels", selector) == SELECTOR
+        for workload, template in pods(things):
+            labels = template["metadata"]["labels"]
+            assert (labels.items() >= SELECTOR.items()) == (workload["kind"] == "Deployment")
+            assert workload["kind"] == "Deployment" or labels["penstock-client"] == "true"
+
+
+def test_a_scaled_deployment_has_no_number_of_its_own(servers: dict[str, Object]) -> None:
+    for name, deployment in servers.items():
+        assert ("replicas" in deployment["spec"]) != ("autoscale" in name), name
+
+
+def test_a_required_key_is_required_and_used_for_the_scrape(
+    renderings: dict[str, list[Object]], servers: dict[str, Object]
+) -> None:
+    for name in ("component/api-key", "helm/full"):
+        environment = pod_spec(servers[name])["containers"][0]["env"]
+        [key] = [v["valueFrom"] for v in environment if v["name"] == "PENSTOCK_API_KEY"]
+        monitor = by_name(renderings[name])["ServiceMonitor", "penstock"]
+        [endpoint] = monitor["spec"]["endpoints"]
+        assert key["secretKeyRef"]["optional"] is False
+        credentials = endpoint["authorization"]["credentials"]
+        assert credentials == {"name": key["secretKeyRef"]["name"], "key": "metrics-key"}
+
+
+# ---- the chart's values ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"drainSecond": 5},
+        {"drainSeconds": "5"},
+        {"image": {"tags": "cpu"}},
+        {"model": {"revision": "main"}},
+        {"config": {"drain_timeout": 5}},
+        {"autoscaling": {"by": "magic"}},
+    ],
+    ids=json.dumps,
+)
+def test_a_value_that_would_have_no_effect_is_refused(values: Object) -> None:
+    with pytest.raises(helm_python.HelmError):
+        helm(values)
+
+
+def test_every_value_is_in_the_schema() -> None:
+    def names(schema: Object) -> Any:
+        inner = schema.get("properties")
+        return {n: names(s) for n, s in inner.items() if n != "global"} if inner else None
+
+    def shape(schema: Any, value: Any) -> Any:
+        return {n: shape(s, value[n]) for n, s in schema.items()} if schema else None
+
+    schema = names(json.loads((CHART / "values.schema.json").read_text()))
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert shape(schema, values) == schema
+
+
+@pytest.mark.parametrize("drain", [0, 30, 600])
+def test_the_grace_period_follows_the_drain(drain: int, tmp_path: Path) -> None:
+    things = helm({"drainSeconds": drain, "preStopSeconds": 5})
+    server, _, _ = settings_of(things, tmp_path)
+    spec = pod_spec(by_name(things)["Deployment", "penstock"])
+    assert server.drain_timeout == drain
+    assert spec["terminationGracePeriodSeconds"] == 5 + drain + 15
+
+
+def test_the_charts_settings_are_read_by_the_server(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_num_sequence"):
+        settings_of(helm({"config": {"max_num_sequences": 4}}), tmp_path)
+    annotations = [
+        pod_spec_annotations(helm(values))
+        for values in ({}, {"config": {"max_num_seqs": 4}}, {"replicas": 3})
+    ]
+    assert annotations[0] != annotations[1], "a changed setting rolls the pods"
+    assert annotations[0] == annotations[2]
+    assert re.fullmatch("[0-9a-f]{64}", annotations[0]["checksum/config"])
+
+
+def pod_spec_annotations(things: list[Object]) -> dict[str, str]:
+    metadata = by_name(things)["Deployment", "penstock"]["spec"]["template"]["metadata"]
+    annotations = metadata["annotations"]
+    assert isinstance(annotations, dict)
+    return annotations
