@@ -67,10 +67,14 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor:
         """Store key and value [T, Hkv, D] in their slots, attend; query and result [T, H, D].
 
-        A cross layer gives no key and value: `store` has put them there. A layer without KV gives
+        Keys and values that are in their slots already are not given: `store` has put a cross
+        layer's there, a fused rotation its own. A layer without KV gives
         None for it, and attends to what the step itself holds of each sequence. `bias` is the
         table [buckets, H] of a spec with `relative`.
         """
+
+    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block and place in it, [T] int64 each, of the keys and values of the step's tokens."""
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write key and value [T, Hkv, D] of the step's tokens."""

@@ -106,6 +106,9 @@ class TorchPlan:
             kv = self._scratch[shape[::2]] = LayerKV(keys, values, len(self._kv) - 1)
         return kv
 
+    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kv[kv.group].token_blocks, self._layout.token_offsets
+
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         _, heads, block_size, dim = kv.keys.shape
         index = self._store_index.get((kv.group, heads))

@@ -93,6 +93,9 @@ class TritonPlan:
             )
         return out
 
+    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
+
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         blocks = self._layout.groups[kv.group].token_blocks
         store_kv(kv.keys, kv.values, key, value, blocks, self._layout.token_offsets)

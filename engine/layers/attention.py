@@ -10,7 +10,9 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
-from engine.ops.rotary import apply_rotary
+from engine.layers.norm import RMSNorm
+from engine.ops.dispatch import kernels_for
+from engine.ops.rotary import HeadNorm, apply_rotary, rotate_and_store
 
 
 class Attention(nn.Module):
@@ -36,6 +38,21 @@ class Attention(nn.Module):
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
         return batch.plan.attend(self.spec, kv, q, k, v, bias).flatten(1)
 
+    def rotated(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        norm: HeadNorm | None,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """`forward` of queries and keys still to be normed and rotated, for `kernels_for` them."""
+        kv = batch.kv.layers[self.index]
+        cache = kv.keys, kv.values, *batch.plan.slots(kv)
+        q = rotate_and_store((q, k, v), angles, cache, norm)
+        return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
+
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         """Write a cross layer's keys and values [T, Hkv, D] of the source, once."""
         batch.plan.store(batch.kv.layers[self.index], k, v)
@@ -56,7 +73,7 @@ class RotaryAttention(nn.Module):
         *,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        qk_norm: Callable[[], nn.Module] | None = None,
+        qk_norm: Callable[[], RMSNorm] | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -73,11 +90,20 @@ class RotaryAttention(nn.Module):
         """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        if kernels_for(qkv):
+            q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+            return self.out(self.attend.rotated(q, k, v, (cos, sin), self._norm(), batch))
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
         qk = apply_rotary(qk, cos, sin)
         return self.out(self.attend(qk[:, :heads], qk[:, heads:], v, batch))
+
+    def _norm(self) -> HeadNorm | None:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is None or k_norm is None:
+            return None
+        return HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
 
 
 class SelfAttention(nn.Module):

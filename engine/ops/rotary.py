@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from engine.ops.dispatch import kernels_for
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
@@ -11,6 +15,10 @@ def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tens
     `sin_T1D` carries the sign of its half (minus in the first), so that rotating the halves by a
     roll is all that is left: three operations instead of seven.
     """
+    if kernels_for(x_THD):
+        from engine.kernels.rotary import rotate
+
+        return rotate(x_THD, cos_T1D, sin_T1D)
     rolled = torch.roll(x_THD, x_THD.shape[-1] // 2, dims=-1)
     return torch.addcmul(x_THD * cos_T1D, rolled, sin_T1D)
 
@@ -22,5 +30,49 @@ def apply_rotary_pairs(
 
     `sin_T1D` carries the sign (minus in the even dimensions).
     """
+    if kernels_for(x_THD):
+        from engine.kernels.rotary import rotate
+
+        return rotate(x_THD, cos_T1D, sin_T1D, pairs=True)
     swapped = x_THD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(x_THD * cos_T1D, swapped, sin_T1D)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """An rms_norm of each head's query and key, before their rotation or after it."""
+
+    q_weight: torch.Tensor | None  # [D]; None: it only scales
+    k_weight: torch.Tensor | None
+    eps: float
+    offset: bool = False  # weights are stored as their distance from one
+    after: bool = False
+
+
+def rotate_and_store(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    angles: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    norm: HeadNorm | None,
+) -> torch.Tensor:
+    """Norm, apply_rotary and the write into a layer's cache in one launch: queries [T, H, D].
+
+    `cache` is keys and values [blocks, Hkv, block_size, D], and block and place in it of each
+    token, [T] int64. Only where `kernels_for` says so: torch would do all that one by one.
+    """
+    from engine.kernels.rotary import rotate
+
+    q, k, v = qkv
+    if norm is None:
+        return rotate(q, *angles, k=k, v=v, cache=cache)
+    return rotate(
+        q,
+        *angles,
+        k=k,
+        v=v,
+        cache=cache,
+        norm="last" if norm.after else "first",
+        weights=(norm.q_weight, norm.k_weight),
+        eps=norm.eps,
+        offset=norm.offset,
+    )

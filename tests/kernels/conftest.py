@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,12 +47,3 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", fresh)
     monkeypatch.setattr(torch, "empty_like", fresh_like)
-
-
-@pytest.fixture
-def kernels(one_thread: None, poisoned: None) -> Iterator[None]:
-    """Ops dispatch to kernels."""
-    from engine.ops.dispatch import kernels_everywhere
-
-    with kernels_everywhere():
-        yield

@@ -1,0 +1,155 @@
+"""Rotation of queries and keys, with the norm of each head before or after it and the write of
+keys and values into the paged cache: what happens between projection and attention, as one launch.
+
+A program is one head of one token.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET: tl.constexpr, DIM: tl.constexpr):
+    """Both, which are one head in two orders, divided by its root mean square, times weights."""
+    scale = tl.rsqrt(tl.sum(x * x) / DIM + eps)
+    x *= scale
+    partner *= scale
+    if weight_ptr is not None:
+        x *= tl.load(weight_ptr + at, mask, 0.0).to(tl.float32) + OFFSET
+        partner *= tl.load(weight_ptr + other, mask, 0.0).to(tl.float32) + OFFSET
+    return x, partner
+
+
+@triton.jit
+def _rotated(
+    head_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    eps,
+    NORM: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.arange(0, BLOCK)
+    mask = at < DIM
+    other = at ^ 1 if PAIRS else tl.where(at < DIM // 2, at + DIM // 2, at - DIM // 2)
+    x = tl.load(head_ptr + at, mask, 0.0).to(tl.float32)
+    partner = tl.load(head_ptr + other, mask, 0.0).to(tl.float32)
+    if NORM == "first":
+        x, partner = _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET, DIM)
+    x *= tl.load(cos_ptr + at, mask, 0.0).to(tl.float32)
+    x += partner * tl.load(sin_ptr + at, mask, 0.0).to(tl.float32)
+    if NORM == "last":
+        x, _ = _scaled(x, x, weight_ptr, at, at, mask, eps, OFFSET, DIM)
+    return x
+
+
+@triton.jit
+def _rotate_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    out_ptr,
+    keys_ptr,
+    values_ptr,
+    blocks_ptr,
+    offsets_ptr,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    v_stride,
+    v_head_stride,
+    block_size,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    NORM: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    mask = at < DIM
+    cos_ptr += token * DIM
+    sin_ptr += token * DIM
+    if head < HEADS:
+        q_ptr += token * q_stride + head * q_head_stride
+        x = _rotated(q_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, BLOCK)
+        out_ptr += (token * HEADS + head) * DIM
+        tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask)
+    elif KV_HEADS > 0:
+        kv_head = (head - HEADS) % KV_HEADS
+        row = (tl.load(blocks_ptr + token) * KV_HEADS + kv_head) * block_size
+        place = (row + tl.load(offsets_ptr + token)) * DIM + at
+        if head < HEADS + KV_HEADS:
+            k_ptr += token * k_stride + kv_head * k_head_stride
+            x = _rotated(
+                k_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, BLOCK
+            )
+            tl.store(keys_ptr + place, x.to(keys_ptr.dtype.element_ty), mask)
+        else:
+            v = tl.load(v_ptr + token * v_stride + kv_head * v_head_stride + at, mask)
+            tl.store(values_ptr + place, v, mask)
+
+
+def rotate(
+    q: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    norm: str = "none",
+    weights: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    eps: float = 0.0,
+    offset: bool = False,
+    pairs: bool = False,
+) -> torch.Tensor:
+    """q [T, H, D] rotated, dense, by the dense cos and sin [T, 1, D] of engine.ops.rotary.
+
+    k [T, Hkv, D], rotated alike, and v are written to the `cache`: keys and values [blocks, Hkv,
+    block_size, D], and block and place in it of each token, [T] int64. In q, k and v tokens and
+    heads may lie apart. `norm` of each head, with `weights` [D] of q and k: none, first or last.
+    """
+    tokens, heads, dim = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    sources = [q, q if k is None else k, q if v is None else v]
+    kv_heads = 0 if k is None else k.shape[1]
+    assert all(source.stride(-1) == 1 for source in sources)
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    if tokens:
+        _rotate_kernel[(tokens, heads + 2 * kv_heads)](
+            *sources,
+            cos,
+            sin,
+            *weights,
+            out,
+            *(cache or (None,) * 4),
+            *(stride for source in sources for stride in source.stride()[:2]),
+            cache[0].shape[2] if cache else 0,
+            eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            NORM=norm,
+            OFFSET=int(offset),
+            PAIRS=pairs,
+            BLOCK=triton.next_power_of_2(dim),
+            num_warps=1,
+        )
+    return out
