@@ -10,10 +10,12 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._C._autograd import DeviceType
@@ -116,26 +118,55 @@ def idle(bench: Bench) -> list[Row]:
     return [Row("0.6B, 256 streams, GPU idle", share, "%", 2, True)]
 
 
-# What each is worth: the same decoding without it.
-ABLATIONS: dict[str, dict[str, Any]] = {"all on": {}, "overlap off": {"depth": 0}}
+# What each is worth: the same decoding without it. A fusion is off where its files are told that
+# kernels compute nowhere.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "all on": {},
+    "overlap off": {"depth": 0},
+    "graphs off": {"enforce_eager": True},
+    "attention in torch": {"attention_backend": "torch"},
+}
+FUSIONS = {
+    "norms in torch": ["engine.ops.norm"],
+    "rotation and KV write in torch": ["engine.ops.rotary", "engine.layers.attention"],
+    "gates in torch": ["engine.ops.gated"],
+    "embedding in torch": ["engine.ops.embedding"],
+    "sampling in torch": ["engine.sampling.draw"],
+}
 
 
 def ablations(bench: Bench) -> list[Row]:
     model, batches = "qwen3-0.6b", (2,) if bench.smoke else (1, 64)
     context, steps = (32, 4) if bench.smoke else (1024, 64)
     rows, best = [], dict.fromkeys(batches, 0.0)
-    for name, settings in ABLATIONS.items():
-        engine = bench.engine(
-            model, max_num_seqs=max(batches), max_model_len=2 * context, **settings
-        )
-        for batch in batches:
-            works = bench.works(model, batch, context - steps // 2, context)
-            rate = batch / statistics.mean(engine.decode_seconds(works, steps))
-            best[batch] = best[batch] or rate
-            lost = f"{100 * (1 - rate / best[batch]):.0f} % lost"
-            rows.append(Row(f"0.6B, batch {batch}, {name}", rate, "tok/s", note=lost))
-        del engine
+    for name in [*ABLATIONS, *FUSIONS]:
+        with _torch_in(FUSIONS.get(name, ())):
+            engine = bench.engine(
+                model,
+                max_num_seqs=max(batches),
+                max_model_len=2 * context,
+                **ABLATIONS.get(name, {}),
+            )
+            for batch in batches:
+                works = bench.works(model, batch, context - steps // 2, context)
+                rate = batch / statistics.mean(engine.decode_seconds(works, steps))
+                best[batch] = best[batch] or rate
+                lost = f"{100 * (1 - rate / best[batch]):.0f} % lost"
+                rows.append(Row(f"0.6B, batch {batch}, {name}", rate, "tok/s", note=lost))
+            del engine
     return rows
+
+
+def _nowhere(x: torch.Tensor) -> bool:
+    return False
+
+
+@contextmanager
+def _torch_in(modules: Sequence[str]) -> Iterator[None]:
+    with ExitStack() as patches:
+        for module in modules:
+            patches.enter_context(mock.patch(f"{module}.kernels_for", _nowhere))
+        yield
 
 
 ALL = (1, 8, 32, 64, 128, 256)
