@@ -24,7 +24,6 @@ from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
-    EngineOverloadedError,
     EngineUnavailableError,
     RequestRejectedError,
 )
@@ -45,6 +44,7 @@ from engine.protocol import (
     StepOutputs,
     TokenOutput,
 )
+from engine.waiting import WaitingQueue
 
 State = Literal["loading", "ready", "draining", "dead"]
 Request = GenerateRequest | EmbedRequest
@@ -169,8 +169,7 @@ class ProcessClient:
         self.on_step: Callable[[StepOutputs], None] | None = None
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
-        # Until admitted: id -> (requests it counts for, prompt tokens).
-        self._waiting: dict[int, tuple[int, int]] = {}
+        self._queue = WaitingQueue(config)
         self._ids = 0
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
@@ -221,7 +220,7 @@ class ProcessClient:
         for stream in set(self._streams.values()):
             stream.fail(death)
         self._streams.clear()
-        self._waiting.clear()
+        self._queue.clear()
 
     def _cleanup(self) -> None:
         self._endpoint.close()
@@ -242,7 +241,7 @@ class ProcessClient:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._ready.set()
             case Rejected():
-                self._waiting.pop(message.id, None)
+                self._queue.forget([message.id])
                 if stream := self._streams.pop(message.id, None):
                     stream.fail(RequestRejectedError(message.code, message.message))
             case Fatal():
@@ -255,8 +254,8 @@ class ProcessClient:
 
     def _on_step(self, outputs: StepOutputs) -> None:
         self.stats = outputs.stats
+        self._queue.admitted((a.id for a in outputs.admitted), outputs.at)
         for admission in outputs.admitted:
-            self._waiting.pop(admission.id, None)
             if stream := self._streams.get(admission.id):
                 stream.admissions[admission.id] = admission
         for prefill in outputs.prefills:
@@ -292,39 +291,12 @@ class ProcessClient:
         self._ids += 1
         return self._ids
 
-    @property
-    def _waiting_tokens(self) -> int:
-        return sum(tokens for _, tokens in self._waiting.values())
-
     def admit(self, requests: int, tokens: int = 0) -> None:
         if self._death is not None:
             raise self._death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
-        self._check_room(requests, tokens)
-
-    def _check_room(self, requests: int, tokens: int) -> None:
-        limits = self.config
-        queued, waiting = sum(n for n, _ in self._waiting.values()), self._waiting_tokens
-        # An empty queue takes any request the model can hold, whatever the bounds.
-        if self._waiting and (
-            queued + requests > limits.max_num_queued_reqs
-            or waiting + tokens > limits.max_num_queued_tokens
-        ):
-            raise EngineOverloadedError(
-                f"The queue is full: {queued} requests with {waiting} "
-                f"prompt tokens wait; the bounds are {limits.max_num_queued_reqs} requests "
-                f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
-                "(--max-num-queued-tokens).",
-                retry_after=self._retry_after(),
-            )
-
-    def _retry_after(self) -> int:
-        """Seconds until the queue has likely moved on: its tokens at the last step's pace."""
-        stats = self.stats
-        per_step = max(stats.step_prefill_tokens + stats.step_decode_tokens, 1)
-        seconds = self._waiting_tokens / per_step * stats.step_seconds
-        return int(min(max(seconds, 1.0), 60.0))
+        self._queue.check(requests, tokens, self.stats)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         return self._submit(requests, [1] * len(requests))
@@ -338,20 +310,20 @@ class ProcessClient:
         sizes = [_prompt_tokens(request) for request in requests]
         if self._death is not None:
             raise self._death
-        self._check_room(sum(counts), sum(sizes))
+        self._queue.check(sum(counts), sum(sizes), self.stats)
         if not self._streams:
             self._last_sign = time.monotonic()  # an idle engine owes no sign
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
         for request, count, size in zip(requests, counts, sizes, strict=True):
             self._streams[request.id] = stream
-            self._waiting[request.id] = count, size
+            self._queue.join(request.id, count, size)
             self._endpoint.send(request)
         return stream
 
     def _abort(self, ids: list[int]) -> None:
         for request_id in ids:
             self._streams.pop(request_id, None)
-            self._waiting.pop(request_id, None)
+        self._queue.forget(ids)
         if self._death is None:
             self._endpoint.send(Abort(ids))
 

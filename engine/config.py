@@ -45,6 +45,7 @@ MODEL = "Model"
 SCHEDULING = "KV cache and scheduling"
 
 Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
 
 
@@ -131,6 +132,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_queued_tokens: Annotated[
         Size, setting(SCHEDULING, "Waiting prompt tokens beyond which new requests get a 503.")
     ] = 262144
+    max_queue_wait: Annotated[
+        Seconds | None,
+        setting(
+            SCHEDULING,
+            "Seconds in the queue beyond which new requests get a 503 at once, judged by the pace "
+            "at which it moves; default: no such bound.",
+        ),
+    ] = None
 
 
 def is_hub_name(model: str) -> bool:

@@ -145,3 +145,22 @@ async def test_a_full_queue_refuses_at_once(
         f"worst {max(seconds) * 1000:.1f} ms, promised {PROMISED_S * 1000:.0f} ms"
     )
     assert statistics.median(seconds) < BUSY_S
+
+
+async def test_whoever_would_wait_too_long_is_refused_at_once(
+    llama: Path, stories: list[Case]
+) -> None:
+    """The engine stands still, and with it the queue: its first is taken, those after the bound
+    are refused, and once it goes on what was taken is finished."""
+    with serving(llama, "--dtype", "float32", "--max-queue-wait", 0.2) as server:
+        async with server.http() as http:
+            server.engine.suspend()
+            taken = asyncio.create_task(complete(http, greedy(stories[0])))
+            await in_thread(lambda: httpx2.get(f"{server.base_url}/ready").status_code == 503)
+            refusals = [await http.post("/v1/completions", json=greedy(case)) for case in stories]
+            server.engine.resume()
+            check(await taken, stories[0])
+            check(await complete(http, greedy(stories[1])), stories[1])
+    for refusal in refusals:
+        assert refusal.status_code == 503
+        assert "the bound is 0.2 s (--max-queue-wait)" in refusal.json()["error"]["message"]

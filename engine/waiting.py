@@ -1,0 +1,117 @@
+"""WaitingQueue: who has been sent to the engine and does not run yet, and whether there is room.
+
+Bounded by requests, by prompt tokens, and by time. Past saturation a queue that is bounded by its
+length alone fills, everybody waits as long as all of it takes, and every answer comes too late
+although the engine works as hard as it can. Refusing at once whoever would wait too long keeps the
+others in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from engine.config import EngineConfig
+from engine.errors import EngineOverloadedError
+from engine.protocol import EngineStats
+
+MEMORY = 32  # admissions after which an earlier pace counts for a third
+
+
+class Pace:
+    """Seconds between admissions while somebody waits; times are those of one clock.
+
+    What happens while nobody waits tells nothing: then requests come one by one, however fast the
+    engine could take them."""
+
+    def __init__(self) -> None:
+        self._interval = 0.0
+        self._last_count = 1
+        self._since: float | None = None  # of the last admission, or of the queue's beginning
+
+    def joined(self, now: float) -> None:
+        if self._since is None:
+            self._since = now
+
+    def admitted(self, count: int, now: float, *, left: bool) -> None:
+        """`count` requests left the queue in one step; `left`: others still wait."""
+        if self._since is not None and count:
+            kept = (1 - 1 / MEMORY) ** count
+            self._interval = self._interval * kept + (now - self._since) / count * (1 - kept)
+            self._last_count = count
+        self._since = now if left else None
+
+    def emptied(self) -> None:
+        """Those who waited have gone elsewhere."""
+        self._since = None
+
+    def wait(self, ahead: int, now: float) -> float:
+        """Seconds until a request behind `ahead` others would be admitted."""
+        if self._since is None:
+            return 0.0
+        # Many may be admitted at once, and then none until they end: silence tells of a slower
+        # pace only when it lasts longer than as many took before.
+        silence = (now - self._since) / self._last_count
+        return max(self._interval, silence) * (ahead + 1)
+
+
+class WaitingQueue:
+    """Request ids, each with what it counts for, in the bounds of a configuration."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._waiting: dict[int, tuple[int, int]] = {}  # id -> (requests, prompt tokens)
+        self._pace = Pace()
+
+    def check(self, requests: int, tokens: int, stats: EngineStats) -> None:
+        """Raises EngineOverloadedError where these have no room."""
+        if not self._waiting:
+            return  # an empty queue takes any request the model can hold, whatever the bounds
+        limits = self._config
+        queued = sum(count for count, _ in self._waiting.values())
+        waiting = sum(size for _, size in self._waiting.values())
+        if (
+            queued + requests > limits.max_num_queued_reqs
+            or waiting + tokens > limits.max_num_queued_tokens
+        ):
+            # Its tokens at the last step's pace.
+            per_step = max(stats.step_prefill_tokens + stats.step_decode_tokens, 1)
+            raise EngineOverloadedError(
+                f"The queue is full: {queued} requests with {waiting} "
+                f"prompt tokens wait; the bounds are {limits.max_num_queued_reqs} requests "
+                f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
+                "(--max-num-queued-tokens).",
+                retry_after=_retry_after(waiting / per_step * stats.step_seconds),
+            )
+        wait = self._pace.wait(queued, time.monotonic())
+        if limits.max_queue_wait is not None and wait > limits.max_queue_wait:
+            raise EngineOverloadedError(
+                f"The queue is full: {queued} requests wait, and one more would wait for about "
+                f"{wait:.1f} s; the bound is {limits.max_queue_wait:g} s (--max-queue-wait).",
+                retry_after=_retry_after(wait),
+            )
+
+    def join(self, request_id: int, requests: int, tokens: int) -> None:
+        self._waiting[request_id] = requests, tokens
+        self._pace.joined(time.monotonic())
+
+    def admitted(self, ids: Iterable[int], at: float) -> None:
+        """They run as of CLOCK_MONOTONIC's `at`; ids that do not wait are passed over."""
+        left = [self._waiting.pop(i)[0] for i in ids if i in self._waiting]
+        if left:
+            self._pace.admitted(sum(left), at, left=bool(self._waiting))
+
+    def forget(self, ids: Iterable[int]) -> None:
+        for request_id in ids:
+            self._waiting.pop(request_id, None)
+        if not self._waiting:
+            self._pace.emptied()
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._pace.emptied()
+
+
+def _retry_after(seconds: float) -> int:
+    """What a client is told: whole seconds, a minute at most."""
+    return int(min(max(seconds, 1.0), 60.0))

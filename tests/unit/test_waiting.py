@@ -1,0 +1,132 @@
+"""The queue's bound in time, in a simulation of an engine: past saturation goodput stays."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineOverloadedError
+from engine.protocol import EngineStats
+from engine.waiting import Pace, WaitingQueue
+
+ROWS, STEP_S, SECONDS = 16, 0.02, 400.0
+OBJECTIVE_S = 1.0  # a request that waits longer is of no use to anybody
+BOUND_S = 0.5
+
+
+@dataclass
+class Outcome:
+    good: int = 0
+    late: int = 0
+    refused: int = 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(value=0.0)
+    monkeypatch.setattr("engine.waiting.time", SimpleNamespace(monotonic=lambda: now.value))
+    return now
+
+
+def simulate(
+    clock: SimpleNamespace,
+    load: float,
+    bound: float | None,
+    service: Callable[[random.Random], float],
+) -> Outcome:
+    """`load` times what ROWS rows can serve, each request for `service` seconds, mean 1."""
+    rng = random.Random(7)
+    queue = WaitingQueue(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000))
+    outcome, waiting, running = Outcome(), deque[tuple[int, float]](), list[float]()
+    arrival, number = rng.expovariate(load * ROWS), 0
+    for step in range(int(SECONDS / STEP_S)):
+        end = step * STEP_S
+        while arrival <= end:
+            clock.value, number = arrival, number + 1
+            try:
+                queue.check(1, 10, EngineStats())
+            except EngineOverloadedError:
+                outcome.refused += 1
+            else:
+                queue.join(number, 1, 10)
+                waiting.append((number, arrival))
+            arrival += rng.expovariate(load * ROWS)
+        clock.value, admitted = end, []
+        while running and running[0] <= end:
+            heapq.heappop(running)
+        while waiting and len(running) < ROWS:
+            request, came = waiting.popleft()
+            admitted.append(request)
+            heapq.heappush(running, end + service(rng))
+            outcome.good += end - came <= OBJECTIVE_S
+            outcome.late += end - came > OBJECTIVE_S
+        queue.admitted(admitted, end)
+    return outcome
+
+
+SERVICES: dict[str, Callable[[random.Random], float]] = {
+    "alike": lambda rng: 1.0,  # rows end together: many admissions at once, then none
+    "lognormal": lambda rng: rng.lognormvariate(-0.32, 0.8),
+    "exponential": lambda rng: rng.expovariate(1.0),
+}
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_past_saturation_goodput_stays_where_the_queue_is_bounded_in_time(
+    clock: SimpleNamespace, service: Callable[[random.Random], float]
+) -> None:
+    loads = (0.8, 1.0, 1.2, 1.5, 3.0)
+    good = {load: simulate(clock, load, BOUND_S, service).good for load in loads}
+    peak = max(good.values())
+    assert peak > 0.9 * ROWS * SECONDS
+    assert all(good[load] >= 0.95 * peak for load in loads if load > 1)
+
+
+def test_without_the_bound_it_collapses(clock: SimpleNamespace) -> None:
+    """Else the test above could not tell whether the bound does anything."""
+    outcome = simulate(clock, 1.2, None, SERVICES["lognormal"])
+    assert outcome.refused == 0
+    assert outcome.good < 0.3 * ROWS * SECONDS
+
+
+def test_below_saturation_hardly_anybody_is_refused(clock: SimpleNamespace) -> None:
+    for service in SERVICES.values():
+        outcome = simulate(clock, 0.6, BOUND_S, service)
+        assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
+
+
+def test_those_let_in_seldom_wait_much_longer_than_the_bound(clock: SimpleNamespace) -> None:
+    for service in SERVICES.values():
+        outcome = simulate(clock, 1.5, BOUND_S, service)
+        assert outcome.late <= 0.05 * (outcome.good + outcome.late)
+
+
+def test_the_refusal_names_wait_bound_and_flag(clock: SimpleNamespace) -> None:
+    queue = WaitingQueue(EngineConfig(max_queue_wait=2.0))
+    for number in range(3):
+        queue.join(number, 1, 10)
+    clock.value = 1.0
+    with pytest.raises(
+        EngineOverloadedError, match=r"wait for about 4\.0 s.*--max-queue-wait"
+    ) as e:
+        queue.check(1, 10, EngineStats())
+    assert e.value.retry_after == 4
+    queue.forget([0, 1, 2])
+    queue.check(1, 10, EngineStats())
+
+
+def test_a_pace_is_measured_only_while_somebody_waits() -> None:
+    pace = Pace()
+    for moment in range(0, 1000, 10):  # one request in ten seconds, taken at once
+        pace.joined(float(moment))
+        pace.admitted(1, moment + 0.01, left=False)
+    pace.joined(2000.0)
+    assert pace.wait(4, 2000.0) == pytest.approx(0.05, rel=0.1)
+    assert pace.wait(4, 2010.0) == pytest.approx(50.0)  # nothing has moved since
