@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import pack, packed_linear
 from engine.ops.embedding import embed
+from engine.ops.linear import linear
 
 
 class Embedding(nn.Module):
@@ -70,4 +70,4 @@ class LMHead(nn.Module):
             return packed_linear(hidden, self._packed, None).float()
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         assert weight is not None
-        return F.linear(hidden, weight).float()
+        return linear(hidden, weight, dtype=torch.float32)

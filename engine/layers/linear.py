@@ -8,8 +8,9 @@ with one exception: a single row takes another kernel when it is long. It is com
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from engine.ops.linear import linear
 
 PACKING_ROWS = 32  # the packing hint that serves every number of rows well
 
@@ -44,7 +45,7 @@ class Linear(nn.Module):
         if self._packed is not None:
             return packed_linear(x, self._packed, self.bias)
         assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
