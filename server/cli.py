@@ -105,7 +105,7 @@ def serve(**values: Any) -> None:
         server_config, engine_config, warnings = load(values, os.environ, file)
         for warning in warnings:
             typer.echo(f"penstock: warning: {warning}", err=True)
-        server_config, engine_config = _located(server_config, engine_config)
+        server_config, engine_config = located(server_config, engine_config)
         folder = model_folder(engine_config.model)
         for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
@@ -133,7 +133,7 @@ def _check_temporary_folder() -> None:
         ) from None
 
 
-def _located(
+def located(
     server_config: ServerConfig, engine_config: EngineConfig
 ) -> tuple[ServerConfig, EngineConfig]:
     """Both with the folder of what is named ORG/NAME; it is served under that name."""

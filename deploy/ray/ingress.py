@@ -1,0 +1,139 @@
+"""Ingress: reads a request, names its prefix, and relays what the replica the router chose sends.
+
+It touches no model and no tokenizer; everything about the API is the replica's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from deploy.ray.policies import prefix_of
+from server.errors import ApiError
+
+SCRAPE_S = 5.0
+# Of the scope; the rest is Ray's.
+CARRIED = (
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
+    *("root_path", "headers", "client", "server"),
+)
+
+log = structlog.get_logger("deploy.ray")
+
+
+class Ingress:
+    """`block_size` is the KV cache's; `max_body_bytes` is where reading a body ends."""
+
+    def __init__(self, replicas: DeploymentHandle, block_size: int, max_body_bytes: int) -> None:
+        self._replicas = replicas
+        self._answers = replicas.options(method_name="answer", stream=True)
+        self._block_size = block_size
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: Request) -> Response:
+        if request.url.path == "/metrics" and request.method == "GET":
+            return await self._metrics()
+        body = b""
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > self._max_body_bytes:
+                    break  # the replica refuses it by its length
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return Relay(self._answers, body, prefix_of(body, self._block_size))
+
+    async def _metrics(self) -> Response:
+        """Every replica's series; the label `engine` tells whose."""
+        answers = self._replicas.broadcast("metrics")
+        texts = await answers.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+        expositions = (text.decode() for text in texts if isinstance(text, bytes))
+        return Response(merged(expositions), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+class Relay(Response):
+    """The replica's answer, message by message. Where the replica is lost: a 503 before the first
+    of them, later an error event and a body that never ends properly, as our server does it."""
+
+    def __init__(self, answers: DeploymentHandle, body: bytes, prefix: list[bytes]) -> None:
+        self._answers, self._body, self._prefix = answers, body, prefix
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        carried = {key: scope[key] for key in CARRIED if key in scope}
+        begun = complete = False
+        messages = self._answers.remote(carried, self._body, prefix=self._prefix)
+        try:
+            async for batch in messages:
+                for message in batch:
+                    begun, complete = True, ends(message)
+                    await send(without_request_id(message))
+        except RayError as error:
+            request_id = Headers(scope=scope).get("x-request-id", "unknown")  # Ray gives one
+            log.warning("replica lost", request_id=request_id, cause=type(error).__name__)
+            failure = lost().body(request_id)
+            if not begun:
+                response = Response(failure, 503, lost().headers, "application/json")
+                await response(scope, receive, send)
+                return
+            event = b"data: " + failure + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            messages.cancel()
+        if not complete:
+            raise ConnectionAbortedError("the answer did not end")
+
+
+def ends(message: Message) -> bool:
+    """Whether an ASGI message is the last of its answer."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def without_request_id(message: Message) -> Message:
+    """Ray's proxy writes the header itself."""
+    if message["type"] != "http.response.start":
+        return message
+    kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
+    return {**message, "headers": kept}
+
+
+def lost() -> ApiError:
+    """What a client is told whose replica has ended; another one takes its next attempt."""
+    message = "The replica that worked on this request has ended."
+    return ApiError(503, "engine_unavailable", message, headers={"retry-after": "1"})
+
+
+def merged(expositions: Iterable[str]) -> bytes:
+    """Several replicas' metrics as one exposition; their label `engine` becomes 0, 1, 2 …"""
+    families: dict[str, Metric] = {}
+    for number, text in enumerate(expositions):
+        for family in text_string_to_metric_families(text):
+            whole = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                labels = {**sample.labels, "engine": str(number)}
+                whole.samples.append(sample._replace(labels=labels))
+    registry = CollectorRegistry()
+    registry.register(Families(families.values()))
+    return generate_latest(registry)
+
+
+class Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

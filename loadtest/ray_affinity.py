@@ -1,0 +1,147 @@
+"""What prefix affinity is worth: prompt tokens found in the KV caches of two replicas behind Ray
+Serve, routed by prefix, at random and to the least loaded, on the Mooncake conversation trace.
+
+A block of 512 tokens in the trace becomes one KV block of 16, other lengths shrink alike, and
+prompts that do not fit the demo model's context are left out. Requests go out in the trace's order
+from a closed loop of CLIENTS. `usage` says how many tokens of each prompt were found.
+
+Run with an interpreter that has the extra [ray]: python -m loadtest.ray_affinity TRACE.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from loadtest.http_client import closed_loop
+from loadtest.traces import MOONCAKE_BLOCK
+from loadtest.workload import Scale, Shape, workload
+
+BLOCK = 16  # tokens of one KV block, and of one block of the trace
+REPLICAS = 2
+CLIENTS = 16
+LONGEST = 1023  # tokens of the demo model's context, without the first
+VOCABULARY = range(300, 2000)  # of the demo model: no special tokens
+START_S = 120
+
+
+def prompt(shape: Shape) -> list[int]:
+    """Token ids: equal names of blocks, equal ids."""
+    ids: list[int] = []
+    for block in shape.blocks:
+        ids += random.Random(block).choices(VOCABULARY, k=BLOCK)
+    return ids[: shape.prompt_tokens]
+
+
+def bodies(trace: Path, count: int, seed: int) -> list[dict[str, Any]]:
+    scale = Scale(BLOCK / MOONCAKE_BLOCK, BLOCK / MOONCAKE_BLOCK)
+    shapes = workload(str(trace), scale, LONGEST).shapes(random.Random(seed))
+    return [
+        {"prompt": prompt(shape), "max_tokens": shape.output_tokens, "ignore_eos": True}
+        for shape in itertools.islice(shapes, count)
+    ]
+
+
+class Cluster:
+    """`python -m deploy.ray` on a free port of the loopback address."""
+
+    def __init__(self, routing: str, kv_blocks: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        settings = {
+            "threads": 1,
+            "port": self.port,
+            "min_replicas": REPLICAS,
+            "max_replicas": REPLICAS,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": kv_blocks,
+            "log_level": "warning",
+            "routing": routing,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.ray", *(f"{k}={v}" for k, v in settings.items())],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:  # ends with the process
+            if "Ray Serve listens" in line:
+                return
+        raise SystemExit("Ray Serve did not start; try `python -m deploy.ray` by hand")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=START_S)
+
+
+def measure(routing: str, requests: list[dict[str, Any]], kv_blocks: int) -> dict[str, float]:
+    cluster = Cluster(routing, kv_blocks)
+    try:
+        wall, done = asyncio.run(closed_loop("127.0.0.1", cluster.port, requests, CLIENTS))
+    finally:
+        cluster.stop()
+    asked = sum(completion.prompt_tokens for completion in done)
+    found = sum(completion.cached_tokens for completion in done)
+    ttft = sorted(c.arrivals[0] - c.started for c in done if c.arrivals)
+    return {
+        "hit_rate": found / asked,
+        "prompt_tokens": asked,
+        "cached_tokens": found,
+        "seconds": wall,
+        "ttft_p50_s": ttft[len(ttft) // 2],
+    }
+
+
+def ideal(requests: list[dict[str, Any]]) -> float:
+    """The hit rate of one cache that never forgets."""
+    seen: set[tuple[int, ...]] = set()
+    asked = found = 0
+    for request in requests:
+        ids = request["prompt"]
+        asked += len(ids)
+        prefixes = [tuple(ids[:end]) for end in range(BLOCK, len(ids), BLOCK)]
+        found += BLOCK * sum(1 for _ in itertools.takewhile(seen.__contains__, prefixes))
+        seen.update(prefixes)
+    return found / asked
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kv-blocks", type=int, default=4096, help="of each replica")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    results: dict[str, list[dict[str, float]]] = {}
+    for number in range(options.rounds):
+        requests = bodies(options.trace, options.requests, seed=number)
+        for routing in ("prefix", "random", "least-loaded"):
+            figures = measure(routing, requests, options.kv_blocks)
+            figures["load_1min"] = os.getloadavg()[0]
+            results.setdefault(routing, []).append(figures)
+            print(f"round {number} {routing}: {figures}", flush=True)
+    report = {
+        "command": f"python -m loadtest.ray_affinity {' '.join(sys.argv[1:])}",
+        "date": time.strftime("%Y-%m-%d"),
+        "ideal_hit_rate": ideal(requests),
+        "results": results,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"one cache that never forgets: {report['ideal_hit_rate']:.1%}")
+
+
+if __name__ == "__main__":
+    main()
