@@ -64,15 +64,11 @@ class DecodeGraphs:
         self._due = [*later, *first]
         self._at_start = len(first)
         self._recorded: dict[int, DecodeGraph] = {}
+        self.sizes: list[int] = []  # recorded so far, ascending
         most, device = sizes[-1], rows.device
         self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
         self.logits = torch.empty(most, model.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.empty(most, dtype=torch.int64, device=device)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Recorded so far, ascending."""
-        return sorted(self._recorded)
 
     def capture_first(self) -> None:
         """The sizes that the first requests need."""
@@ -90,13 +86,13 @@ class DecodeGraphs:
         logits = self._recorder.record(lambda: self._compute_logits(size))
         tokens = self._recorder.record(lambda: self._draw_tokens(size))
         self._recorded[size] = DecodeGraph(logits, tokens)
+        bisect.insort(self.sizes, size)
         return True
 
     def size_for(self, count: int) -> int | None:
         """The smallest recorded size that holds `count` rows, if any does."""
-        sizes = self.sizes
-        index = bisect.bisect_left(sizes, count)
-        return sizes[index] if index < len(sizes) else None
+        index = bisect.bisect_left(self.sizes, count)
+        return self.sizes[index] if index < len(self.sizes) else None
 
     def compute(self, row_ids: Sequence[int]) -> torch.Tensor:
         """Logits [R, V] of the last tokens of `row_ids`; the next call overwrites them."""

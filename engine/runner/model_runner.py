@@ -20,7 +20,7 @@ from engine.runner.graphs import DecodeGraphs
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.sampling.logprobs import PendingLogprobs
-from engine.sampling.sampler import is_plain, sample
+from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 from engine.weights.dummy import random_weights
 from engine.weights.loader import load_weights
@@ -93,8 +93,9 @@ class ModelRunner:
         self, slices: Sequence[ScheduledSlice], graphs: DecodeGraphs
     ) -> tuple[torch.Tensor, PendingLogprobs | None]:
         """Tokens of a step of nothing but decodes; the host sends their rows."""
-        logits = graphs.compute([s.row for s in slices])
-        if all(is_plain(self.rows.params[s.row]) for s in slices):
+        rows = [s.row for s in slices]
+        logits = graphs.compute(rows)
+        if all(map(self.rows.plain.__getitem__, rows)):
             return graphs.draw(len(slices)), None
         return self._sample(logits, slices, graphs.row_ids[: len(slices)])
 

@@ -14,7 +14,7 @@ import torch
 from engine.platform import to_device
 from engine.protocol import SamplingParams
 from engine.sampling.draw import DrawParams
-from engine.sampling.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow, is_plain
 from engine.scheduling.step import NewBlocks, NewRow
 
 
@@ -52,6 +52,7 @@ class SequenceRows:
         self.seeds = column(torch.int64)
         # What only the host asks for.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
+        self.plain: list[bool] = [True] * max_num_seqs  # whether `draw` alone samples a row
         self.prompt_length: list[int] = [0] * max_num_seqs
         self.source_length: list[int] = [0] * max_num_seqs
 
@@ -73,6 +74,7 @@ class SequenceRows:
     def _write_rows(self, rows: Sequence[NewRow]) -> None:
         for new in rows:
             self.params[new.row] = new.params
+            self.plain[new.row] = is_plain(new.params)
             self.prompt_length[new.row] = new.prompt_length
             self.source_length[new.row] = new.source_length
         width, params = self.tokens.shape[1], [new.params for new in rows]

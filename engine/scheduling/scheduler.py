@@ -142,11 +142,13 @@ class Scheduler:
             count = min(sequence.num_uncomputed, budget)
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
-            if not self._make_room(sequence, count):
-                break  # it ranked last and is gone; nobody after it has blocks to give
-            for added in self.tables.extend(sequence, count):
-                new_blocks.append(added)
-                scrub += added.blocks
+            # One token more, within a block: nothing to take or to give back.
+            if count > 1 or not sequence.num_computed % self.block_size:
+                if not self._make_room(sequence, count):
+                    break  # it ranked last and is gone; nobody after it has blocks to give
+                for added in self.tables.extend(sequence, count):
+                    new_blocks.append(added)
+                    scrub += added.blocks
             slices.append(self._take(sequence, count))
             budget -= count
         # After a preemption nobody is admitted: it would be taken away again at once.
@@ -168,7 +170,8 @@ class Scheduler:
         if not slices and not encodes:
             return None
         self._steps += 1
-        slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind in rank order
+        if self._prefills:
+            slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
         return Step(
             self._steps,
             tuple(slices),
@@ -192,7 +195,8 @@ class Scheduler:
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
             sequence.num_tokens += 1
-        self.tables.register(sequence)
+        if count > 1 or not sequence.num_computed % self.block_size:
+            self.tables.register(sequence)
         return ScheduledSlice(sequence.id, sequence.epoch, sequence.row, start, count, samples)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
@@ -233,7 +237,8 @@ class Scheduler:
     def retire(self, step: Step, sampled: Iterable[SampledToken]) -> list[TokenOutput]:
         """Take in the results of `step`: one SampledToken per slice that samples, in order."""
         outputs: list[TokenOutput] = []
-        for slice_, result in zip((s for s in step.slices if s.samples), sampled, strict=True):
+        sampling = [slice_ for slice_ in step.slices if slice_.samples]
+        for slice_, result in zip(sampling, sampled, strict=True):
             sequence = self.sequences.get(slice_.id)
             if sequence is None or sequence.epoch != slice_.epoch:
                 continue
@@ -248,12 +253,14 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token < 0:
             return "error"
-        sequence.tokens.append(token)
-        self.tables.register(sequence)
-        params = sequence.params
-        if token in params.stop_token_ids and sequence.num_outputs >= params.min_tokens:
+        tokens, params = sequence.tokens, sequence.params
+        tokens.append(token)
+        if not len(tokens) % self.block_size:
+            self.tables.register(sequence)
+        outputs = len(tokens) - sequence.prompt_length
+        if token in params.stop_token_ids and outputs >= params.min_tokens:
             return "stop"
-        return "length" if sequence.num_outputs >= params.max_tokens else None
+        return "length" if outputs >= params.max_tokens else None
 
     def take_admissions(self, at: float) -> list[Admission]:
         """Sequences admitted for the first time since the last call."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.protocol import Pooling, Prefill, SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSlice:
+# One is made for each sequence in each step: a Struct is made four times as fast as a dataclass.
+class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + count) of one sequence; `samples` where they reach its last token."""
 
     id: int
@@ -70,20 +72,19 @@ class Step:
     @property
     def is_decode(self) -> bool:
         """Whether all it computes of its sequences is one token each, their last."""
-        return bool(self.slices) and all(s.count == 1 and s.samples for s in self.slices)
+        return bool(self.slices) and self.num_decode_tokens == len(self.slices)
 
     @property
     def num_decode_tokens(self) -> int:
-        return sum(s.count for s in self.slices if s.count == 1 and s.samples)
+        return len([1 for s in self.slices if s.count == 1 and s.samples])
 
     @property
     def num_tokens(self) -> int:
         """Of slices and of texts encoded."""
-        return sum(s.count for s in self.slices) + sum(len(e.tokens) for e in self.encodes)
+        return sum([s.count for s in self.slices]) + sum(len(e.tokens) for e in self.encodes)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """The outcome of one sampling slice; `token` is -1 where the logits were not finite."""
 
     token: int

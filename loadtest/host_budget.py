@@ -1,0 +1,122 @@
+"""What the host does for one decode step, without a device: `python -m loadtest.host_budget`.
+
+The engine's own loop runs over the demo model with 256 sequences, at depth 1, but recordings are
+replayed by doing nothing: what is left is the time the host needs to schedule a step, launch it,
+and retire the one before. While it is below a step's time on the device, the device never waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.protocol import FromEngine, GenerateRequest, SamplingParams, ToEngine
+from engine.runner.model_runner import ModelRunner
+
+PROMPT, WARM_UP = 20, 20
+
+
+class NoDevice:
+    """A Recorder whose replays cost nothing."""
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        compute()
+        return lambda: None
+
+
+class Requests:
+    """The core's endpoint: hands over requests once, and encodes what is sent as zmq's end does."""
+
+    def __init__(self, requests: list[GenerateRequest]) -> None:
+        self._requests = requests
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def drain(self, *, block: bool) -> list[ToEngine]:
+        requests, self._requests = self._requests, []
+        return list(requests)
+
+    def send(self, message: FromEngine) -> None:
+        self._encode(message)
+
+
+def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]:
+    """Microseconds of each part in each of `steps` decode steps."""
+    config = EngineConfig(
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=sequences * PROMPT,
+        max_model_len=PROMPT + WARM_UP + steps + 64,
+        enable_prefix_caching=True,
+    )
+    params = SamplingParams(max_tokens=WARM_UP + steps + 32, temperature=0.8, top_p=0.95)
+    prompts = [[1 + (n + i) % 500 for i in range(PROMPT)] for n in range(sequences)]
+    requests = [GenerateRequest(n, prompt, params, 0.0) for n, prompt in enumerate(prompts)]
+    core = EngineCore(config, ModelRunner(config, recorder=NoDevice()), Requests(requests), depth=1)
+    took: dict[str, list[float]] = defaultdict(list)
+    timed(core.scheduler, "schedule", took)
+    timed(core.runner, "launch", took)
+    timed(core, "publish", took)
+    while core.runner.improve():
+        pass
+    for _ in range(WARM_UP):
+        core.turn()
+    took.clear()
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    for _ in range(steps):
+        began = time.thread_time()
+        core.turn()
+        took["in all"].append((time.thread_time() - began) * 1e6)
+    if profile:
+        profiler.disable()
+        profiler.print_stats("tottime")
+    assert len(core.scheduler.running) == sequences
+    return took
+
+
+def timed(owner: Any, name: str, took: dict[str, list[float]]) -> None:
+    """Note how long each call of a method takes."""
+    method = getattr(owner, name)
+
+    def noting(*args: Any) -> Any:
+        began = time.thread_time()
+        result = method(*args)
+        took[name].append((time.thread_time() - began) * 1e6)
+        return result
+
+    setattr(owner, name, noting)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    options = parser.parse_args()
+    took = measure(options.sequences, options.steps, options.profile)
+    result: dict[str, Any] = {"sequences": options.sequences, "load": os.getloadavg()[0]}
+    for part in ("schedule", "launch", "publish", "in all"):
+        values = sorted(took[part])
+        result[part] = {
+            "median_us": round(statistics.median(values)),
+            "best_tenth_us": round(values[len(values) // 10]),
+        }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
