@@ -40,7 +40,20 @@ def padded(size: int) -> int:
 
 def keys_per_tile(head_dim: int, dtype: torch.dtype) -> int:
     """Of (head_dim, dtype) alone, so that no result depends on what shares a step."""
-    return 64 if head_dim <= 128 and dtype.itemsize == 2 else 32
+    return _fitting(head_dim, 8192 if dtype.itemsize == 2 else 2048, 64)
+
+
+def rows_per_tile(shared: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Queries times the `shared` query heads of a kv head that one program extends."""
+    elements, most = (16384, 128) if dtype.itemsize == 2 else (2048, 64)
+    if head_dim % 8:  # too crooked to be copied 16 bytes at a time: all goes through registers
+        elements //= 2
+    return max(padded(shared), _fitting(head_dim, elements, most))
+
+
+def _fitting(head_dim: int, elements: int, most: int) -> int:
+    """Rows of `head_dim` within `elements`: beyond, registers spill. fp32 has no tensor cores."""
+    return min(max(elements // padded(head_dim), MIN_DOT), most)
 
 
 @triton.jit

@@ -48,8 +48,7 @@ def decode_kernel(
     query_stride,
     head_stride,
     table_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,  # query heads of one kv head
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -61,13 +60,13 @@ def decode_kernel(
 ):
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
+    kv_heads = tl.num_programs(1)
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
-    shared: tl.constexpr = HEADS // KV_HEADS
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
-    heads = kv_head * shared + tl.minimum(rows, shared - 1)
-    real = (rows < shared)[:, None] & (dims < HEAD_DIM)[None, :]
+    heads = kv_head * SHARED + tl.minimum(rows, SHARED - 1)
+    real = (rows < SHARED)[:, None] & (dims < HEAD_DIM)[None, :]
     query += sequence * query_stride
     q = tl.load(query + heads[:, None] * head_stride + dims[None, :], mask=real, other=0.0)
     head_keys: tl.constexpr = BLOCK_SIZE * HEAD_DIM
@@ -84,7 +83,7 @@ def decode_kernel(
             begin,
             tl.minimum(origin + (split + 1) * size, length),
             scale,
-            KV_HEADS * head_keys,
+            kv_heads * head_keys,
             HEAD_DIM,
             HEAD_DIM,
             ROWS,
@@ -96,7 +95,7 @@ def decode_kernel(
             SOFTCAP,
             BIAS_REACH,
         )
-        place = sequence * HEADS + heads
+        place = sequence * (kv_heads * SHARED) + heads
         if splits == 1:
             # No keys at all, as in a graph's padding: zeros.
             result = result / tl.where(total == 0, 1.0, total)[:, None]
@@ -105,8 +104,8 @@ def decode_kernel(
         else:
             place = place * max_splits + split
             tl.store(partial_out + place[:, None] * HEAD_DIM + dims[None, :], result, mask=real)
-            tl.store(partial_stats + place * 2, highest, mask=rows < shared)
-            tl.store(partial_stats + place * 2 + 1, total, mask=rows < shared)
+            tl.store(partial_stats + place * 2, highest, mask=rows < SHARED)
+            tl.store(partial_stats + place * 2 + 1, total, mask=rows < SHARED)
 
 
 @triton.jit(do_not_specialize=["lengths", "max_splits"])
@@ -116,7 +115,6 @@ def reduce_kernel(
     partial_stats,  # [S, H, max_splits, 2] fp32
     lengths,  # [S] int32
     max_splits,
-    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -126,7 +124,7 @@ def reduce_kernel(
     _, _, _, splits = splits_of(tl.load(lengths + sequence), WINDOW)
     if splits == 1:
         return
-    place = sequence * HEADS + tl.program_id(1)
+    place = sequence * tl.num_programs(1) + tl.program_id(1)
     stats = partial_stats + place * max_splits * 2
     parts = partial_out + place * max_splits * HEAD_DIM
     split = tl.arange(0, MAX_SPLITS)
@@ -186,8 +184,7 @@ def decode_attention(
         query.stride(0),
         query.stride(1),
         tables.stride(0),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
+        SHARED=heads // kv_heads,
         HEAD_DIM=dim,
         ROWS=padded(heads // kv_heads),
         DIMS=padded(dim),
@@ -196,7 +193,7 @@ def decode_attention(
         WINDOW=features.window,
         SOFTCAP=features.softcap,
         BIAS_REACH=features.bias_reach,
-        num_warps=4 if query.element_size() == 2 else 8,
+        num_warps=4 if query.dtype.itemsize == 2 else 8,
         num_stages=5,
     )
     if splits > 1:
@@ -206,7 +203,6 @@ def decode_attention(
             partial_stats,
             lengths,
             splits,
-            HEADS=heads,
             HEAD_DIM=dim,
             DIMS=padded(dim),
             WINDOW=features.window,

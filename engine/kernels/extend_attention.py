@@ -12,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.attention_tiles import Features, attend_keys, keys_per_tile, padded
-
-
-def rows_per_tile(shared: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Enough for the tensor cores, and not more than the registers hold."""
-    most = 32 if dtype.itemsize == 4 else 128 if head_dim <= 128 else 64
-    return max(most, padded(shared))
+from engine.kernels.attention_tiles import (
+    Features,
+    attend_keys,
+    keys_per_tile,
+    padded,
+    rows_per_tile,
+)
 
 
 @triton.jit
@@ -56,8 +56,8 @@ def extend_kernel(
     key_head_stride,
     key_stride,
     table_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,  # query heads of one kv head
+    PACKED: tl.constexpr,  # as many rows are a query's: SHARED, padded to a power of two
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -68,8 +68,7 @@ def extend_kernel(
     SOFTCAP: tl.constexpr,
     BIAS_REACH: tl.constexpr,
 ):
-    shared: tl.constexpr = HEADS // KV_HEADS
-    queries: tl.constexpr = ROWS // shared
+    queries: tl.constexpr = ROWS // PACKED
     kv_head = tl.program_id(1)
     sequence, tile = owner_of(tl.program_id(0), query_starts, sequences, queries)
     start = tl.load(query_starts + sequence)
@@ -80,10 +79,10 @@ def extend_kernel(
     length = tl.load(key_lengths + sequence)
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
-    number = first + rows // shared  # of the query among the sequence's new ones
+    number = first + rows // PACKED  # of the query among the sequence's new ones
     positions = length - count + number
-    heads = kv_head * shared + rows % shared
-    real = (number < count) & (rows < queries * shared)
+    heads = kv_head * SHARED + tl.minimum(rows % PACKED, SHARED - 1)
+    real = (number < count) & (rows % PACKED < SHARED)
     real = real[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = (start + number).to(tl.int64)
     begin = 0
@@ -125,7 +124,7 @@ def extend_kernel(
         BIAS_REACH,
     )
     result = result / tl.where(total == 0, 1.0, total)[:, None]
-    out += (tokens[:, None] * HEADS + heads[:, None]) * HEAD_DIM
+    out += (tokens[:, None] * (tl.num_programs(1) * SHARED) + heads[:, None]) * HEAD_DIM
     tl.store(out + dims[None, :], result.to(out.dtype.element_ty), mask=real)
 
 
@@ -157,11 +156,11 @@ def extend_attention(
     else:
         block_size = keys.shape[2]
         block_stride, key_head_stride, key_stride, _ = keys.stride()
-    shared = heads // kv_heads
-    rows = rows_per_tile(shared, dim, query.dtype)
+    packed = triton.next_power_of_2(heads // kv_heads)
+    rows = rows_per_tile(packed, dim, query.dtype)
     sequences = len(key_lengths)
     # Each sequence may leave its last tile incomplete.
-    extend_kernel[tokens // (rows // shared) + sequences, kv_heads](
+    extend_kernel[tokens // (rows // packed) + sequences, kv_heads](
         out,
         query,
         keys,
@@ -178,8 +177,8 @@ def extend_attention(
         key_head_stride,
         key_stride,
         0 if tables is None else tables.stride(0),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
+        SHARED=heads // kv_heads,
+        PACKED=packed,
         HEAD_DIM=dim,
         ROWS=rows,
         DIMS=padded(dim),

@@ -1,0 +1,125 @@
+"""What published checkpoints of every served architecture say of themselves in config.json.
+
+Only what a model is built of; what no kernel of attention sees (vocabularies, widths of the MLP,
+numbers of layers) is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from engine.attention.spec import AttentionSpec
+from engine.layers.attention import Attention
+from engine.models.registry import model_class
+from loadtest.gpu_models import CONFIGS
+
+SMALL = {"vocab_size": 640, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+def decoder(
+    name: str, hidden: int, heads: int, kv_heads: int, head_dim: int | None = None, **more: Any
+) -> dict[str, Any]:
+    return (
+        SMALL
+        | {
+            "architectures": [f"{name}ForCausalLM"],
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim or hidden // heads,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+        }
+        | more
+    )
+
+
+def gemma_3(hidden: int, heads: int, kv_heads: int, window: int) -> dict[str, Any]:
+    facts = {"sliding_window": window, "sliding_window_pattern": 6, "num_hidden_layers": 6}
+    facts |= {"query_pre_attn_scalar": 256, "rope_local_base_freq": 10000.0}
+    return decoder("Gemma3", hidden, heads, kv_heads, 256, **facts)
+
+
+def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
+    return SMALL | {
+        "architectures": [architecture],
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+    }
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    **CONFIGS,
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 2,
+        "n_positions": 1024,
+        "vocab_size": 640,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "Llama-2-7b": decoder("Llama", 4096, 32, 32),
+    "Llama-3.2-1B": decoder("Llama", 2048, 32, 8),
+    "Llama-3.2-3B": decoder("Llama", 3072, 24, 8),
+    "TinyLlama-1.1B": decoder("Llama", 2048, 32, 4),
+    "open_llama_3b": decoder("Llama", 3200, 32, 32),
+    "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
+    "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
+    "Phi-3-mini as Mistral": decoder("Mistral", 3072, 32, 32, sliding_window=2048),
+    "Qwen2.5-0.5B": decoder("Qwen2", 896, 14, 2),
+    "Qwen2.5-1.5B": decoder("Qwen2", 1536, 12, 2),
+    "Qwen2.5-7B": decoder("Qwen2", 3584, 28, 4),
+    "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
+    "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
+    "gemma-2b": decoder("Gemma", 2048, 8, 1, 256),
+    "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
+    "gemma-3-1b": gemma_3(1152, 4, 1, 512),
+    "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
+    "nanochat-d20": decoder("NanoChat", 1280, 10, 10, hidden_act="relu2"),
+    "bert-base": encoder("BertModel", 768, 12),
+    "all-MiniLM-L6": encoder("BertModel", 384, 12),
+    "roformer-base": encoder("RoFormerModel", 768, 12),
+    "t5-small": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 512,
+        "d_ff": 64,
+        "d_kv": 64,
+        "num_heads": 8,
+        "num_layers": 1,
+        "vocab_size": 640,
+        "layer_norm_epsilon": 1e-6,
+    },
+    "opus-mt": {
+        "architectures": ["MarianMTModel"],
+        "d_model": 512,
+        "vocab_size": 640,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+        "max_position_embeddings": 512,
+        "static_position_embeddings": True,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "pad_token_id": 1,
+    },
+}
+
+
+def attention_specs(name: str) -> Iterator[AttentionSpec]:
+    """Of every kind of attention layer of this model, encoders' among them."""
+    config = PUBLISHED[name]
+    _, _, build = model_class(config)
+    with torch.device("meta"):
+        model = build(config, max_positions=512, dtype=torch.bfloat16)
+    yield from {m.spec: None for m in model.modules() if isinstance(m, Attention)}

@@ -1,0 +1,20 @@
+"""Attention compiles ahead for sm_80 and sm_90a as models launch it, without spilling."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.aot import compile_ahead
+
+
+def test_benchmarked_models() -> None:
+    reports = compile_ahead("tests.kernels.attention_launches", "benchmarked")
+    kernels = {"decode_kernel", "reduce_kernel", "extend_kernel", "store_kernel"}
+    assert {report.kernel for report in reports} == kernels
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_published_models() -> None:
+    """Of every served architecture, and fp32 and other block sizes where they differ."""
+    assert len(compile_ahead("tests.kernels.attention_launches", "published")) > 200
