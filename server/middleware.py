@@ -52,8 +52,9 @@ class RequestBoundary:
         except ClientGone:
             pass
         except StreamBroken:  # returning early, uvicorn closes the connection inside the body
-            exchange.cut = 500
+            exchange.cut = 503 if self._service.client.state == "draining" else 500
         except asyncio.CancelledError:  # uvicorn cuts what outlasts the drain, in words of its own
+            exchange.cut = 503
             exchange.all_read = True  # as far as it goes: there is no time to read on
             await self._refuse(EngineUnavailableError("draining", "cut"), exchange, scope)
         except Exception as error:
@@ -133,7 +134,7 @@ class Exchange:
 
     @property
     def outcome(self) -> int:
-        """The status; 499 or 500 for an answer that did not end, whatever its headers said."""
+        """The status; 499, 500 or 503 for an answer that did not end, whatever its headers said."""
         return self.status if self._complete else self.cut
 
     def log(self) -> None:

@@ -85,18 +85,15 @@ def test_each_alert_fires_on_its_fault_and_none_in_a_healthy_hour():
         assert tested == ALERTS.keys()
 
 
-def test_an_alert_that_no_longer_fires_is_noticed(tmp_path):
-    rules = RULES.read_text()
+def test_alerts_that_no_longer_fire_are_noticed(tmp_path):
+    deaf = yaml.safe_load(RULES.read_text())
+    for rule in deaf["groups"][0]["rules"]:
+        rule["for"] = "10h"
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(deaf))
     (tmp_path / "rules_test.yml").write_text(RULES_TEST.read_text())
-    for name, rule in ALERTS.items():
-        deaf = yaml.safe_load(rules)
-        for other in deaf["groups"][0]["rules"]:
-            if other["alert"] == name:
-                other["for"] = "10h"
-        (tmp_path / "rules.yml").write_text(yaml.safe_dump(deaf))
-        status, said = promtool("test", "rules", tmp_path / "rules_test.yml")
-        assert status == 1, f"{name}: {rule['expr']}"
-        assert f"alertname: {name}" in said
+    status, said = promtool("test", "rules", tmp_path / "rules_test.yml")
+    assert status == 1
+    assert set(re.findall(r"alertname: (\w+)", said)) == ALERTS.keys()
 
 
 def test_prometheus_accepts_every_query_of_the_dashboard(tmp_path):

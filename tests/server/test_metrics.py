@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.promtool import promtool
 from tests.server.fake_engine import NOT_FINITE, FakeEngine
-from tests.server.rig import Served, serving
+from tests.server.rig import Served, eventually, serving
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 # What dashboards, KEDA triggers and endpoint pickers for vLLM ask for: names, types, own labels.
@@ -144,6 +144,23 @@ async def test_a_client_that_left_counts_as_499(served):
             return
         await asyncio.sleep(0.01)
     raise AssertionError("no 499 was counted")
+
+
+async def test_a_stream_that_the_drain_cuts_is_no_fault_of_the_server(served):
+    served.engine.gate.clear()
+    asking = asyncio.create_task(served.complete(stream=True))
+    await eventually(lambda: served.engine.busy, "the request runs")
+    served.engine.burst = 1
+    served.engine.delay = 60
+    served.engine.gate.set()  # one token, so that the answer has begun
+    await eventually(lambda: served.engine.stats.step == 1, "a token has come")
+    await asyncio.sleep(0.1)
+    served.engine.drain()
+    served.engine.die()
+    with pytest.raises(Exception, match=r"peer closed|incomplete"):
+        await asking
+    assert await served.metric("http_requests_total", status="503") == 1
+    assert await served.metric("http_requests_total", status="500") == 0
 
 
 async def test_draining_is_a_gauge(served):
