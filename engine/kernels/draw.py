@@ -17,7 +17,7 @@ import triton.language as tl
 from engine.kernels.noise import log_noise, noise_key
 
 CHUNK = 2048  # tokens of a program of the first launch
-BLOCK = 8192  # tokens at a time of one of the second
+BLOCK = 4096  # tokens at a time of one of the second; more would spill
 LOWEST = tl.constexpr(-(1 << 31))
 HIGHEST = tl.constexpr((1 << 31) - 1)
 
@@ -238,6 +238,6 @@ def draw_tokens(
             invalid,
             CHUNKS=triton.next_power_of_2(chunks),
             BLOCK=block,
-            num_warps=min(max(block // 512, 1), 16),
+            num_warps=max(block // 256, 1),
         )
     return out
