@@ -1,0 +1,80 @@
+"""Every launch of the kernels behind `engine.ops` that published models make, on tensors without
+memory: whole steps of decodes and chunks, with an attention that launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import KVCache, LayerKV
+from engine.attention.spec import AttentionSpec
+from engine.models.registry import model_class
+from engine.ops.dispatch import kernels_everywhere
+from engine.sampling.draw import DrawParams, draw
+from tests.kernels.published import PUBLISHED
+
+TOKENS = (1, 2, 3, 5, 21)  # as many as decide which kernels and blocks are taken
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class NoAttention:
+    """A plan of `tokens` whose attention is left out."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def attend(
+        self, spec: AttentionSpec, kv: LayerKV | None, query: torch.Tensor, *rest: Any
+    ) -> torch.Tensor:
+        return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+        return meta(self._tokens), meta(self._tokens)
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        pass
+
+
+def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
+    """All that a model computes of `tokens`, and drawing one token for each."""
+    ids = (meta(tokens) for _ in range(4))
+    batch = ForwardBatch(*ids, kv, NoAttention(tokens))
+    if kind != "decoder":
+        model.encode(batch)
+    if kind != "encoder":
+        logits = model.logits(model.forward(batch))
+        floats = [meta(tokens, dtype=torch.float32) for _ in range(3)]
+        top_k = meta(tokens, dtype=torch.int32)
+        draw(logits, DrawParams(floats[0], top_k, *floats[1:], meta(tokens), meta(tokens)))
+
+
+def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:
+    """`name` itself, once its steps have been computed."""
+    _, kind, build = model_class(config)
+    device = torch.device("meta")
+    with device:
+        model = build(config, max_positions=512, dtype=dtype).to(device, dtype)
+    kv = KVCache(model.specs, 9, 64, dtype, device)
+    with kernels_everywhere(), torch.inference_mode():
+        for tokens in TOKENS:
+            step(model, kind, kv, tokens)
+    yield name
+
+
+def published() -> Iterator[str]:
+    """All in bf16, and one in each other dtype."""
+    for name, config in PUBLISHED.items():
+        yield from launches(name, config, torch.bfloat16)
+    for dtype in (torch.float32, torch.float16):
+        yield from launches(f"llama-3.1-8b in {dtype}", PUBLISHED["llama-3.1-8b"], dtype)
+
+
+def benchmarked() -> Iterator[str]:
+    for name in ("qwen3-0.6b", "gemma-2-2b"):
+        yield from launches(name, PUBLISHED[name], torch.bfloat16)

@@ -1,0 +1,24 @@
+"""The kernels behind `engine.ops` compile ahead as models launch them, without spilling."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.aot import compile_ahead
+
+KERNELS = {
+    *("_norm_kernel", "_activation_kernel", "_gather_kernel", "_linear_kernel", "_rotate_kernel"),
+    *("_chunk_kernel", "_pick_kernel"),
+}
+
+
+def test_benchmarked_models() -> None:
+    reports = compile_ahead("tests.kernels.ops_launches", "benchmarked")
+    assert {report.kernel for report in reports} == KERNELS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_published_models() -> None:
+    """Of every served architecture, and in the other dtypes where they differ."""
+    assert len(compile_ahead("tests.kernels.ops_launches", "published")) > 150
