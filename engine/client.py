@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -61,7 +62,8 @@ class OutputStream(Generic[Output]):
 
     def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
         self.admissions: dict[int, Admission] = {}
-        self.prefills: list[tuple[float, float, Prefill]] = []  # begin and end of their steps
+        # By request, each with begin and end of its step.
+        self.prefills: defaultdict[int, list[tuple[float, float, Prefill]]] = defaultdict(list)
         self._unfinished = set(ids)
         self._pending: list[tuple[float, Output]] = []
         self._error: Exception | None = None
@@ -261,7 +263,7 @@ class ProcessClient:
         for prefill in outputs.prefills:
             if stream := self._streams.get(prefill.id):
                 begin = outputs.at - outputs.stats.step_seconds
-                stream.prefills.append((begin, outputs.at, prefill))
+                stream.prefills[prefill.id].append((begin, outputs.at, prefill))
         for output in outputs.tokens:
             self._deliver(outputs.at, output)
         for vector in outputs.embeddings:

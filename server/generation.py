@@ -182,7 +182,6 @@ class Generation:
         admission = self._stream.admissions.get(request_id)
         return Stamps(
             arrival=self.plan.arrival,
-            submitted=self._submitted,
             admitted=admission.at if admission else choice.first_at,
             first=choice.first_at,
             last=choice.last_at,
@@ -246,10 +245,9 @@ class Generation:
         choice, admission = self._by_id[request_id], self._stream.admissions.get(request_id)
         which = {"penstock.choice": choice.index}
         yield Phase("queue", self._submitted, admission.at if admission else end, which)
-        for start, done, chunk in self._stream.prefills:
-            if chunk.id == request_id:
-                tokens = {"penstock.start": chunk.start, "penstock.tokens": chunk.count}
-                yield Phase("prefill", start, done, which | tokens)
+        for start, done, chunk in self._stream.prefills[request_id]:
+            tokens = {"penstock.start": chunk.start, "penstock.tokens": chunk.count}
+            yield Phase("prefill", start, done, which | tokens)
         if choice.count:
             tokens = {"penstock.tokens": choice.count}
             yield Phase("decode", choice.first_at, choice.last_at, which | tokens)

@@ -42,7 +42,6 @@ class Stamps:
     """
 
     arrival: float
-    submitted: float
     admitted: float
     first: float
     last: float

@@ -187,7 +187,7 @@ class FakeEngine:
                 admission = Admission(running.request.id, at, self.cached_tokens)
                 running.stream.admissions[running.request.id] = admission
                 prefill = Prefill(running.request.id, 0, len(running.request.prompt))
-                running.stream.prefills.append((at - 0.001, at, prefill))
+                running.stream.prefills[running.request.id].append((at - 0.001, at, prefill))
             output = self._sample(running)
             running.stream.deliver(at, output)
             outputs.append(output)
