@@ -111,12 +111,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: Annotated[
         Literal[16, 32, 64, 128], setting(SCHEDULING, "Tokens in one KV block.")
     ] = 64
+    gpu_memory_utilization: Annotated[
+        float,
+        setting(
+            SCHEDULING,
+            "Share of a GPU's memory that is used; the KV cache gets what is left of it.",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.9
     kv_cache_memory_bytes: Annotated[
         Size | None,
         setting(
             SCHEDULING,
-            "Bytes for the KV cache; default: what max_num_seqs sequences of full length need, "
-            "at most a quarter of the free memory.",
+            "Bytes for the KV cache; default: on a GPU what is left of gpu_memory_utilization, on "
+            "a CPU what max_num_seqs sequences of full length need, at most a quarter of the free "
+            "memory.",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[

@@ -23,6 +23,20 @@ class MemoryPlan:
     max_model_len: int
 
 
+def margin(config: EngineConfig, total: int | None) -> int:
+    """Bytes of a GPU that are left alone."""
+    return 0 if total is None else int(total * (1 - config.gpu_memory_utilization))
+
+
+def spare_for_kv(config: EngineConfig, free: int, total: int | None, reserved: int) -> int:
+    """Of `free` bytes, those that may become KV cache; `reserved` ones are needed beside it.
+
+    `total` is what a GPU has in all, None on a CPU: there other programs want their share, too.
+    """
+    spare = max(free - reserved - margin(config, total), 0)
+    return spare // SHARE_OF_FREE if total is None else spare
+
+
 def plan_blocks(
     config: EngineConfig,
     groups: Sequence[KVGroup],
@@ -30,11 +44,13 @@ def plan_blocks(
     *,
     max_model_len: int,
     step_tokens: int,
-    available: int,
+    spare: int,
+    fill: bool = False,
 ) -> tuple[int, int]:
-    """(usable KV blocks, longest sequence in tokens); `available` and `block_bytes` in bytes.
+    """(usable KV blocks, longest sequence in tokens); `spare` and `block_bytes` in bytes.
 
-    An encoder has no KV groups and needs no blocks.
+    An encoder has no KV groups and needs no blocks. With `fill` all of `spare` is taken, for the
+    prefix cache, else no more than `max_num_seqs` sequences of full length can use.
 
     Where the model's own context does not fit and none was asked for, the longest that fits is
     served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit.
@@ -51,8 +67,9 @@ def plan_blocks(
     elif config.kv_cache_memory_bytes is not None:
         blocks, limit = config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
     else:
-        affordable = available // SHARE_OF_FREE // block_bytes
-        blocks, limit = min(affordable, config.max_num_seqs * per_sequence), "the free memory"
+        blocks, limit = spare // block_bytes, "the free memory"
+        if not fill:
+            blocks = min(blocks, config.max_num_seqs * per_sequence)
     if blocks >= per_sequence:
         return blocks, max_model_len
     lengths = range(config.block_size, max_model_len, config.block_size)

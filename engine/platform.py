@@ -69,6 +69,11 @@ def available_memory(device: torch.device) -> int:
     return free
 
 
+def total_memory(device: torch.device) -> int | None:
+    """Bytes a GPU has in all; None for a CPU, whose memory is everybody's."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+
+
 def to_device(
     columns: Sequence[npt.ArrayLike],
     device: torch.device,

@@ -119,6 +119,14 @@ class KVGroup(Record, frozen=True):
         return min(blocks, -(-(self.window - 1 + step_tokens) // block_size) + 1)
 
 
+class MemoryEntry(Record, frozen=True):
+    """What takes memory on the device, in bytes: foreseen from shapes, and found after loading."""
+
+    what: str
+    foreseen: int
+    found: int | None = None  # None: not measured on this device
+
+
 class Ready(Message, frozen=True):
     """The engine serves. Facts of the loaded model, all in tokens, blocks, bytes and seconds."""
 
@@ -141,6 +149,7 @@ class Ready(Message, frozen=True):
     kv_groups: tuple[KVGroup, ...]
     start_token: int | None = None  # with which an encoder–decoder's answer begins
     embedding_size: int = 0  # numbers in an encoder's vectors
+    memory: tuple[MemoryEntry, ...] = ()
 
 
 class TokenOutput(Record, frozen=True):

@@ -62,6 +62,7 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(service, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *memory(ready),
         f"  access    API key {key}",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
         f"  try       {curl(service, ready, url, has_keys)}",
@@ -111,6 +112,17 @@ def kv_cache(ready: Ready) -> list[str]:
             f"  windows   {windowed} of {layers} layers keep the last {sizes} tokens: "
             f"{saved:.0%} less KV for a request of full length"
         )
+    return lines
+
+
+def memory(ready: Ready) -> list[str]:
+    """Bytes of everything on the device, as foreseen from shapes and as found after loading."""
+    if not ready.memory:
+        return []
+    lines = [f"  memory    {'bytes foreseen':>18} {'found':>18}"]
+    for entry in ready.memory:
+        found = "" if entry.found is None else f"{entry.found:,}"
+        lines.append(f"            {entry.foreseen:>18,} {found:>18}  {entry.what}")
     return lines
 
 

@@ -59,6 +59,11 @@ class LMHead(nn.Module):
         self._tied_to = [tied_to] if tied_to else []  # in a list: not a submodule, not loaded twice
         self._packed: torch.Tensor | None = None
 
+    @property
+    def num_weights(self) -> int:
+        """Of the table it multiplies with, its own or another's."""
+        return (self._tied_to[0].weight if self.weight is None else self.weight).numel()
+
     def prepack(self) -> None:
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         assert weight is not None

@@ -13,16 +13,19 @@ from engine.attention.selection import select_backend
 from engine.config import EngineConfig, model_folder, read_json
 from engine.errors import ConfigError
 from engine.layers.attention import Attention
-from engine.layers.linear import Linear
-from engine.memory import MemoryPlan, plan_blocks
+from engine.layers.embedding import LMHead
+from engine.layers.linear import Linear, can_prepack
+from engine.memory import MemoryPlan, margin, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
-from engine.platform import available_memory, select_device, select_dtype
+from engine.platform import available_memory, select_device, select_dtype, total_memory
+from engine.runner.graphs import batch_sizes
 from engine.runner.rows import SequenceRows
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
 ENDLESS_TOKENS = 512  # served of a context without an end, unless more is asked for
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
+GRAPH_BYTES = 4 << 20  # that CUDA keeps for a recording of some hundred kernels; a guess
 
 
 class Blueprint:
@@ -64,17 +67,23 @@ class Blueprint:
         tables = sum(buffer.nbytes for buffer in module.buffers())
         # Of parameters in the served dtype, and of the tables made beside them.
         self.weight_bytes = self.parameters * self.dtype.itemsize + tables
+        self.packed_bytes, self._kept_bytes = self._packed_bytes()
         self.step_bytes = self._step_bytes()
 
-    def plan_blocks(self, available: int) -> tuple[int, int]:
-        """(usable KV blocks, longest sequence in tokens) where `available` bytes are free."""
+    def plan_blocks(self, free: int, reserved: int = 0) -> tuple[int, int]:
+        """(usable KV blocks, longest sequence in tokens) where of `free` bytes `reserved` ones are
+        needed for something else."""
+        total = total_memory(self.device)
+        if total is not None:
+            reserved += self.block_bytes  # the null block
         return plan_blocks(
             self.config,
             self.groups,
             self.block_bytes,
             max_model_len=self.max_model_len,
             step_tokens=self.max_num_batched_tokens,
-            available=available,
+            spare=spare_for_kv(self.config, free, total, reserved),
+            fill=total is not None,
         )
 
     def rows(self, max_model_len: int, device: torch.device) -> SequenceRows:
@@ -108,12 +117,49 @@ class Blueprint:
     def memory_plan(self) -> MemoryPlan:
         """Predicted from shapes alone, with what is free now."""
         available = available_memory(self.device)
-        weights, step = self.weight_bytes, self.step_bytes
-        blocks, length = self.plan_blocks(max(available - weights - step, 0))
-        rows = self.rows(length, torch.device("meta")).num_bytes
-        kv = (blocks + 1) * self.block_bytes if self.groups else 0
-        taken = {"weights": weights, "KV cache": kv, "rows": rows, "largest step": step}
-        return MemoryPlan(taken, available, blocks, length)
+        before = self.taken(0, self.max_model_len)
+        before.pop("margin", None)  # which is no less for what has been taken
+        blocks, length = self.plan_blocks(available, sum(before.values()))
+        return MemoryPlan(self.taken(blocks, length), available, blocks, length)
+
+    def taken(self, blocks: int, length: int) -> dict[str, int]:
+        """Bytes by what takes them, with `blocks` KV blocks and sequences of up to `length`."""
+        taken = {"weights": self.weight_bytes - self.packed_bytes + self._kept_bytes}
+        if self.packed_bytes:
+            taken["packed weights"] = self.packed_bytes
+        taken["rows"] = self.rows(length, torch.device("meta")).num_bytes
+        if self.captures:
+            taken["graphs"] = self._graph_bytes()
+        taken["largest step"] = self.step_bytes
+        taken["KV cache"] = (blocks + 1) * self.block_bytes if self.groups else 0
+        if total := total_memory(self.device):
+            taken["margin"] = margin(self.config, total)
+        return taken
+
+    @property
+    def captures(self) -> bool:
+        """Whether decode steps will be CUDA graphs."""
+        eager = self.config.enforce_eager or self.kind == "encoder"
+        return self.device.type == "cuda" and self.backend.captures and not eager
+
+    def _packed_bytes(self) -> tuple[int, int]:
+        """(bytes of packed weights, those of them that an embedding keeps unpacked as well)."""
+        if not (self.config.prepack and can_prepack(self.device)):
+            return 0, 0
+        modules, size = list(self.module.modules()), self.dtype.itemsize
+        linears = [m.weight for m in modules if isinstance(m, Linear)]
+        heads = [m for m in modules if isinstance(m, LMHead)]
+        packed = sum(weight.numel() for weight in linears if weight is not None)
+        packed += sum(head.num_weights for head in heads)
+        kept = sum(head.num_weights for head in heads if head.weight is None)
+        return packed * size, kept * size
+
+    def _graph_bytes(self) -> int:
+        """Buffers of the largest size, what a step of it holds, and what the driver keeps."""
+        sizes = batch_sizes(self.config.max_num_seqs)
+        logits = sizes[-1] * self.model.vocab_size * 4
+        step = self.step_bytes * sizes[-1] // self.max_num_batched_tokens
+        return 3 * logits + step + 2 * len(sizes) * GRAPH_BYTES
 
 
 def _max_model_len(config: EngineConfig, own: int | None) -> int:

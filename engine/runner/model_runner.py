@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,13 +13,14 @@ from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.layers.linear import can_prepack
 from engine.platform import available_memory, cpu_count, to_device
-from engine.protocol import Progress, Ready, SamplingParams
+from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint
 from engine.runner.encode import build_encoder_batch, pooled
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import DecodeGraphs, batch_sizes
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
+from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of
 from engine.sampling.logprobs import PendingLogprobs
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
@@ -60,17 +62,20 @@ class ModelRunner:
         if config.prepack and can_prepack(self.device):
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module)
-        blocks, self.max_model_len = blueprint.plan_blocks(available_memory(self.device))
-        progress(Progress("allocating the KV cache", 0.0))
-        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
-        self.rows = blueprint.rows(self.max_model_len, self.device)
-        progress(Progress("warming up", 0.0))
         self.graphs: DecodeGraphs | None = None
+        self.reserve = Reserve()
+        if self.device.type == "cuda":
+            progress(Progress("measuring the largest step", 0.0))
+            self.reserve = self._measure()
+        progress(Progress("allocating the KV cache", 0.0))
+        self._allocate(*blueprint.plan_blocks(available_memory(self.device), self._reserved))
+        progress(Progress("warming up", 0.0))
         self.embedding_size = self._warm_up()
-        recorder = recorder or self._own_recorder()
+        if blueprint.captures:
+            recorder = CudaRecorder()
         if recorder and self.kind != "encoder" and not config.enforce_eager:
             progress(Progress("capturing decode steps", 0.0))
-            self.graphs = DecodeGraphs(self.model, self.rows, self.kv, self.backend, recorder)
+            self.graphs = self._decode_graphs(recorder)
             self.graphs.capture_first()
         self.load_seconds = time.monotonic() - began
 
@@ -134,9 +139,60 @@ class ModelRunner:
         hidden = self.model.encode(batch)
         return pooled(hidden, encodes) if encodes[0].pooling else None
 
-    def _own_recorder(self) -> Recorder | None:
-        captures = self.device.type == "cuda" and self.backend.captures
-        return CudaRecorder() if captures else None
+    def _allocate(self, blocks: int, max_model_len: int) -> None:
+        config = self.config
+        self.max_model_len = max_model_len
+        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
+        self.rows = self.blueprint.rows(max_model_len, self.device)
+
+    def _decode_graphs(self, recorder: Recorder) -> DecodeGraphs:
+        return DecodeGraphs(self.model, self.rows, self.kv, self.backend, recorder)
+
+    def _measure(self) -> Reserve:
+        """Run the largest step and record two batch sizes, over a KV cache of one block.
+
+        A recording holds the addresses of its KV cache, and the KV cache is to get what recordings
+        leave: so these are thrown away again. The second tells what each further one takes.
+        """
+        self._allocate(1, self.blueprint.max_model_len)
+        self._warm_up()
+        step = peak_of(lambda: self.launch(largest_step(self.blueprint)).wait())
+        graphs = 0
+        if self.blueprint.captures:
+            probe: list[DecodeGraphs] = []
+            recorder = CudaRecorder()
+            graphs = kept_by(lambda: probe.append(self._decode_graphs(recorder)))
+            graphs += kept_by(probe[0].capture_next)
+            further = len(batch_sizes(self.config.max_num_seqs)) - 1
+            graphs += further * kept_by(probe[0].capture_next)
+            del probe, recorder
+        del self.kv, self.rows
+        gc.collect()
+        torch.cuda.empty_cache()
+        return Reserve(step, graphs)
+
+    @property
+    def _reserved(self) -> int:
+        """Bytes needed beside the KV cache and what is loaded already; on a CPU nobody counts."""
+        if self.device.type == "cpu":
+            return 0
+        rows = self.blueprint.rows(self.blueprint.max_model_len, torch.device("meta")).num_bytes
+        return self.reserve.step + self.reserve.graphs + rows
+
+    def ledger(self) -> tuple[MemoryEntry, ...]:
+        """What was foreseen to take memory, and what takes it."""
+        module = self.blueprint.module
+        packed = [getattr(m, "_packed", None) for m in module.modules()]
+        found = {
+            "weights": sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
+            "packed weights": sum(p.nbytes for p in packed if p is not None),
+            "rows": self.rows.num_bytes,
+            "KV cache": self.kv.num_bytes,
+        }
+        if self.device.type == "cuda":
+            found["largest step"], found["graphs"] = self.reserve.step, self.reserve.graphs
+        taken = self.blueprint.taken(self.kv.num_blocks, self.max_model_len)
+        return tuple(MemoryEntry(what, size, found.get(what)) for what, size in taken.items())
 
     def _warm_up(self) -> int:
         """One token through everything, so that the first request pays for nothing but itself.
@@ -178,6 +234,7 @@ class ModelRunner:
             kv_groups=self.kv.groups,
             start_token=self.blueprint.start_token,
             embedding_size=self.embedding_size,
+            memory=self.ledger(),
         )
 
 

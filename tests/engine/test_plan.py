@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.config import EngineConfig
 from engine.runner.blueprint import Blueprint
+from engine.runner.reserve import largest_step
 from tests.engine.driver import Driver, tiny_llama
+from tests.engine.tape import TapeRecorder
+from tests.engine.tiny_bert import tiny_bert
 
 
 def peak_bytes(run: Any) -> int:
@@ -31,15 +35,58 @@ def peak_bytes(run: Any) -> int:
 CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "max_num_seqs": 12}
 
 
-def test_weights_kv_and_rows_to_the_byte(checkpoint: Path) -> None:
-    config = CONFIG | {"num_gpu_blocks_override": 40}
-    plan = Blueprint(EngineConfig(model=str(checkpoint), **config)).memory_plan()
-    runner = Driver(checkpoint, prepack=False, **config).runner
+@pytest.mark.parametrize(
+    ("prepack", "tied"), [(False, False), (True, False), (True, True)], ids=str
+)
+def test_weights_kv_and_rows_to_the_byte(
+    checkpoint: Path, tmp_path: Path, prepack: bool, tied: bool
+) -> None:
+    config = CONFIG | {"num_gpu_blocks_override": 40, "prepack": prepack}
+    folder = tiny_llama(tmp_path, tie_word_embeddings=tied) if tied else checkpoint
+    plan = Blueprint(EngineConfig(model=str(folder), **config)).memory_plan()
+    runner = Driver(folder, load_format="dummy", **config).runner
+    found = {e.what: e.found for e in runner.ledger() if e.found is not None}
+    assert found.keys() >= {"weights", "rows", "KV cache"}
+    assert ("packed weights" in found) == prepack
+    for entry in runner.ledger():
+        assert entry.foreseen == plan.taken[entry.what]
+        assert entry.found in (None, entry.foreseen), entry.what
     tables = sum(buffer.nbytes for buffer in runner.blueprint.module.buffers())
-    assert plan.taken["weights"] == runner.weight_bytes + tables
-    assert plan.taken["KV cache"] == runner.kv.num_bytes
-    assert plan.taken["rows"] == runner.rows.num_bytes
+    loaded = sum(size for what, size in found.items() if "weights" in what)
+    assert loaded >= runner.weight_bytes + tables, "a tied head is packed, and its table stays"
+    assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
+    assert found["KV cache"] == runner.kv.num_bytes
     assert (plan.num_blocks, plan.max_model_len) == (40, runner.max_model_len)
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_bert], ids=["decoder", "encoder"])
+def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
+    build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's start with its figures made up: a step of 1000 bytes, 500 for what a recording keeps,
+    of which the first needs all and the others as much each."""
+    computed: list[Any] = []
+
+    def peak_of(compute: Callable[[], Any]) -> int:
+        computed.append(compute())
+        return 1000
+
+    def kept_by(compute: Callable[[], Any]) -> int:
+        compute()
+        return 500
+
+    runner = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).runner
+    monkeypatch.setattr("engine.runner.model_runner.peak_of", peak_of)
+    monkeypatch.setattr("engine.runner.model_runner.kept_by", kept_by)
+    monkeypatch.setattr("engine.runner.model_runner.CudaRecorder", TapeRecorder)
+    records = runner.kind != "encoder"
+    monkeypatch.setattr(Blueprint, "captures", records)
+    reserve = runner._measure()
+    assert (reserve.step, reserve.graphs) == (1000, 500 * 7 if records else 0)
+    step = largest_step(runner.blueprint)
+    assert sum(s.count for s in step.slices) == (64 if records else 0)
+    assert all(s.start + s.count == runner.blueprint.max_model_len for s in step.slices)
+    assert len(computed[0]) == (6 if records else 0)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import msgspec
 import psutil
 import pytest
 
-from engine.protocol import KVGroup
-from server.banner import kv_cache
+from engine.protocol import KVGroup, MemoryEntry
+from server.banner import kv_cache, memory
 from tests.server.fake_engine import INFO
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -240,6 +240,16 @@ def test_a_damaged_checkpoint_ends_the_process_with_2(
     assert server.status(60) == 2
     assert "model.safetensors" in server.log.splitlines()[-1]
     assert "Traceback" not in server.log
+
+
+def test_the_banner_tells_what_takes_memory() -> None:
+    entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
+    lines = memory(msgspec.structs.replace(INFO, memory=entries))
+    assert [line.split() for line in lines[1:]] == [
+        ["1,234,567", "1,234,568", "weights"],
+        ["99", "largest", "step"],
+    ]
+    assert memory(INFO) == []
 
 
 def test_the_banner_tells_what_windows_save() -> None:

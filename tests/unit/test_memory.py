@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.memory import plan_blocks
+from engine.memory import plan_blocks, spare_for_kv
 from engine.protocol import KVGroup
 
 
@@ -34,13 +34,24 @@ def plan_for(
         block_bytes,
         max_model_len=max_model_len,
         step_tokens=100,
-        available=available,
+        spare=spare_for_kv(config, available, None, 0),
     )
 
 
 def test_by_default_all_sequences_fit_or_a_quarter_of_the_memory_is_taken() -> None:
     assert plan(max_num_seqs=8) == (8 * 16, 1000)
     assert plan(available=400_000, max_num_seqs=8) == (100, 1000)
+
+
+def test_a_gpu_is_filled_up_to_its_share() -> None:
+    config = EngineConfig(gpu_memory_utilization=0.75, max_num_seqs=1)
+    spare = spare_for_kv(config, free=9_000, total=10_000, reserved=500)
+    assert spare == 9_000 - 500 - 2_500
+    blocks, _ = plan_blocks(
+        config, (KVGroup(1),), 10, max_model_len=64, step_tokens=64, spare=spare, fill=True
+    )
+    assert blocks == spare // 10, "more than one sequence needs: for prefixes"
+    assert spare_for_kv(config, free=2_900, total=10_000, reserved=500) == 0
 
 
 def test_bytes_and_the_override_are_exact() -> None:
