@@ -21,6 +21,7 @@ from engine.runner.graphs import DecodeGraphs, batch_sizes
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of
+from engine.sampling.draw import draw
 from engine.sampling.logprobs import PendingLogprobs
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
@@ -117,15 +118,19 @@ class ModelRunner:
 
     def _sample(
         self, logits: torch.Tensor, slices: Sequence[ScheduledSlice], row_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, PendingLogprobs]:
+    ) -> tuple[torch.Tensor, PendingLogprobs | None]:
         """Tokens of `slices`, whose rows are `row_ids` [R], for logits [R, V], and append them.
 
         Where decodes are captured a row draws alike in every step, whatever the others in it want.
         """
         captured = self.device.type == "cuda" or self.graphs is not None
         params = self.rows.draw_params(row_ids) if captured else None
-        rows = [self.rows.sampling_row(s.row, s.start + s.count) for s in slices]
-        tokens, logprobs = sample(logits, rows, params)
+        logprobs = None
+        if params and all(self.rows.plain[s.row] for s in slices):
+            tokens = draw(logits, params)
+        else:
+            rows = [self.rows.sampling_row(s.row, s.start + s.count) for s in slices]
+            tokens, logprobs = sample(logits, rows, params)
         self.rows.append(row_ids, tokens)
         return tokens, logprobs
 
