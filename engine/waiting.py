@@ -19,14 +19,11 @@ MEMORY = 32  # admissions after which an earlier pace counts for a third
 
 
 class Pace:
-    """Seconds between admissions while somebody waits; times are those of one clock.
-
-    What happens while nobody waits tells nothing: then requests come one by one, however fast the
-    engine could take them."""
+    """Seconds between admissions where the engine, and not the arrivals, sets the pace; times are
+    those of one clock."""
 
     def __init__(self) -> None:
         self._interval = 0.0
-        self._last_count = 1
         self._since: float | None = None  # of the last admission, or of the queue's beginning
 
     def joined(self, now: float) -> None:
@@ -36,9 +33,11 @@ class Pace:
     def admitted(self, count: int, now: float, *, left: bool) -> None:
         """`count` requests left the queue in one step; `left`: others still wait."""
         if self._since is not None and count:
-            kept = (1 - 1 / MEMORY) ** count
-            self._interval = self._interval * kept + (now - self._since) / count * (1 - kept)
-            self._last_count = count
+            interval = (now - self._since) / count
+            # Where nobody is left, the engine would have taken more: it is at least so quick.
+            if left or interval < self._interval:
+                kept = (1 - 1 / MEMORY) ** count
+                self._interval = self._interval * kept + interval * (1 - kept)
         self._since = now if left else None
 
     def emptied(self) -> None:
@@ -46,13 +45,10 @@ class Pace:
         self._since = None
 
     def wait(self, ahead: int, now: float) -> float:
-        """Seconds until a request behind `ahead` others would be admitted."""
+        """Seconds until a request behind `ahead` others would be admitted, at least."""
         if self._since is None:
             return 0.0
-        # Many may be admitted at once, and then none until they end: silence tells of a slower
-        # pace only when it lasts longer than as many took before.
-        silence = (now - self._since) / self._last_count
-        return max(self._interval, silence) * (ahead + 1)
+        return max(self._interval * (ahead + 1), now - self._since)
 
 
 class WaitingQueue:

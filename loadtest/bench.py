@@ -27,6 +27,7 @@ Arrivals = Literal["poisson", "recorded"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROBE_WORDS = (24, 96)
 SATURATION_CLIENTS = 64
+BACK_OFF_S = 1.0  # of a client in a closed loop after a failure or a rejection
 
 
 class BenchError(Exception):
@@ -162,9 +163,9 @@ class Run:
         window = (begin, begin + self.seconds)
         return point(load, round_number, window, self._measured, self.slo, busy)
 
-    async def saturation(self) -> Point:
+    async def saturation(self, round_number: int) -> Point:
         """A closed loop of many clients: more requests/s than these the server cannot do."""
-        return await self.measure(Load("closed", SATURATION_CLIENTS), 0)
+        return await self.measure(Load("closed", SATURATION_CLIENTS), round_number)
 
     async def _closed(self, load: Load, begin: float, rng: random.Random) -> None:
         texts = self._texts(rng)
@@ -172,7 +173,9 @@ class Run:
         async def client() -> None:
             while time.monotonic() < begin + self.seconds:
                 text, tokens = next(texts)
-                await self._ask(text, tokens, None)
+                if (await self._ask(text, tokens, None)).error:
+                    # As a client with manners; else the refused would be all the server's work.
+                    await asyncio.sleep(BACK_OFF_S)
 
         await asyncio.gather(*(client() for _ in range(int(load.value))))
 
@@ -192,15 +195,14 @@ class Run:
         for shape in self.workload.shapes(rng):
             yield self.prose.text(shape, rng), shape.output_tokens
 
-    async def _ask(self, text: str, tokens: int, intended: float | None) -> None:
+    async def _ask(self, text: str, tokens: int, intended: float | None) -> Completion:
         self._running += 1
         try:
             done = await self.server.ask(text, tokens)
         finally:
             self._running -= 1
         self._measured.append(Measured(done, done.started if intended is None else intended))
-        if done.error and done.status == 0:
-            await asyncio.sleep(0.1)  # nobody there: clients in a loop would only spin
+        return done
 
     async def _watch(self, load: Load, round_number: int, begin: float) -> None:
         while True:

@@ -24,14 +24,13 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import MasterRunner
 
-from loadtest.bench import PATHS, BenchError, Server, calibrate, find
+from loadtest.bench import BACK_OFF_S, PATHS, BenchError, Server, calibrate, find
 from loadtest.charts import document
 from loadtest.http_client import BadUrl, Completion, Target, stream_blocking
 from loadtest.report import BUSY_CLIENT
 from loadtest.timeline import Timeline
 from loadtest.workload import BadWorkload, Prose, Scale, Workload, workload
 
-BACK_OFF_S = 1.0  # after a failure; a refused user who asked again at once would only refuse others
 TIMEOUT_S = 300.0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from loadtest.measure import Load, Point, Slo, Spread
 
@@ -53,11 +54,14 @@ def read(path: Path) -> Report:
 def by_load(points: Iterable[Point]) -> dict[Load, list[Point]]:
     """The rounds of each load, in the order they were measured.
 
-    A rate given as a share is the same load in each round, whatever saturation came to."""
+    A share of saturation is one load, whatever saturation came to in each round: its value is
+    then their median."""
     groups: dict[Load, list[Point]] = {}
     for point in points:
-        groups.setdefault(point.load, []).append(point)
-    return groups
+        load = point.load if point.load.share is None else replace(point.load, value=0.0)
+        groups.setdefault(load, []).append(point)
+    values = {load: statistics.median(p.load.value for p in groups[load]) for load in groups}
+    return {replace(load, value=values[load]): points for load, points in groups.items()}
 
 
 Figure = Callable[[Point], float | None]
@@ -109,7 +113,8 @@ COLUMNS: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
     ("p99", of("e2e", "p99"), milliseconds),
     ("cached", cached_share, percent),
     ("rejected", lambda p: p.rejected, lambda v: f"{v or 0:g}"),
-    ("in p99", of("reject", "p99"), milliseconds),
+    ("in p50", of("reject", "p50"), milliseconds),
+    ("p99", of("reject", "p99"), milliseconds),
     ("failed", lambda p: sum(p.failed.values()), lambda v: f"{v or 0:g}"),
     ("client", lambda p: p.client_cpu, percent),
 )

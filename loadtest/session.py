@@ -64,9 +64,10 @@ async def measure(asked: Asked) -> Report:
     )
     points = []
     for number in range(1, asked.rounds + 1):
-        if number == 1 and any(load.share is not None for load in loads):
-            loads = _from_shares(loads, await run.saturation())
-        for load in loads:
+        now = loads
+        if any(load.share is not None for load in loads):  # anew: the machine may have others' work
+            now = _from_shares(loads, await run.saturation(number))
+        for load in now:
             points.append(await run.measure(load, number))
             _show_point(points[-1], asked.rounds)
     return Report(

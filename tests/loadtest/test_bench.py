@@ -103,6 +103,12 @@ async def test_rejections_are_counted_apart_with_their_latency() -> None:
     assert any("The queue is full." in note for note in report.notes(found))
 
 
+async def test_refused_clients_of_a_closed_loop_wait_before_they_ask_again() -> None:
+    async with scripted(refuse=(429, "Too many.")) as server:
+        found = await measured(server, concurrency="2", seconds=0.5)
+    assert found.points[0].rejected == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "words"),
     [

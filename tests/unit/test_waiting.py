@@ -40,14 +40,15 @@ def simulate(
     load: float,
     bound: float | None,
     service: Callable[[random.Random], float],
+    step_s: float = STEP_S,
 ) -> Outcome:
     """`load` times what ROWS rows can serve, each request for `service` seconds, mean 1."""
     rng = random.Random(7)
     queue = WaitingQueue(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000))
     outcome, waiting, running = Outcome(), deque[tuple[int, float]](), list[float]()
     arrival, number = rng.expovariate(load * ROWS), 0
-    for step in range(int(SECONDS / STEP_S)):
-        end = step * STEP_S
+    for step in range(int(SECONDS / step_s)):
+        end = step * step_s
         while arrival <= end:
             clock.value, number = arrival, number + 1
             try:
@@ -102,6 +103,12 @@ def test_below_saturation_hardly_anybody_is_refused(clock: SimpleNamespace) -> N
         assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
 
 
+def test_long_steps_are_not_taken_for_a_slow_queue(clock: SimpleNamespace) -> None:
+    """Three come within a step, wait for its end and are taken together: there was no queue."""
+    outcome = simulate(clock, 0.5, BOUND_S, SERVICES["lognormal"], step_s=0.4)
+    assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
+
+
 def test_those_let_in_seldom_wait_much_longer_than_the_bound(clock: SimpleNamespace) -> None:
     for service in SERVICES.values():
         outcome = simulate(clock, 1.5, BOUND_S, service)
@@ -112,21 +119,29 @@ def test_the_refusal_names_wait_bound_and_flag(clock: SimpleNamespace) -> None:
     queue = WaitingQueue(EngineConfig(max_queue_wait=2.0))
     for number in range(3):
         queue.join(number, 1, 10)
-    clock.value = 1.0
-    with pytest.raises(
-        EngineOverloadedError, match=r"wait for about 4\.0 s.*--max-queue-wait"
-    ) as e:
+    clock.value = 1.9
+    queue.check(1, 10, EngineStats())
+    clock.value = 4.0
+    words = r"wait for about 4\.0 s.*2 s \(--max-queue-wait\)"
+    with pytest.raises(EngineOverloadedError, match=words) as refusal:
         queue.check(1, 10, EngineStats())
-    assert e.value.retry_after == 4
+    assert refusal.value.retry_after == 4
     queue.forget([0, 1, 2])
     queue.check(1, 10, EngineStats())
 
 
-def test_a_pace_is_measured_only_while_somebody_waits() -> None:
+def test_the_pace_is_that_of_a_queue_which_the_engine_does_not_empty() -> None:
     pace = Pace()
-    for moment in range(0, 1000, 10):  # one request in ten seconds, taken at once
+    for moment in range(0, 1000, 10):  # one request in ten seconds, taken a second later
         pace.joined(float(moment))
-        pace.admitted(1, moment + 0.01, left=False)
+        pace.admitted(1, moment + 1.0, left=False)
     pace.joined(2000.0)
-    assert pace.wait(4, 2000.0) == pytest.approx(0.05, rel=0.1)
-    assert pace.wait(4, 2010.0) == pytest.approx(50.0)  # nothing has moved since
+    assert pace.wait(4, 2000.0) == 0.0
+    assert pace.wait(4, 2010.0) == 10.0  # the first has waited as long
+    for moment in range(2001, 2201):  # one a second, and the queue stays
+        pace.admitted(1, float(moment), left=True)
+    assert pace.wait(4, 2200.0) == pytest.approx(5.0, rel=0.01)
+    for moment in range(2201, 2500):  # it is emptied within a tenth of a second each time
+        pace.admitted(1, moment + 0.0, left=False)
+        pace.joined(moment + 0.9)
+    assert pace.wait(4, 2500.0) == pytest.approx(0.5, rel=0.1)
