@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.platform import available_memory
 from engine.protocol import SamplingParams
 from engine.runner.batch import decode_batch
 from engine.scheduling.step import NewBlocks, NewRow
@@ -83,3 +84,24 @@ def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
         run = graph.replay
     read = 2 * batch * context * spec.num_kv_heads * spec.head_dim * runner.dtype.itemsize
     return device_seconds(run) / layers, read
+
+
+def ledger(bench: Bench) -> list[Row]:
+    """What the banner says of memory, beside what is gone; the KV cache fills 95 % of the card."""
+    before = available_memory(torch.device(bench.device))
+    model, count = "qwen3-0.6b", 8 if bench.smoke else 256
+    engine = bench.engine(model, max_num_seqs=count, gpu_memory_utilization=0.95)
+    entries = engine.runner.ledger()
+    engine.generate(bench.works(model, count, 24 if bench.smoke else 2000, 8))
+    used = before - available_memory(engine.runner.device)
+    off = []
+    for total in (
+        sum(entry.found or entry.foreseen for entry in entries),
+        sum(entry.foreseen for entry in entries),
+    ):
+        off.append(100 * abs(total - used) / used if used > 0 else 0.0)
+    note = f"{used:,} bytes are gone after a full step"
+    return [
+        Row("memory ledger, found against used", off[0], "% off", 2, True, note),
+        Row("memory ledger, foreseen against used", off[1], "% off"),
+    ]

@@ -21,7 +21,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from loadtest.gpu_bench import NANO_MODEL, Bench, Row
-from loadtest.gpu_device import attention, ceilings
+from loadtest.gpu_device import attention, ceilings, ledger
 from loadtest.gpu_models import Chip
 from loadtest.gpu_server import http, peer
 
@@ -131,6 +131,7 @@ FUSIONS = {
     "rotation and KV write in torch": ["engine.ops.rotary", "engine.layers.attention"],
     "gates in torch": ["engine.ops.gated"],
     "embedding in torch": ["engine.ops.embedding"],
+    "few rows times weights in torch": ["engine.ops.linear"],
     "sampling in torch": ["engine.sampling.draw"],
 }
 
@@ -176,6 +177,7 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "peer": peer,
     "http": http,
     "attention": attention,
+    "ledger": ledger,
     "decode-0.6b": lambda bench: decode(bench, "qwen3-0.6b", (1, 256)),
     "decode-8b": lambda bench: decode(bench, "llama-3.1-8b", ALL),
     "decode-gemma-2b": lambda bench: decode(bench, "gemma-2-2b", (1, 64)),
