@@ -9,12 +9,16 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 
+import structlog
 from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.protocol import Progress, Ready
+from server.config import ServerConfig
 from server.listen import is_loopback
 from server.service import Service
+
+log = structlog.get_logger("server.life")
 
 
 def say(text: str) -> None:
@@ -23,16 +27,29 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def voice(config: ServerConfig, *, bad: bool = False) -> Callable[[str], None]:
+    """How the server tells of its life: as `say`, or with --log-format json as records of the log,
+    so that no line on stderr is anything else. `bad` news are errors there."""
+    if config.log_format != "json":
+        return say
+
+    def record(text: str) -> None:
+        for line in filter(str.strip, text.splitlines()):
+            (log.error if bad else log.info)(line.strip().removeprefix("penstock: "))
+
+    return record
+
+
 @contextlib.contextmanager
-def load_progress() -> Iterator[Callable[[Progress], None]]:
+def load_progress(tell: Callable[[str], None]) -> Iterator[Callable[[Progress], None]]:
     """Shows each Progress it is given: a bar on a terminal, else a line for each new stage."""
-    if not sys.stderr.isatty():
+    if tell is not say or not sys.stderr.isatty():
         stages: set[str] = set()
 
         def line(progress: Progress) -> None:
             if progress.stage not in stages:
                 stages.add(progress.stage)
-                say(f"penstock: {progress.stage}")
+                tell(f"penstock: {progress.stage}")
 
         yield line
         return

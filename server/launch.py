@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
 from server import exits
 from server.app import create_app
-from server.banner import banner, base_url, load_progress, say
+from server.banner import banner, base_url, load_progress, voice
 from server.config import ServerConfig
 from server.listen import BACKLOG
 from server.service import Service
@@ -36,13 +36,13 @@ def run(
     try:
         app = create_app(config, engine_config, client)
     except ConfigError as error:
-        say(f"penstock: {error}")
+        voice(config, bad=True)(f"penstock: {error}")
         return exits.BAD_CONFIG
     lifetime = Lifetime(app, engine_config, listener)
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # after everything else, so that it is the last line
-        say(f"penstock: {lifetime.cause}")
+        voice(config, bad=True)(f"penstock: {lifetime.cause}")
     return status
 
 
@@ -76,6 +76,7 @@ class Lifetime:
         )
         self._service: Service = app.state.service
         self._client = self._service.client
+        self._say = voice(self._service.config)
         self._engine_config = engine_config
         self._listener = listener
         self._port: int = listener.getsockname()[1]
@@ -87,7 +88,7 @@ class Lifetime:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         url = base_url(self._service.config.host, self._port)
-        say(f"penstock: listening on {url}, loading {self._engine_config.model}")
+        self._say(f"penstock: listening on {url}, loading {self._engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
         for task in tasks:
             task.add_done_callback(self._on_end)
@@ -112,12 +113,12 @@ class Lifetime:
     async def _announce(self) -> None:
         ready = asyncio.create_task(self._client.wait_ready())
         try:
-            with load_progress() as show:
+            with load_progress(self._say) as show:
                 while not ready.done():
                     show(self._client.progress)
                     await asyncio.wait({ready}, timeout=0.1)
             with contextlib.suppress(EngineDeadError):  # `_watch` tells of it
-                say(banner(self._service, self._engine_config, ready.result(), self._port))
+                self._say(banner(self._service, self._engine_config, ready.result(), self._port))
         finally:
             ready.cancel()
 
@@ -145,7 +146,7 @@ class Lifetime:
         try:
             self._client.drain()
             if self._unanswered:
-                say(
+                self._say(
                     f"penstock: {name}: finishing accepted requests, at most {timeout:g} s; "
                     "once more to leave at once"
                 )

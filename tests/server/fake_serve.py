@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from typing import Literal
 
 import msgspec
 from fake_engine import INFO, FakeEngine
@@ -28,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     api_key: tuple[str, ...] = ()
+    log_format: Literal["auto", "json"] = "auto"
     drain_timeout: float = 30.0
     load_s: float = 0.0
     token_s: float = 0.0
@@ -84,7 +86,11 @@ class PlannedEngine(FakeEngine):
 def main() -> int:
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     config = ServerConfig(
-        host=plan.host, port=plan.port, api_key=plan.api_key, drain_timeout=plan.drain_timeout
+        host=plan.host,
+        port=plan.port,
+        api_key=plan.api_key,
+        log_format=plan.log_format,
+        drain_timeout=plan.drain_timeout,
     )
     with contextlib.closing(listen(config)) as listener:
         return run(config, EngineConfig(model=plan.model), PlannedEngine(plan), listener)

@@ -112,6 +112,16 @@ def test_the_curl_line_works_as_printed(start: Any, keys: list[str]) -> None:
     assert json.loads(answer.stdout)["choices"][0]["finish_reason"] == "length", answer
 
 
+def test_with_json_logs_every_line_is_a_record(start: Any) -> None:
+    server = start(log_format="json", fatal="The engine broke.", dies_after_s=2)
+    assert server.status() == 3
+    records = [json.loads(line) for line in server.log.splitlines()]
+    life = [record for record in records if record["logger"] == "server.life"]
+    assert life[0]["event"].startswith("listening on http://127.0.0.1:")
+    assert any(record["event"].startswith("try ") for record in life), "the banner"
+    assert (records[-1]["event"], records[-1]["level"]) == ("The engine broke.", "error")
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
     server = start()
     port = server.url.rpartition(":")[2]
