@@ -8,6 +8,7 @@ import torch
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
+from engine.ops.rows import gather_decode_inputs
 from engine.platform import to_device
 from engine.runner.rows import SequenceRows
 from engine.scheduling.step import Step
@@ -71,32 +72,28 @@ def decode_batch(
     What `build_batch` makes of the same decodes; here nothing depends on the host, so that it can
     be captured once and replayed with other rows.
     """
-    lengths = rows.lengths.index_select(0, row_ids)
-    positions = lengths.long() - 1
-    tables = rows.block_tables.index_select(1, row_ids)
-    entries = (positions // kv.block_size).expand(len(tables), -1)[..., None]
-    token_blocks = tables.gather(2, entries).squeeze(2)
+    inputs = gather_decode_inputs(
+        row_ids, rows.tokens, rows.lengths, rows.block_tables, kv.block_size
+    )
     source_lengths = rows.source_lengths.index_select(0, row_ids)
     numbers = torch.arange(len(row_ids) + 1, device=rows.device)
     layout = StepLayout(
         query_lens=[1] * len(row_ids),
         seq_lens=None,
-        lengths=lengths,
+        lengths=inputs.lengths,
         query_starts=numbers.int(),
         groups=[
             GroupLayout(
-                tables[number],
-                token_blocks[number],
+                inputs.block_tables[number],
+                inputs.blocks[number],
                 group.window,
                 key_lengths=source_lengths if group.cross else None,
             )
             for number, group in enumerate(kv.groups)
         ],
-        token_offsets=positions % kv.block_size,
-        positions=positions,
+        token_offsets=inputs.offsets,
+        positions=inputs.positions,
         block_size=kv.block_size,
     )
-    input_ids = rows.tokens[row_ids, positions].long()
-    prev_ids = rows.tokens[row_ids, (positions - 1).clamp_(min=0)].long()
-    plan = backend.plan(layout)
-    return ForwardBatch(input_ids, prev_ids, positions, numbers[:-1], kv, plan)
+    ids = inputs.input_ids, inputs.prev_ids
+    return ForwardBatch(*ids, inputs.positions, numbers[:-1], kv, backend.plan(layout))

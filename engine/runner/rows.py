@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.ops.rows import append
 from engine.platform import to_device
 from engine.protocol import SamplingParams
 from engine.sampling.draw import DrawParams
@@ -138,7 +139,4 @@ class SequenceRows:
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write sampled tokens [R] behind the known ones of `rows` [R]; the padding row stays."""
-        lengths = self.lengths.index_select(0, rows)
-        # INVALID is no index: a step launched before the host knows of it looks this token up.
-        self.tokens.index_put_((rows, lengths.long()), tokens.clamp(min=0).int())
-        self.lengths.index_copy_(0, rows, lengths + (rows != self.padding))
+        append(rows, tokens, self.tokens, self.lengths, self.padding)

@@ -13,6 +13,7 @@ from engine.attention.kv_cache import KVCache, LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.models.registry import model_class
 from engine.ops.dispatch import kernels_everywhere
+from engine.ops.rows import append, gather_decode_inputs
 from engine.sampling.draw import DrawParams, draw
 from tests.kernels.published import PUBLISHED
 
@@ -54,6 +55,14 @@ def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
         draw(logits, DrawParams(floats[0], top_k, *floats[1:], meta(tokens), meta(tokens)))
 
 
+def around(groups: int) -> None:
+    """What a captured step reads of the rows and writes back."""
+    row_ids, lengths = meta(5), meta(257, dtype=torch.int32)
+    tokens = meta(257, 8193, dtype=torch.int32)
+    gather_decode_inputs(row_ids, tokens, lengths, meta(groups, 257, 128), 64)
+    append(row_ids, meta(5), tokens, lengths, 256)
+
+
 def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:
     """`name` itself, once its steps have been computed."""
     _, kind, build = model_class(config)
@@ -64,6 +73,7 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
     with kernels_everywhere(), torch.inference_mode():
         for tokens in TOKENS:
             step(model, kind, kv, tokens)
+        around(len(kv.groups))
     yield name
 
 
