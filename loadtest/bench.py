@@ -145,10 +145,12 @@ class Run:
         self._running = 0
         allow_many_connections()
 
-    async def measure(self, load: Load, round_number: int) -> Point:
+    async def measure(self, load: Load, round_number: int, *, purpose: str = "") -> Point:
         """Puts `load` on the server for the run's seconds, and waits for what was sent then."""
-        # Other prompts at each point: none finds the prefix another has left in the cache.
-        rng = random.Random(f"{self.seed} {round_number} {load.loop} {load.value:.6g}")
+        # Other prompts at each point: none finds the prefix another has left in the cache. Of a
+        # share of saturation the share is what repeats, not the rate it came to.
+        asked = load.value if load.share is None else load.share
+        rng = random.Random(f"{self.seed} {round_number} {load.loop} {asked:.6g} {purpose}")
         self._measured = []
         begin, cpu = time.monotonic(), time.process_time()
         watch = asyncio.create_task(self._watch(load, round_number, begin))
@@ -165,7 +167,9 @@ class Run:
 
     async def saturation(self, round_number: int) -> Point:
         """A closed loop of many clients: more requests/s than these the server cannot do."""
-        return await self.measure(Load("closed", SATURATION_CLIENTS), round_number)
+        return await self.measure(
+            Load("closed", SATURATION_CLIENTS), round_number, purpose="saturation"
+        )
 
     async def _closed(self, load: Load, begin: float, rng: random.Random) -> None:
         texts = self._texts(rng)
