@@ -68,7 +68,9 @@ def plan_blocks(
         blocks, limit = config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
     else:
         blocks, limit = spare // block_bytes, "the free memory"
-        if not fill:
+        if fill:
+            limit = f"--gpu-memory-utilization {config.gpu_memory_utilization}"
+        else:
             blocks = min(blocks, config.max_num_seqs * per_sequence)
     if blocks >= per_sequence:
         return blocks, max_model_len

@@ -29,8 +29,15 @@ def build_batch(
         positions_host = np.repeat(starts, counts) + within
         token_rows_host = np.repeat(slice_rows, counts)
     samples = np.array([s.samples for s in step.slices])
-    row_index, lengths, query_ends, positions, token_rows, logit_index = to_device(
-        [slice_rows, starts + counts, ends, positions_host, token_rows_host, ends[samples] - 1],
+    row_index, lengths, query_starts, positions, token_rows, logit_index = to_device(
+        [
+            slice_rows,
+            starts + counts,
+            np.concatenate([[0], ends]),
+            positions_host,
+            token_rows_host,
+            ends[samples] - 1,
+        ],
         rows.device,
     )
 
@@ -39,12 +46,13 @@ def build_batch(
     tables = rows.block_tables[:, :, : -(-max(seq_lens + source_lens) // kv.block_size)]
     tables = tables.index_select(1, row_index)
     token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
-    source_lengths = rows.source_lengths.index_select(0, row_index)
+    crosses = any(group.cross for group in kv.groups)
+    source_lengths = rows.source_lengths.index_select(0, row_index) if crosses else None
     layout = StepLayout(
         query_lens=counts.tolist(),
         seq_lens=seq_lens,
         lengths=lengths.int(),
-        query_starts=torch.nn.functional.pad(query_ends.int(), (1, 0)),
+        query_starts=query_starts.int(),
         groups=[
             GroupLayout(
                 tables[number],

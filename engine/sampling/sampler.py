@@ -32,7 +32,7 @@ class SamplingRow:
 
 def sample(
     logits: torch.Tensor, rows: Sequence[SamplingRow], params: DrawParams | None = None
-) -> tuple[torch.Tensor, PendingLogprobs]:
+) -> tuple[torch.Tensor, PendingLogprobs | None]:
     """Token ids [R] int64 for fp32 logits [R, V] (clobbered), and logprobs where asked for.
 
     A row whose logits are not finite gets INVALID and leaves the others alone. With `params`, the
@@ -57,7 +57,7 @@ def sample(
             chosen = logits if len(drawn) == len(rows) else logits.index_select(0, index)
             tokens.index_copy_(0, index, _draw(chosen, [rows[i] for i in drawn]))
     tokens.masked_fill_(bad, INVALID)
-    return tokens, gather_logprobs(tokens, raw, counts)
+    return tokens, gather_logprobs(tokens, raw, counts) if counts else None
 
 
 def is_plain(params: SamplingParams) -> bool:

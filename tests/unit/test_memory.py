@@ -52,6 +52,11 @@ def test_a_gpu_is_filled_up_to_its_share() -> None:
     )
     assert blocks == spare // 10, "more than one sequence needs: for prefixes"
     assert spare_for_kv(config, free=2_900, total=10_000, reserved=500) == 0
+    asked = msgspec.structs.replace(config, max_model_len=128)
+    with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.75 gives 1\. Use"):
+        plan_blocks(
+            asked, (KVGroup(1),), 10, max_model_len=128, step_tokens=64, spare=19, fill=True
+        )
 
 
 def test_bytes_and_the_override_are_exact() -> None:

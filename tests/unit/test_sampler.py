@@ -167,6 +167,8 @@ def sampled(
     logits: torch.Tensor, rows: list[SamplingRow]
 ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
     tokens, pending = sample(logits, rows)
+    if pending is None:
+        return tokens, [None] * len(rows)
     lists = tokens.tolist(), pending.values.tolist(), pending.ids.tolist()
     return tokens, pending.read(*lists)
 
