@@ -193,7 +193,7 @@ def decode_attention(
         WINDOW=features.window,
         SOFTCAP=features.softcap,
         BIAS_REACH=features.bias_reach,
-        num_warps=4 if query.dtype.itemsize == 2 else 8,
+        num_warps=4 if query.dtype.itemsize == 2 or dim <= 64 else 8,
         num_stages=5,
     )
     if splits > 1:

@@ -189,5 +189,5 @@ def extend_attention(
         SOFTCAP=features.softcap,
         BIAS_REACH=features.bias_reach,
         num_warps=8,
-        num_stages=5,
+        num_stages=5 if features.bias is None else 2,  # the bias's tiles would be buffered, too
     )

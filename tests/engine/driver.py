@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import nn
 
@@ -47,6 +49,13 @@ MODES: dict[str, dict[str, Any]] = EAGER | {
 }
 # The ends of the range, for tests that take long: nothing ahead and nothing recorded, or all of it.
 EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
+
+
+def each(modes: Mapping[str, dict[str, Any]]) -> list[ParameterSet]:
+    """A test's modes, and among the slow tests Triton's attention, interpreted."""
+    kernels = {"depth": 1, "attention_backend": "triton"}
+    slow = pytest.param(kernels, id="triton", marks=pytest.mark.slow)
+    return [*(pytest.param(mode, id=name) for name, mode in modes.items()), slow]
 
 
 class LatePendingStep:
@@ -116,6 +125,10 @@ class Driver:
         self.config = EngineConfig(
             model=str(model), **({"dtype": "float32", "threads": 1, "device": "cpu"} | config)
         )
+        if self.config.attention_backend == "triton":
+            from tests.kernels.interpreter import mend
+
+            mend()
         self.tapes = TapeRecorder() if captured else None
         self.runner = ModelRunner(self.config, recorder=self.tapes)
         self.poisoned: set[int] = set()

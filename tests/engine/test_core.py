@@ -11,9 +11,9 @@ import pytest
 
 from engine.core import EngineCore
 from engine.protocol import Rejected, Shutdown, StepOutputs
-from tests.engine.driver import MODES, Driver
+from tests.engine.driver import MODES, Driver, each
 
-modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+modes = pytest.mark.parametrize("mode", each(MODES))
 
 
 @modes

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.driver import EAGER, Driver
+from tests.engine.driver import EAGER, Driver, each
 from tests.engine.tiny_bert import tiny_bert
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-modes = pytest.mark.parametrize("mode", EAGER.values(), ids=EAGER)
+modes = pytest.mark.parametrize("mode", each(EAGER))
 LONGEST = 96
 HOT = 299  # a token that only broken texts hold
 

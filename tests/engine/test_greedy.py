@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import EAGER, EXTREMES, MODES, Driver
+from tests.engine.driver import EAGER, EXTREMES, MODES, Driver, each
 
-modes = pytest.mark.parametrize("mode", EXTREMES.values(), ids=EXTREMES)
+modes = pytest.mark.parametrize("mode", each(EXTREMES))
 
 
 @dataclass(frozen=True)
