@@ -10,7 +10,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
     e = tl.exp(-2.0 * tl.abs(x))  # cannot overflow
     magnitude = (1.0 - e) / (1.0 + e)
     return tl.where(x < 0, -magnitude, magnitude)
@@ -39,7 +39,7 @@ def _activation_kernel(
     if KIND == "silu":
         y = x * _sigmoid(x)
     elif KIND == "gelu_tanh":
-        y = 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+        y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     else:
         tl.static_assert(KIND == "relu_squared")
         y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from engine.ops.dispatch import kernels_for
+
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """cap * tanh(x / cap) in fp32: near zero x itself, never beyond the cap."""
+    if kernels_for(x):
+        from engine.kernels.softcap import cap_softly
+
+        return cap_softly(x, cap)
     return torch.tanh(x.float() / cap) * cap

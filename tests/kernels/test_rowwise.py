@@ -11,6 +11,7 @@ from engine.ops.dispatch import kernels_everywhere, kernels_for
 from engine.ops.embedding import embed
 from engine.ops.gated import gelu_tanh_mul, relu_squared, silu_mul
 from engine.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from engine.ops.softcap import softcap
 from tests.kernels.tolerances import TOLERANCE, check
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
@@ -94,6 +95,15 @@ def test_activations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     same(silu_mul, both)
     same(gelu_tanh_mul, both)
     same(relu_squared, draw(*shape, dtype=dtype))
+
+
+@dtypes
+def test_softcap(dtype: torch.dtype) -> None:
+    """In fp32 whatever comes; near zero, where a tanh made of exponentials is at its weakest."""
+    x = draw(3, 1030, dtype=dtype)
+    x[0] *= 1e-3
+    same(softcap, x, 30.0)
+    same(softcap, x.T, 0.5)
 
 
 def test_activations_at_the_ends() -> None:
