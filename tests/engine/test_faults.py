@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.driver import MODES, Driver
+from tests.engine.driver import MODES, Driver, each
 
-modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+modes = pytest.mark.parametrize("mode", each(MODES))
 PROMPTS = [list(range(start, start + 5 + 9 * start)) for start in range(1, 6)]
 
 
