@@ -72,7 +72,7 @@ class ModelRunner:
         self._allocate(*blueprint.plan_blocks(available_memory(self.device), self._reserved))
         progress(Progress("warming up", 0.0))
         self.embedding_size = self._warm_up()
-        if blueprint.captures:
+        if recorder is None and blueprint.captures:
             recorder = CudaRecorder()
         if recorder and self.kind != "encoder" and not config.enforce_eager:
             progress(Progress("capturing decode steps", 0.0))

@@ -75,11 +75,11 @@ def test_a_batch_larger_than_every_size_runs_eagerly(
 def test_padding_rows_write_only_the_null_block(checkpoint: Path) -> None:
     """Five sequences in a step of eight: each writes one slot, everything else stays."""
     driver, graphs, tapes = captured(checkpoint, block_size=16)
-    for n in range(5):
-        driver.submit(list(range(1, 9 + n)), 30)
-    driver.turn(2)
+    for n in range(8):  # three end early: their rows must not stay in the step
+        driver.submit(list(range(1, 4 + n % 5)), 30 if n < 5 else 3)
+    driver.turn(4)
     running, kv, rows = driver.core.scheduler.running, driver.runner.kv, driver.runner.rows
-    assert graphs.size_for(len(running)) == 8
+    assert (len(running), graphs.size_for(5)) == (5, 8)
     owned = {block for sequence in running for block in sequence.tables[0]}
     others = [block for block in range(1, kv.num_blocks + 1) if block not in owned]
     for layer in kv.layers:
