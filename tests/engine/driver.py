@@ -55,7 +55,11 @@ def each(modes: Mapping[str, dict[str, Any]]) -> list[ParameterSet]:
     """A test's modes, and among the slow tests Triton's attention, interpreted."""
     kernels = {"depth": 1, "attention_backend": "triton"}
     # A broken request's scores are all NaN, of which the interpreter's maximum warns.
-    marks = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")]
+    marks = [
+        pytest.mark.slow,
+        pytest.mark.timeout(1200),
+        pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
+    ]
     slow = pytest.param(kernels, id="triton", marks=marks)
     return [*(pytest.param(mode, id=name) for name, mode in modes.items()), slow]
 
