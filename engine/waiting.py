@@ -9,7 +9,7 @@ others in time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError
@@ -52,10 +52,12 @@ class Pace:
 
 
 class WaitingQueue:
-    """Request ids, each with what it counts for, in the bounds of a configuration."""
+    """Request ids, each with what it counts for, in the bounds of a configuration. `clock` is that
+    of the times it is told; a simulation has its own."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
+        self._clock = clock
         self._waiting: dict[int, tuple[int, int]] = {}  # id -> (requests, prompt tokens)
         self._pace = Pace()
 
@@ -79,7 +81,7 @@ class WaitingQueue:
                 "(--max-num-queued-tokens).",
                 retry_after=_retry_after(waiting / per_step * stats.step_seconds),
             )
-        wait = self._pace.wait(queued, time.monotonic())
+        wait = self._pace.wait(queued, self._clock())
         if limits.max_queue_wait is not None and wait > limits.max_queue_wait:
             raise EngineOverloadedError(
                 f"The queue is full: {queued} requests wait, and one more would wait for about "
@@ -89,10 +91,10 @@ class WaitingQueue:
 
     def join(self, request_id: int, requests: int, tokens: int) -> None:
         self._waiting[request_id] = requests, tokens
-        self._pace.joined(time.monotonic())
+        self._pace.joined(self._clock())
 
     def admitted(self, ids: Iterable[int], at: float) -> None:
-        """They run as of CLOCK_MONOTONIC's `at`; ids that do not wait are passed over."""
+        """They run as of the clock's `at`; ids that do not wait are passed over."""
         left = [self._waiting.pop(i)[0] for i in ids if i in self._waiting]
         if left:
             self._pace.admitted(sum(left), at, left=bool(self._waiting))

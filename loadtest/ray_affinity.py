@@ -15,7 +15,6 @@ import asyncio
 import itertools
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.http_client import closed_loop
+from loadtest.schedule import asks
 from loadtest.traces import MOONCAKE_BLOCK
-from loadtest.workload import Scale, Shape, workload
+from loadtest.workload import Scale, workload
 
 BLOCK = 16  # tokens of one KV block, and of one block of the trace
 REPLICAS = 2
@@ -35,21 +35,10 @@ VOCABULARY = range(300, 2000)  # of the demo model: no special tokens
 START_S = 120
 
 
-def prompt(shape: Shape) -> list[int]:
-    """Token ids: equal names of blocks, equal ids."""
-    ids: list[int] = []
-    for block in shape.blocks:
-        ids += random.Random(block).choices(VOCABULARY, k=BLOCK)
-    return ids[: shape.prompt_tokens]
-
-
 def bodies(trace: Path, count: int, seed: int) -> list[dict[str, Any]]:
     scale = Scale(BLOCK / MOONCAKE_BLOCK, BLOCK / MOONCAKE_BLOCK)
-    shapes = workload(str(trace), scale, LONGEST).shapes(random.Random(seed))
-    return [
-        {"prompt": prompt(shape), "max_tokens": shape.output_tokens, "ignore_eos": True}
-        for shape in itertools.islice(shapes, count)
-    ]
+    found = asks(workload(str(trace), scale, LONGEST), VOCABULARY, seed)
+    return [ask.body for ask in itertools.islice(found, count)]
 
 
 class Cluster:
@@ -133,7 +122,8 @@ def main() -> None:
             results.setdefault(routing, []).append(figures)
             print(f"round {number} {routing}: {figures}", flush=True)
     report = {
-        "command": f"python -m loadtest.ray_affinity {' '.join(sys.argv[1:])}",
+        "command": f"python -m loadtest.ray_affinity {options.trace.name} "
+        f"--requests {options.requests} --rounds {options.rounds} --kv-blocks {options.kv_blocks}",
         "date": time.strftime("%Y-%m-%d"),
         "ideal_hit_rate": ideal(requests),
         "results": results,

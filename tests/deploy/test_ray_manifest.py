@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
 from server.settings import load
-from tests.deploy.dockerfile import ROOT
+from tests.deploy.render import RAY as OVERLAY
+from tests.deploy.render import ROOT, by_name, kustomize, validate
 
 RAY = ROOT / "deploy" / "ray"
 SERVICE = yaml.safe_load((RAY / "rayservice.yaml").read_text())
@@ -21,6 +25,17 @@ SERVE = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
 [WORKERS] = CLUSTER["workerGroupSpecs"]
 PODS = [CLUSTER["headGroupSpec"]["template"], WORKERS["template"]]
 OUR_OWN = {"min_replicas", "max_replicas", "routing"}  # of deploy.ray.app.plan
+
+
+def test_kubernetes_and_kuberay_take_the_overlay() -> None:
+    things = by_name(kustomize(OVERLAY))
+    for thing in things.values():
+        validate(thing)
+    assert {kind for kind, _ in things} == {"RayService", "NetworkPolicy"}
+    misspelt = copy.deepcopy(things["RayService", "penstock"])
+    misspelt["spec"]["rayClusterConfig"]["authOption"] = {"mode": "token"}
+    with pytest.raises(jsonschema.ValidationError):
+        validate(misspelt)
 
 
 def test_the_arguments_are_settings() -> None:
@@ -50,6 +65,16 @@ def test_the_import_path_and_the_version_are_ours() -> None:
     version = CLUSTER["rayVersion"]
     assert f"\nray=={version}\n" in (ROOT / "constraints.txt").read_text()
     assert f"rayproject/ray:{version}-" in (RAY / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("pod", PODS, ids=["head", "worker"])
+def test_kubernetes_takes_the_pods(pod: dict[str, Any]) -> None:
+    metadata = {"name": "tried", **pod["metadata"]}
+    thing = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
+    validate(thing)
+    misspelt = {**pod["spec"], "terminationGraceSeconds": 5}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(thing | {"spec": misspelt})
 
 
 @pytest.mark.parametrize("pod", PODS, ids=["head", "worker"])

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.step_time import Scrape
 from tests.promtool import promtool
 from tests.server.fake_engine import NOT_FINITE, FakeEngine
 from tests.server.rig import Served, eventually, serving
@@ -115,6 +116,23 @@ async def test_stages_of_one_answer(served):
     assert await metric("request_params_max_tokens_sum") == 5
     await served.complete(max_tokens=1)  # has no time between tokens
     assert await metric("request_time_per_output_token_seconds_count") == 1
+
+
+async def test_the_simulator_reads_our_exposition(served):
+    """loadtest/step_time.py, which fits the time of a step to it."""
+
+    async def scrape() -> Scrape:
+        return Scrape.parse(0.0, (await served.http.get("/metrics")).text)
+
+    before = await scrape()
+    body = {"prompt": "abcdefgh", "max_tokens": 5, "ignore_eos": True}
+    answer = await served.http.post("/v1/completions", json=body)
+    generated = answer.json()["usage"]["completion_tokens"]
+    after = await scrape()
+    assert after.decode - before.decode == generated - 1, "the first token ends the prompt"
+    assert after.requests - before.requests == 1
+    assert after.steps > before.steps
+    assert after.waited > before.waited
 
 
 async def test_requests_are_counted_by_how_they_ended(served):

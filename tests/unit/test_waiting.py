@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,15 +27,21 @@ class Outcome:
     refused: int = 0
 
 
+@dataclass
+class Clock:
+    value: float = 0.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    now = SimpleNamespace(value=0.0)
-    monkeypatch.setattr("engine.waiting.time", SimpleNamespace(monotonic=lambda: now.value))
-    return now
+def clock() -> Clock:
+    return Clock()
 
 
 def simulate(
-    clock: SimpleNamespace,
+    clock: Clock,
     load: float,
     bound: float | None,
     service: Callable[[random.Random], float],
@@ -44,7 +49,7 @@ def simulate(
 ) -> Outcome:
     """`load` times what ROWS rows can serve, each request for `service` seconds, mean 1."""
     rng = random.Random(7)
-    queue = WaitingQueue(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000))
+    queue = WaitingQueue(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000), clock)
     outcome, waiting, running = Outcome(), deque[tuple[int, float]](), list[float]()
     arrival, number = rng.expovariate(load * ROWS), 0
     for step in range(int(SECONDS / step_s)):
@@ -81,7 +86,7 @@ SERVICES: dict[str, Callable[[random.Random], float]] = {
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 def test_past_saturation_goodput_stays_where_the_queue_is_bounded_in_time(
-    clock: SimpleNamespace, service: Callable[[random.Random], float]
+    clock: Clock, service: Callable[[random.Random], float]
 ) -> None:
     loads = (0.8, 1.0, 1.2, 1.5, 3.0)
     good = {load: simulate(clock, load, BOUND_S, service).good for load in loads}
@@ -90,33 +95,33 @@ def test_past_saturation_goodput_stays_where_the_queue_is_bounded_in_time(
     assert all(good[load] >= 0.95 * peak for load in loads if load > 1)
 
 
-def test_without_the_bound_it_collapses(clock: SimpleNamespace) -> None:
+def test_without_the_bound_it_collapses(clock: Clock) -> None:
     """Else the test above could not tell whether the bound does anything."""
     outcome = simulate(clock, 1.2, None, SERVICES["lognormal"])
     assert outcome.refused == 0
     assert outcome.good < 0.3 * ROWS * SECONDS
 
 
-def test_below_saturation_hardly_anybody_is_refused(clock: SimpleNamespace) -> None:
+def test_below_saturation_hardly_anybody_is_refused(clock: Clock) -> None:
     for service in SERVICES.values():
         outcome = simulate(clock, 0.6, BOUND_S, service)
         assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
 
 
-def test_long_steps_are_not_taken_for_a_slow_queue(clock: SimpleNamespace) -> None:
+def test_long_steps_are_not_taken_for_a_slow_queue(clock: Clock) -> None:
     """Three come within a step, wait for its end and are taken together: there was no queue."""
     outcome = simulate(clock, 0.5, BOUND_S, SERVICES["lognormal"], step_s=0.4)
     assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
 
 
-def test_those_let_in_seldom_wait_much_longer_than_the_bound(clock: SimpleNamespace) -> None:
+def test_those_let_in_seldom_wait_much_longer_than_the_bound(clock: Clock) -> None:
     for service in SERVICES.values():
         outcome = simulate(clock, 1.5, BOUND_S, service)
         assert outcome.late <= 0.05 * (outcome.good + outcome.late)
 
 
-def test_the_refusal_names_wait_bound_and_flag(clock: SimpleNamespace) -> None:
-    queue = WaitingQueue(EngineConfig(max_queue_wait=2.0))
+def test_the_refusal_names_wait_bound_and_flag(clock: Clock) -> None:
+    queue = WaitingQueue(EngineConfig(max_queue_wait=2.0), clock)
     for number in range(3):
         queue.join(number, 1, 10)
     clock.value = 1.9
