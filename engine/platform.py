@@ -35,11 +35,24 @@ def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 def cpu_has_bf16() -> bool:
     """Whether this CPU multiplies bfloat16 (AVX512_BF16, AMX or Arm's bf16)."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_cpu_features())
+
+
+def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN takes AMX for this dtype: it then sums in an order that depends on how many
+    rows there are. ONEDNN_MAX_CPU_ISA names the best instructions it may use."""
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    may = allowed in ("", "ALL", "DEFAULT") or "AMX" in allowed
+    bf16 = device.type == "cpu" and dtype == torch.bfloat16
+    return bf16 and may and "amx_bf16" in _cpu_features()
+
+
+def _cpu_features() -> set[str]:
+    """Every word of /proc/cpuinfo; empty where there is none."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        return set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
     except OSError:
-        return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(text.split())
+        return set()
 
 
 def cpu_count() -> int:

@@ -149,6 +149,7 @@ class Ready(Message, frozen=True):
     kv_groups: tuple[KVGroup, ...]
     start_token: int | None = None  # with which an encoder–decoder's answer begins
     embedding_size: int = 0  # numbers in an encoder's vectors
+    amx: bool = False  # logits' last bits depend on how many rows share a step
     memory: tuple[MemoryEntry, ...] = ()
 
 

@@ -84,6 +84,7 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
         f"  try       {curl(service, ready, url, has_keys)}",
     ]
+    lines += arithmetic(ready)
     if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   {config.host} without an API key: whoever reaches this machine may use "
@@ -141,6 +142,16 @@ def memory(ready: Ready) -> list[str]:
         found = "" if entry.found is None else f"{entry.found:,}"
         lines.append(f"            {entry.foreseen:>18,} {found:>18}  {entry.what}")
     return lines
+
+
+def arithmetic(ready: Ready) -> list[str]:
+    """What an answer depends on besides its request, where it does."""
+    if not ready.amx:
+        return []
+    return [
+        "  note      this CPU's AMX computes bf16: logits differ in their last bits with what "
+        "shares a step; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 makes them equal, and slower"
+    ]
 
 
 def curl(service: Service, ready: Ready, url: str, has_keys: bool) -> str:

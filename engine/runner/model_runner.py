@@ -12,7 +12,7 @@ from torch import nn
 from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.layers.linear import can_prepack
-from engine.platform import available_memory, cpu_count, to_device
+from engine.platform import available_memory, cpu_count, multiplies_in_amx, to_device
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint
@@ -239,6 +239,7 @@ class ModelRunner:
             kv_groups=self.kv.groups,
             start_token=self.blueprint.start_token,
             embedding_size=self.embedding_size,
+            amx=multiplies_in_amx(self.device, self.dtype),
             memory=self.ledger(),
         )
 

@@ -142,8 +142,8 @@ class Scheduler:
             count = min(sequence.num_uncomputed, budget)
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
-            # One token more, within a block: nothing to take or to give back.
-            if count > 1 or not sequence.num_computed % self.block_size:
+            # One token more, within a block: nothing to take, and to give back only after a chunk.
+            if count > 1 or sequence.was_chunk or not sequence.num_computed % self.block_size:
                 if not self._make_room(sequence, count):
                     break  # it ranked last and is gone; nobody after it has blocks to give
                 for added in self.tables.extend(sequence, count):
@@ -192,6 +192,7 @@ class Scheduler:
         if start < sequence.prompt_length or count > 1:
             self._prefills.append(Prefill(sequence.id, start, count))
         sequence.num_computed += count
+        sequence.was_chunk = count > 1
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
             sequence.num_tokens += 1

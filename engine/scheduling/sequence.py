@@ -32,6 +32,7 @@ class Sequence:
         "source",
         "tables",
         "tokens",
+        "was_chunk",
     )
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -49,6 +50,7 @@ class Sequence:
         self.root: bytes = b""  # what its hashes rest on
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
+        self.was_chunk: bool = False  # its last slice had several tokens
         self.row: int = -1
         self.epoch: int = 0
         self.admitted: bool = False

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from engine.protocol import KVGroup, MemoryEntry
-from server.banner import kv_cache, memory
+from server.banner import arithmetic, kv_cache, memory
 from tests.server.fake_engine import INFO
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,6 +260,12 @@ def test_the_banner_tells_what_takes_memory() -> None:
         ["99", "largest", "step"],
     ]
     assert memory(INFO) == []
+
+
+def test_the_banner_tells_where_bits_depend_on_the_batch() -> None:
+    (note,) = arithmetic(msgspec.structs.replace(INFO, amx=True))
+    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" in note
+    assert arithmetic(INFO) == []
 
 
 def test_the_banner_tells_what_windows_save() -> None:
