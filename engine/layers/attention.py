@@ -12,7 +12,7 @@ from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.ops.dispatch import kernels_for
-from engine.ops.rotary import HeadNorm, apply_rotary, rotate_and_store
+from engine.ops.rotary import HeadNorm, norm_and_rotate, rotate_and_store
 
 
 class Attention(nn.Module):
@@ -40,17 +40,20 @@ class Attention(nn.Module):
 
     def rotated(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
+        qk: torch.Tensor,
         v: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         norm: HeadNorm | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """`forward` of queries and keys still to be normed and rotated, for `kernels_for` them."""
+        """`forward` of queries and keys [T, H + Hkv, D] still to be normed and rotated."""
+        heads = self.spec.num_heads
+        if not kernels_for(qk):
+            qk = norm_and_rotate(qk, heads, angles, norm)
+            return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]
         cache = kv.keys, kv.values, *batch.plan.slots(kv)
-        q = rotate_and_store((q, k, v), angles, cache, norm)
+        q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
         return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
@@ -90,14 +93,8 @@ class RotaryAttention(nn.Module):
         """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
-        if kernels_for(qkv):
-            q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
-            return self.out(self.attend.rotated(q, k, v, (cos, sin), self._norm(), batch))
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
-        qk = apply_rotary(qk, cos, sin)
-        return self.out(self.attend(qk[:, :heads], qk[:, heads:], v, batch))
+        return self.out(self.attend.rotated(qk, v, (cos, sin), self._norm(), batch))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -23,10 +23,9 @@ from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, nullable, positive, positive_float, required
-from engine.ops.dispatch import kernels_for
 from engine.ops.gated import relu_squared, sigmoid
 from engine.ops.norm import add_rms_norm, rms_norm
-from engine.ops.rotary import HeadNorm, apply_rotary
+from engine.ops.rotary import HeadNorm
 from engine.ops.softcap import softcap
 from engine.weights.rules import WeightMap, targets_by_module
 
@@ -164,12 +163,8 @@ class NanoChatAttention(nn.Module):
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
         if self.values is not None:
             v = v + self.values(x, batch.input_ids)
-        if kernels_for(qk):
-            norm = HeadNorm(None, None, self.norm_eps, after=True)
-            q, k = qk.split([heads, kv_heads], dim=1)
-            return self.out(self.attend.rotated(q, k, v, (cos, sin), norm, batch))
-        qk = rms_norm(apply_rotary(qk, cos, sin), None, self.norm_eps)
-        return self.out(self.attend(qk[:, :heads], qk[:, heads:], v, batch))
+        norm = HeadNorm(None, None, self.norm_eps, after=True)
+        return self.out(self.attend.rotated(qk, v, (cos, sin), norm, batch))
 
 
 class NanoChatBlock(nn.Module):

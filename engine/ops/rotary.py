@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.ops.dispatch import kernels_for
+from engine.ops.norm import rms_norm
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
@@ -49,13 +50,32 @@ class HeadNorm:
     after: bool = False
 
 
+def norm_and_rotate(
+    qk: torch.Tensor,
+    heads: int,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    norm: HeadNorm | None,
+) -> torch.Tensor:
+    """Queries and keys [T, H + Hkv, D], of which the first `heads` are queries, as attention takes
+    them."""
+    if norm and not norm.after:
+        q, k = qk[:, :heads], qk[:, heads:]
+        q = rms_norm(q, norm.q_weight, norm.eps, offset=norm.offset)
+        k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset)
+        qk = torch.cat((q, k), dim=1)
+    qk = apply_rotary(qk, *angles)
+    if norm and norm.after:  # no served model has weights there
+        qk = rms_norm(qk, None, norm.eps)
+    return qk
+
+
 def rotate_and_store(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     angles: tuple[torch.Tensor, torch.Tensor],
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     norm: HeadNorm | None,
 ) -> torch.Tensor:
-    """Norm, apply_rotary and the write into a layer's cache in one launch: queries [T, H, D].
+    """norm_and_rotate and the write into a layer's cache in one launch: queries [T, H, D].
 
     `cache` is keys and values [blocks, Hkv, block_size, D], and block and place in it of each
     token, [T] int64. Only where `kernels_for` says so: torch would do all that one by one.

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from engine.ops.dispatch import kernels_everywhere
-from engine.ops.norm import rms_norm
-from engine.ops.rotary import HeadNorm, apply_rotary, apply_rotary_pairs, rotate_and_store
+from engine.ops.rotary import (
+    HeadNorm,
+    apply_rotary,
+    apply_rotary_pairs,
+    norm_and_rotate,
+    rotate_and_store,
+)
 from tests.kernels.tolerances import TOLERANCE, check
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
@@ -63,18 +68,6 @@ def head_norm(case: Case, dtype: torch.dtype) -> HeadNorm | None:
     return None
 
 
-def reference(q, k, cos, sin, norm: HeadNorm | None) -> list[torch.Tensor]:
-    turned = []
-    for x, weight in ((q, norm and norm.q_weight), (k, norm and norm.k_weight)):
-        if norm and not norm.after:
-            x = rms_norm(x, weight, norm.eps, offset=norm.offset)
-        x = apply_rotary(x, cos, sin)
-        if norm and norm.after:
-            x = rms_norm(x, weight, norm.eps, offset=norm.offset)
-        turned.append(x)
-    return turned
-
-
 @dtypes
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 5])
@@ -90,7 +83,8 @@ def test_rotate_and_store(case: Case, tokens: int, dtype: torch.dtype) -> None:
     caches = [draw(6, kv_heads, SIZE, dim, dtype=dtype, seed=seed) for seed in (1, 2)]
     due_caches = [cache.clone() for cache in caches]
     norm = head_norm(case, dtype)
-    due, turned = reference(q, k, cos, sin, norm)
+    turned = norm_and_rotate(qkv[:, : heads + kv_heads], heads, (cos, sin), norm)
+    due, turned = turned[:, :heads], turned[:, heads:]
     due_caches[0][blocks, :, offsets] = turned
     due_caches[1][blocks, :, offsets] = v
     found = rotate_and_store((q, k, v), (cos, sin), (*caches, blocks, offsets), norm)

@@ -76,7 +76,7 @@ MIDDLE = Naive(
 )
 
 
-ROTATE = "engine.models.nanochat.apply_rotary"
+ROTATE = "engine.ops.rotary.apply_rotary"
 
 
 def by_plus_theta(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
