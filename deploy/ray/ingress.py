@@ -5,7 +5,8 @@ It touches no model and no tokenizer; everything about the API is the replica's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
@@ -22,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deploy.ray.policies import prefix_of
 from server.errors import ApiError
+from server.schemas.body import BODY_DEADLINE
 
 SCRAPE_S = 5.0
 # Of the scope; the rest is Ray's.
@@ -44,22 +46,38 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         if request.url.path == "/metrics" and request.method == "GET":
-            return await self._metrics()
-        body = b""
+            return await self._metrics(request.scope)
         try:
-            async for part in request.stream():
-                body += part
-                if len(body) > self._max_body_bytes:
-                    break  # the replica refuses it by its length
+            async with asyncio.timeout(BODY_DEADLINE):
+                body = await self._read(request)
         except ClientDisconnect:
             return Response(status_code=499)
+        except TimeoutError:
+            message = f"The request body did not arrive within {BODY_DEADLINE:.0f} seconds."
+            return refusal(ApiError(408, "request_timeout", message), request.scope)
         return Relay(self._answers, body, prefix_of(body, self._block_size))
 
-    async def _metrics(self) -> Response:
-        """Every replica's series; the label `engine` tells whose."""
-        answers = self._replicas.broadcast("metrics")
-        texts = await answers.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
-        expositions = (text.decode() for text in texts if isinstance(text, bytes))
+    async def _read(self, request: Request) -> bytes:
+        """The body, or as much of one that is too long as lets the replica refuse it."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                break
+        return bytes(body)
+
+    async def _metrics(self, scope: Scope) -> Response:
+        """Every replica's series; the label `engine` is the replica's rank. Where a replica refuses
+        the client, its refusal."""
+        replies = self._replicas.broadcast("scrape", carried(scope))
+        found = await replies.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+        expositions: dict[int, str] = {}
+        for rank, (start, *rest) in (each for each in found if isinstance(each, tuple)):
+            body = b"".join(message.get("body", b"") for message in rest)
+            if start["status"] != 200:
+                headers = dict(Headers(raw=without_request_id(start)["headers"]))
+                return Response(body, start["status"], headers)
+            expositions[rank] = body.decode()
         return Response(merged(expositions), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -72,28 +90,35 @@ class Relay(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        carried = {key: scope[key] for key in CARRIED if key in scope}
         begun = complete = False
-        messages = self._answers.remote(carried, self._body, prefix=self._prefix)
+        messages = self._answers.remote(carried(scope), self._body, prefix=self._prefix)
         try:
             async for batch in messages:
                 for message in batch:
                     begun, complete = True, ends(message)
                     await send(without_request_id(message))
         except RayError as error:
-            request_id = Headers(scope=scope).get("x-request-id", "unknown")  # Ray gives one
-            log.warning("replica lost", request_id=request_id, cause=type(error).__name__)
-            failure = lost().body(request_id)
+            log.warning("replica lost", cause=type(error).__name__)
+            response = refusal(lost(), scope)
             if not begun:
-                response = Response(failure, 503, lost().headers, "application/json")
                 await response(scope, receive, send)
                 return
-            event = b"data: " + failure + b"\n\n"
+            event = b"data: " + bytes(response.body) + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             messages.cancel()
         if not complete:
             raise ConnectionAbortedError("the answer did not end")
+
+
+def carried(scope: Scope) -> Scope:
+    return {key: scope[key] for key in CARRIED if key in scope}
+
+
+def refusal(error: ApiError, scope: Scope) -> Response:
+    """An error body of our server's shape, under the id that Ray gave the request."""
+    body = error.body(Headers(scope=scope).get("x-request-id", "unknown"))
+    return Response(body, error.status, error.headers, "application/json")
 
 
 def ends(message: Message) -> bool:
@@ -115,16 +140,16 @@ def lost() -> ApiError:
     return ApiError(503, "engine_unavailable", message, headers={"retry-after": "1"})
 
 
-def merged(expositions: Iterable[str]) -> bytes:
-    """Several replicas' metrics as one exposition; their label `engine` becomes 0, 1, 2 …"""
+def merged(expositions: Mapping[int, str]) -> bytes:
+    """Several replicas' metrics as one exposition; their ranks become the label `engine`."""
     families: dict[str, Metric] = {}
-    for number, text in enumerate(expositions):
+    for rank, text in sorted(expositions.items()):
         for family in text_string_to_metric_families(text):
             whole = families.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             for sample in family.samples:
-                labels = {**sample.labels, "engine": str(number)}
+                labels = {**sample.labels, "engine": str(rank)}
                 whole.samples.append(sample._replace(labels=labels))
     registry = CollectorRegistry()
     registry.register(Families(families.values()))

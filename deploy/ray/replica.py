@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
+from ray import serve
 from starlette.types import Message, Scope
 
 from engine.client import ProcessClient
@@ -56,8 +57,11 @@ class Replica:
             app.cancel()
             self._open -= 1
 
-    async def metrics(self) -> bytes:
-        return self._service.metrics.render()
+    async def scrape(self, scope: Scope) -> tuple[int, list[Message]]:
+        """Our rank among the replicas, which a successor takes over, and the app's whole answer:
+        it is the app that knows who may read /metrics."""
+        messages = [message async for batch in self.answer(scope, b"", []) for message in batch]
+        return serve.get_replica_context().rank.rank, messages
 
     async def check_health(self) -> None:
         """Raises where the engine makes no progress although it has work: Ray replaces us."""

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -82,12 +83,16 @@ class Cluster:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [process for process in found if _command(process) == ACTOR]
 
-    def exposition(self) -> str:
-        return httpx2.get(f"{self.url}/metrics", timeout=30).text
+    def exposition(self, headers: dict[str, str] | None = None) -> str:
+        return httpx2.get(f"{self.url}/metrics", headers=headers, timeout=30).text
+
+    def ranks(self, headers: dict[str, str] | None = None) -> set[str]:
+        """Of the replicas that answer."""
+        return set(re.findall(r'build_info{engine="(\d+)"', self.exposition(headers)))
 
     def wait_for_two(self) -> None:
         def two() -> bool:
-            return 'engine="1"' in self.exposition() and len(self.replicas) == 2
+            return self.ranks() == {"0", "1"} and len(self.replicas) == 2
 
         eventually(two, "two replicas", START_S)
 
@@ -107,18 +112,22 @@ def _command(process: psutil.Process) -> str:
     return ""
 
 
-@pytest.fixture(scope="module")
-def cluster(ray_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    import socket
-
+@contextlib.contextmanager
+def closing_cluster(python: str, log: Path, **more: object) -> Iterator[Cluster]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    cluster = Cluster(ray_python, tmp_path_factory.mktemp("cluster") / "log", port)
+    cluster = Cluster(python, log, port, **more)
     try:
         cluster.wait_ready()
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with closing_cluster(ray_python, tmp_path_factory.mktemp("cluster") / "log") as cluster:
+        yield cluster
 
 
 async def stream(cluster: Cluster, body: dict[str, Any]) -> tuple[list[str], bool]:
@@ -133,6 +142,15 @@ async def stream(cluster: Cluster, body: dict[str, Any]) -> tuple[list[str], boo
         except httpx2.RemoteProtocolError:
             return events, False
     return events, True
+
+
+# Ray's agent has a fixed port: this one comes before the cluster of all the others is there.
+def test_a_key_guards_the_metrics_of_all_replicas(ray_python: str, tmp_path: Path) -> None:
+    bearer = {"authorization": "Bearer secret"}
+    settings = {"api_key": "secret", "min_replicas": 1, "max_replicas": 1}
+    with closing_cluster(ray_python, tmp_path / "log", **settings) as cluster:
+        assert httpx2.get(f"{cluster.url}/metrics", timeout=30).status_code == 401
+        assert cluster.ranks(bearer) == {"0"}
 
 
 def test_answers_and_streams_are_those_of_one_server(cluster: Cluster) -> None:
@@ -210,7 +228,7 @@ def test_a_killed_replica_fails_its_own_streams_cleanly_and_comes_back(
         assert "[DONE]" not in events
     eventually(lambda: not replica.is_running() and not engine.is_running(), "both are gone")
     began = time.monotonic()
-    while len(cluster.replicas) < 2 or 'engine="1"' not in cluster.exposition():
+    while cluster.ranks() != {"0", "1"}:
         answer = httpx2.post(
             f"{cluster.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=60
         )
@@ -229,6 +247,17 @@ def test_nothing_but_http_listens_beyond_loopback(cluster: Cluster) -> None:
     }
     wide = {name for name, ip in open_ports if not re.match(r"(::ffff:)?127\.|::1$", ip)}
     assert wide <= {"ray::ServeReplica"}
+
+
+def test_metrics_are_for_whom_the_replicas_let_in(cluster: Cluster) -> None:
+    ranks = [cluster.ranks() for _ in range(5)]
+    assert ranks == [{"0", "1"}] * 5
+    # A replica keeps its number from scrape to scrape, and with it its series.
+    name, scrapes = "e2e_request_latency_seconds_created", [cluster.exposition() for _ in range(5)]
+    assert len({metric(text, name, engine="0") for text in scrapes}) == 1
+    assert metric(scrapes[0], name, engine="0") != metric(scrapes[0], name, engine="1")
+    stranger = httpx2.get(f"{cluster.url}/metrics", headers={"host": "evil.example"}, timeout=30)
+    assert (stranger.status_code, stranger.json()["error"]["code"]) == (400, "invalid_host")
 
 
 def test_settings_that_are_wrong_are_told_before_ray_starts(ray_python: str) -> None:
