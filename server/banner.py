@@ -135,10 +135,11 @@ def kv_cache(ready: Ready) -> list[str]:
 
 def memory(ready: Ready) -> list[str]:
     """Bytes of everything on the device, as foreseen from shapes and as found after loading."""
-    if not ready.memory:
+    entries = [entry for entry in ready.memory if entry.foreseen or entry.found]
+    if not entries:
         return []
     lines = [f"  memory    {'bytes foreseen':>18} {'found':>18}"]
-    for entry in ready.memory:
+    for entry in entries:
         found = "" if entry.found is None else f"{entry.found:,}"
         lines.append(f"            {entry.foreseen:>18,} {found:>18}  {entry.what}")
     return lines

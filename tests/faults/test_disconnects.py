@@ -40,7 +40,7 @@ class Service:
     def is_clean(self) -> bool:
         client, stats = self.client, self.client.stats
         held = stats.running, stats.waiting, stats.blocks_held
-        known = client._streams, client._waiting, client._waiting_tokens
+        known = client._streams, client._queue._waiting
         return not any((*held, *known)) and asyncio.all_tasks() <= self.idle_tasks | {
             task for task in (asyncio.current_task(),) if task
         }

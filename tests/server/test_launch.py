@@ -254,6 +254,7 @@ def test_a_damaged_checkpoint_ends_the_process_with_2(
 
 def test_the_banner_tells_what_takes_memory() -> None:
     entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
+    entries += (MemoryEntry("KV cache", 0, 0),)  # an encoder's
     lines = memory(msgspec.structs.replace(INFO, memory=entries))
     assert [line.split() for line in lines[1:]] == [
         ["1,234,567", "1,234,568", "weights"],
