@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -231,7 +232,7 @@ def test_the_folder_is_complete_and_tells_what_was_merged(
     size = Path(folders[0], FILE).stat().st_size
     assert [entry["folder"] for entry in record["inputs"]] == folders
     assert record["inputs"][0]["bytes"] == {FILE: size}
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == importlib.metadata.version("torch")
     assert notes == record["differences"]
     assert notes == [f"rope_theta stays 1000000.0; in {folders[0]} it is 10000.0"]
 

@@ -82,7 +82,7 @@ def test_shards_load(folder: Path) -> None:
     assert len(shard(folder)) == 2
     again = load(folder)
     assert torch.equal(whole.model.embed.weight, again.model.embed.weight)
-    assert again.weight_bytes == whole.weight_bytes == 4 * whole.parameters
+    assert again.weight_bytes == whole.weight_bytes == 4 * whole.blueprint.parameters
 
 
 def test_missing_shard(folder: Path) -> None:
