@@ -36,8 +36,8 @@ class EngineEndpoint:
         self._context = zmq.Context()
         self._inbox = _socket(self._context, zmq.PULL)
         self._outbox = _socket(self._context, zmq.PUSH)
-        self._inbox.connect(f"{address}.to_engine")
-        self._outbox.connect(f"{address}.from_engine")
+        self._inbox.connect(f"{address}/to_engine")
+        self._outbox.connect(f"{address}/from_engine")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
 
@@ -66,8 +66,8 @@ class ClientEndpoint:
         self._context = zmq.Context()
         self._inbox = _socket(self._context, zmq.PULL)
         self._outbox = _socket(self._context, zmq.PUSH)
-        self._inbox.bind(f"{address}.from_engine")
-        self._outbox.bind(f"{address}.to_engine")
+        self._inbox.bind(f"{address}/from_engine")
+        self._outbox.bind(f"{address}/to_engine")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._on_message = on_message

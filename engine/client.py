@@ -187,7 +187,7 @@ class ProcessClient:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
-        address = f"ipc://{self._folder}/engine"
+        address = f"ipc://{self._folder}"
         self._endpoint = ClientEndpoint(address, self._on_message)
         # Popen, not multiprocessing: its spawn would pickle the arguments. The child must be
         # started by the main thread: Linux ties its parent-death signal to the thread.

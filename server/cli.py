@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -29,6 +28,9 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help=f"YAML file with settings ({CONFIG_VARIABLE})"),
 ]
+
+# The kernel allows a socket's path 107 bytes (103 on macOS); this one's ends so.
+LONGEST_TMPDIR = 103 - len("/penstock-12345678/from_engine")
 
 app = typer.Typer(
     name="penstock",
@@ -124,13 +126,21 @@ def serve(**values: Any) -> None:
 
 
 def _check_temporary_folder() -> None:
+    import tempfile
+
     try:
-        tempfile.gettempdir()
+        folder = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no room for the socket between Penstock's two processes: {error.strerror}. "
             "Set TMPDIR to a folder that can be written, in a container the cache mount."
         ) from None
+    if len(os.fsencode(folder)) > LONGEST_TMPDIR:
+        raise ConfigError(
+            f"The socket between Penstock's two processes cannot lie in {folder}: the system allows"
+            f" {LONGEST_TMPDIR} bytes for that folder's name, not {len(os.fsencode(folder))}. "
+            "Set TMPDIR to a folder with a shorter name."
+        )
 
 
 def located(

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,18 +51,18 @@ def running(
             yield psutil.Process(process.pid)
         finally:
             process.terminate()
+            print(log.read_text())  # pytest shows it where a test fails
 
 
-def is_ready(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/ready").status_code == 200
-    except httpx2.ConnectError:  # the line is written a moment before connections are taken
-        return False
+@pytest.fixture
+def cache() -> Iterator[Path]:
+    """Not under tmp_path: the socket in it can only have a short path."""
+    with tempfile.TemporaryDirectory(prefix="cache-") as folder:
+        yield Path(folder)
 
 
-def test_it_serves_and_writes_only_under_the_cache(tmp_path: Path) -> None:
-    cache, log = tmp_path / "cache", tmp_path / "stderr"
-    cache.mkdir()
+def test_it_serves_and_writes_only_under_the_cache(cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
     with running(SERVE, cache, image_environment(cache), log) as server:
         found = eventually(
             lambda: (
@@ -74,7 +75,7 @@ def test_it_serves_and_writes_only_under_the_cache(tmp_path: Path) -> None:
         )
         assert isinstance(found, re.Match), log.read_text()
         url = f"http://127.0.0.1:{found[1]}"
-        eventually(lambda: is_ready(url), "ready", START_S)
+        eventually(lambda: httpx2.get(f"{url}/ready").status_code == 200, "ready", START_S)
         body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
         answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
@@ -88,9 +89,8 @@ def test_it_serves_and_writes_only_under_the_cache(tmp_path: Path) -> None:
     assert "Read-only file system" not in log.read_text()
 
 
-def test_without_the_mount_it_says_what_is_missing(tmp_path: Path) -> None:
-    cache, log = tmp_path / "cache", tmp_path / "stderr"
-    cache.mkdir()
+def test_without_the_mount_it_says_what_is_missing(cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
     environment = image_environment(Path("/nonexistent"))
     command = ["sh", "-c", f"cd / && exec {shlex.join(SERVE)}"]
     with running(command, cache, environment, log) as server:

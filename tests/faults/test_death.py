@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.protocol import GenerateRequest, SamplingParams
 from server import exits
+from server.cli import LONGEST_TMPDIR
 from tests.e2e.serve import (
     START_S,
     Case,
@@ -359,3 +361,17 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(llama: Path) -> None:
         assert "is in use" in server.last_line
         assert "--port" in server.last_line
         assert "loading" not in server.log
+
+
+def test_a_temporary_folder_too_deep_for_a_socket(llama: Path) -> None:
+    with tempfile.TemporaryDirectory() as short:
+        deep = Path(short, "d" * (LONGEST_TMPDIR - len(short) - 1))
+        deeper = Path(f"{deep}d")
+        deep.mkdir()
+        deeper.mkdir()
+        with starting(llama, env={"TMPDIR": str(deep)}) as server:
+            server.wait_ready()
+        with starting(llama, env={"TMPDIR": str(deeper)}) as server:
+            assert server.status() == exits.BAD_CONFIG
+            assert f"allows {LONGEST_TMPDIR} bytes" in server.last_line
+            assert "Set TMPDIR to a folder with a shorter name" in server.last_line

@@ -36,7 +36,7 @@ GREETINGS = 50  # what an engine says before anybody has said anything to it
 def address() -> Iterator[str]:
     # Not tmp_path: the path of a socket has at most about 100 characters.
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-    yield f"ipc://{folder}/engine"
+    yield f"ipc://{folder}"
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -167,6 +167,7 @@ async def test_a_handler_may_send_and_close(address: str) -> None:
     def take(message: FromEngine) -> None:
         seen.append(message)
         if len(seen) == GREETINGS:
+            assert endpoint._outbox.poll(30_000, zmq.POLLOUT), "no engine connects"
             endpoint.send(Abort([1]))
         if len(seen) == GREETINGS + 3:
             endpoint.send(Shutdown())
