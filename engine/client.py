@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -192,7 +193,9 @@ class ProcessClient:
         # Popen, not multiprocessing: its spawn would pickle the arguments. The child must be
         # started by the main thread: Linux ties its parent-death signal to the thread.
         self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork and exec, milliseconds
-            [sys.executable, "-m", "engine.process", address], stdin=subprocess.PIPE
+            [sys.executable, "-m", "engine.process", address],
+            stdin=subprocess.PIPE,
+            env=_with_huge_pages(os.environ),
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
@@ -362,6 +365,16 @@ def _prompt_tokens(request: Request) -> int:
     if isinstance(request, EmbedRequest):
         return len(request.tokens)
     return len(request.prompt) + len(request.source)
+
+
+def _with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """Lets malloc ask Linux for huge pages, as every step reads all weights: 1 to 9 % of a decode
+    step of a 125M model in a virtual machine. Another C library ignores it."""
+    before = environment.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" in before:
+        return dict(environment)
+    tunables = ":".join(filter(None, [before, "glibc.malloc.hugetlb=1"]))
+    return {**environment, "GLIBC_TUNABLES": tunables}
 
 
 def _how_it_ended(code: int) -> str:

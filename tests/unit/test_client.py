@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.client import OutputStream, ProcessClient
+from engine.client import OutputStream, ProcessClient, _with_huge_pages
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
@@ -401,3 +401,18 @@ async def test_every_step_is_shown_to_the_metrics(client: Client) -> None:
 async def test_ids_are_never_used_twice(client: Client) -> None:
     ids = [client.next_id() for _ in range(1000)]
     assert ids == sorted(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "glibc.malloc.hugetlb=1"),
+        ({"GLIBC_TUNABLES": ""}, "glibc.malloc.hugetlb=1"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.check=3"}, "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_the_engine_gets_huge_pages_unless_told_otherwise(
+    before: dict[str, str], after: str
+) -> None:
+    assert _with_huge_pages({"PATH": "/bin"} | before) == {"PATH": "/bin", "GLIBC_TUNABLES": after}
