@@ -91,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
     ] = True
     enforce_eager: Annotated[
-        bool, setting(MODEL, "Launch decode steps kernel by kernel, not as CUDA graphs.")
+        bool, setting(MODEL, "Launch steps kernel by kernel, not as CUDA graphs.")
     ] = False
     max_num_seqs: Annotated[
         int, setting(SCHEDULING, "Most sequences that run in one step.", ge=1, le=4096)

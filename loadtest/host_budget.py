@@ -69,7 +69,8 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
     timed(core.scheduler, "schedule", took)
     timed(core.runner, "launch", took)
     timed(core, "publish", took)
-    while core.runner.improve():
+    assert core.runner.graphs
+    while core.runner.graphs.capture_next():
         pass
     for _ in range(WARM_UP):
         core.turn()

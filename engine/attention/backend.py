@@ -35,11 +35,14 @@ class StepLayout:
     Sequence s has query_lens[s] new tokens, the last of its seq_lens[s]; the tokens of all
     sequences lie one after another. Sequences with one new token come first.
 
-    A captured step is replayed with other rows later, so only its shape is known to the host: every
-    sequence has one new token, `seq_lens` is None, and block tables have their whole width.
+    A captured step is replayed with other rows later, so only its shape is known to the host: how
+    many sequences and tokens there are, and how many decodes. `query_lens` and `seq_lens` are None,
+    block tables have their whole width, and tokens behind the last sequence's belong to none: what
+    is computed for them is finite, and means nothing.
     """
 
-    query_lens: Sequence[int]
+    num_decodes: int  # sequences before the first that has not just one new token
+    query_lens: Sequence[int] | None
     seq_lens: Sequence[int] | None
     lengths: torch.Tensor  # [sequences] int32: seq_lens on the device
     query_starts: torch.Tensor  # [sequences + 1] int32: where the new tokens of each begin
@@ -47,10 +50,6 @@ class StepLayout:
     token_offsets: torch.Tensor  # [T] int64: each token's place in its block
     positions: torch.Tensor  # [T] int64
     block_size: int
-
-    @property
-    def max_query_len(self) -> int:
-        return max(self.query_lens)
 
 
 class AttentionPlan(Protocol):

@@ -243,10 +243,9 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
 
 def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
     """Decodes by similar length, chunks one by one or with neighbours that are just alike."""
-    if layout.seq_lens is None:
+    if layout.query_lens is None:
         return [_captured_group(layout, kv)]
-    counts = layout.query_lens
-    decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
+    counts, decodes = layout.query_lens, layout.num_decodes
     reach = _reach(layout, kv)
     groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
     first = index = decodes
@@ -263,7 +262,8 @@ def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
 
 def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
     """Blocks 1, 2, ... for all keys of the step's sequences, and how many these are."""
-    assert layout.seq_lens is not None, "an encoder's step is never captured"
+    assert layout.query_lens is not None, "an encoder's step is never captured"
+    assert layout.seq_lens is not None
     assert list(layout.query_lens) == list(layout.seq_lens), "an encoder reads a text at once"
     device, size, lengths = layout.positions.device, layout.block_size, layout.lengths
     ends = (-(-lengths // size)).cumsum(0)
@@ -275,9 +275,14 @@ def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
 
 
 def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
-    """One token of each sequence against its whole table: nothing here depends on the host."""
+    """Every token alone against its sequence's whole table: nothing here depends on the host."""
     positions, tables = layout.positions[:, None], kv.block_tables
     last = (layout.lengths if kv.key_lengths is None else kv.key_lengths) - 1
+    if layout.num_decodes < len(tables):
+        tokens = torch.arange(len(positions), dtype=torch.int32, device=tables.device)
+        owners = torch.searchsorted(layout.query_starts[1:], tokens, right=True)
+        owners.clamp_(max=len(tables) - 1)
+        tables, last = tables.index_select(0, owners), last.index_select(0, owners)
     if kv.window is None:
         return QueryGroup(0, len(tables), 1, positions, tables, None, last)
     # What lies behind the window may be another's by now: NaN there would pass the mask.
@@ -290,6 +295,7 @@ def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
 def _reach(layout: StepLayout, kv: GroupLayout) -> list[Reach]:
     size, window, lengths = layout.block_size, kv.window, kv.key_lens or layout.seq_lens
     assert lengths is not None
+    assert layout.query_lens is not None
     reach = []
     for count, length in zip(layout.query_lens, lengths, strict=True):
         seen = 0 if window is None else max(0, length - count - window + 1)

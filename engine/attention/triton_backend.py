@@ -49,8 +49,6 @@ class TritonPlan:
 
     def __init__(self, layout: StepLayout) -> None:
         self._layout = layout
-        counts = layout.query_lens
-        self._decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
         self._biases: dict[int, torch.Tensor] = {}
 
     def attend(
@@ -72,7 +70,7 @@ class TritonPlan:
             return out
         if key is not None and value is not None:
             self.store(kv, key, value)
-        group, first = self._layout.groups[kv.group], self._decodes
+        group, first = self._layout.groups[kv.group], self._layout.num_decodes
         lengths = self._layout.lengths if group.key_lengths is None else group.key_lengths
         if first:
             tables = group.block_tables[:first]
@@ -80,6 +78,8 @@ class TritonPlan:
                 out[:first], query[:first], kv.keys, kv.values, tables, lengths[:first], features
             )
         if first < len(lengths):
+            if self._layout.query_lens is None:
+                out[first:].zero_()  # those of no sequence are not written, and may be NaN
             extend_attention(
                 out,
                 query,

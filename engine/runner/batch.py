@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
@@ -11,54 +15,101 @@ from engine.attention.kv_cache import KVCache
 from engine.ops.rows import gather_decode_inputs
 from engine.platform import to_device
 from engine.runner.rows import SequenceRows
-from engine.scheduling.step import Step
+from engine.scheduling.step import ScheduledSlice, Step
+
+
+class StepInputs(NamedTuple):
+    """Which tokens of which rows a step computes: T tokens of S sequences, of which L want logits.
+
+    All int64. What stands behind the last sequence's tokens fills up a recorded step.
+    """
+
+    rows: torch.Tensor  # [S]
+    lengths: torch.Tensor  # [S] tokens with this step's
+    query_starts: torch.Tensor  # [S + 1]
+    positions: torch.Tensor  # [T]
+    token_rows: torch.Tensor  # [T]
+    logit_index: torch.Tensor  # [L] into the tokens
+
+
+def input_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64]]:
+    """The fields of StepInputs, on the host."""
+    starts = np.array([s.start for s in slices], dtype=np.int64)
+    counts = np.array([s.count for s in slices], dtype=np.int64)
+    slice_rows = np.array([s.row for s in slices], dtype=np.int64)
+    ends = counts.cumsum()
+    if len(slices) == ends[-1]:
+        positions, token_rows = starts, slice_rows
+    else:
+        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        positions = np.repeat(starts, counts) + within
+        token_rows = np.repeat(slice_rows, counts)
+    samples = np.array([s.samples for s in slices])
+    query_starts = np.concatenate([[0], ends])
+    return [slice_rows, starts + counts, query_starts, positions, token_rows, ends[samples] - 1]
+
+
+def count_decodes(slices: Sequence[ScheduledSlice]) -> int:
+    """Slices before the first that has not just one token."""
+    return next((i for i, s in enumerate(slices) if s.count != 1), len(slices))
+
+
+class HostLens(NamedTuple):
+    """What the host knows of each sequence of a step that is computed once."""
+
+    query: list[int]
+    sequence: list[int]
+    source: list[int]
 
 
 def build_batch(
     step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
 ) -> ForwardBatch:
     """Gather inputs, positions and KV slots of all tokens of `step`."""
-    starts = np.array([s.start for s in step.slices], dtype=np.int64)
-    counts = np.array([s.count for s in step.slices], dtype=np.int64)
-    slice_rows = np.array([s.row for s in step.slices], dtype=np.int64)
-    ends = counts.cumsum()
-    if len(step.slices) == ends[-1]:
-        positions_host, token_rows_host = starts, slice_rows
-    else:
-        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        positions_host = np.repeat(starts, counts) + within
-        token_rows_host = np.repeat(slice_rows, counts)
-    samples = np.array([s.samples for s in step.slices])
-    row_index, lengths, query_starts, positions, token_rows, logit_index = to_device(
-        [
-            slice_rows,
-            starts + counts,
-            np.concatenate([[0], ends]),
-            positions_host,
-            token_rows_host,
-            ends[samples] - 1,
-        ],
-        rows.device,
+    inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
+    lens = HostLens(
+        [s.count for s in step.slices],
+        [s.start + s.count for s in step.slices],
+        [rows.source_length[s.row] for s in step.slices],
     )
+    return _batch(inputs, count_decodes(step.slices), rows, kv, backend, lens)
 
-    seq_lens = (starts + counts).tolist()
-    source_lens = [rows.source_length[s.row] for s in step.slices]
-    tables = rows.block_tables[:, :, : -(-max(seq_lens + source_lens) // kv.block_size)]
-    tables = tables.index_select(1, row_index)
+
+def mixed_batch(
+    inputs: StepInputs, num_decodes: int, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
+) -> ForwardBatch:
+    """What `build_batch` makes of the same slices, from device tensors alone: to be captured."""
+    return _batch(inputs, num_decodes, rows, kv, backend, None)
+
+
+def _batch(
+    inputs: StepInputs,
+    num_decodes: int,
+    rows: SequenceRows,
+    kv: KVCache,
+    backend: AttentionBackend,
+    lens: HostLens | None,
+) -> ForwardBatch:
+    positions, token_rows = inputs.positions, inputs.token_rows
+    tables = rows.block_tables
+    if lens:
+        tables = tables[:, :, : -(-max(lens.sequence + lens.source) // kv.block_size)]
+    tables = tables.index_select(1, inputs.rows)
     token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
     crosses = any(group.cross for group in kv.groups)
-    source_lengths = rows.source_lengths.index_select(0, row_index) if crosses else None
+    source_lengths = rows.source_lengths.index_select(0, inputs.rows) if crosses else None
     layout = StepLayout(
-        query_lens=counts.tolist(),
-        seq_lens=seq_lens,
-        lengths=lengths.int(),
-        query_starts=query_starts.int(),
+        num_decodes=num_decodes,
+        query_lens=lens.query if lens else None,
+        seq_lens=lens.sequence if lens else None,
+        lengths=inputs.lengths.int(),
+        query_starts=inputs.query_starts.int(),
         groups=[
             GroupLayout(
                 tables[number],
                 token_blocks[number],
                 group.window,
-                source_lens if group.cross else None,
+                lens.source if lens and group.cross else None,
                 source_lengths if group.cross else None,
             )
             for number, group in enumerate(kv.groups)
@@ -69,7 +120,8 @@ def build_batch(
     )
     input_ids = rows.tokens[token_rows, positions].long()
     prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
-    return ForwardBatch(input_ids, prev_ids, positions, logit_index, kv, backend.plan(layout))
+    plan = backend.plan(layout)
+    return ForwardBatch(input_ids, prev_ids, positions, inputs.logit_index, kv, plan)
 
 
 def decode_batch(
@@ -86,7 +138,8 @@ def decode_batch(
     source_lengths = rows.source_lengths.index_select(0, row_ids)
     numbers = torch.arange(len(row_ids) + 1, device=rows.device)
     layout = StepLayout(
-        query_lens=[1] * len(row_ids),
+        num_decodes=len(row_ids),
+        query_lens=None,
         seq_lens=None,
         lengths=inputs.lengths,
         query_starts=numbers.int(),

@@ -20,6 +20,7 @@ from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.platform import available_memory, select_device, select_dtype, total_memory
 from engine.runner.graphs import batch_sizes
+from engine.runner.mixed import mixed_shapes
 from engine.runner.rows import SequenceRows
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
@@ -138,7 +139,7 @@ class Blueprint:
 
     @property
     def captures(self) -> bool:
-        """Whether decode steps will be CUDA graphs."""
+        """Whether steps will be CUDA graphs."""
         eager = self.config.enforce_eager or self.kind == "encoder"
         return self.device.type == "cuda" and self.backend.captures and not eager
 
@@ -156,10 +157,14 @@ class Blueprint:
 
     def _graph_bytes(self) -> int:
         """Buffers of the largest size, what a step of it holds, and what the driver keeps."""
-        sizes = batch_sizes(self.config.max_num_seqs)
+        sizes, shapes = batch_sizes(self.config.max_num_seqs), []
         logits = sizes[-1] * self.model.vocab_size * 4
-        step = self.step_bytes * sizes[-1] // self.max_num_batched_tokens
-        return 3 * logits + step + 2 * len(sizes) * GRAPH_BYTES
+        tokens = sizes[-1]
+        if not any(group.cross for group in self.groups):
+            shapes = mixed_shapes(self.config.max_num_seqs, self.max_num_batched_tokens)
+            tokens = max(tokens, sum(shapes[-1]))
+        step = self.step_bytes * tokens // self.max_num_batched_tokens
+        return 3 * logits + step + (2 * len(sizes) + len(shapes)) * GRAPH_BYTES
 
 
 def _max_model_len(config: EngineConfig, own: int | None) -> int:

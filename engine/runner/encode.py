@@ -29,6 +29,7 @@ def build_encoder_batch(
         device,
     )
     layout = StepLayout(
+        num_decodes=0,
         query_lens=lens,
         seq_lens=lens,
         lengths=lengths.int(),

@@ -18,6 +18,7 @@ from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint
 from engine.runner.encode import build_encoder_batch, pooled
 from engine.runner.graphs import DecodeGraphs, batch_sizes
+from engine.runner.mixed import MixedGraphs
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of
@@ -38,7 +39,7 @@ class ModelRunner:
         progress: Callable[[Progress], None] = lambda p: None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`recorder` records decode steps; by default there is one on CUDA."""
+        """`recorder` records steps; by default there is one on CUDA."""
         began = time.monotonic()
         blueprint = Blueprint(config)
         self.config, self.blueprint = config, blueprint
@@ -64,6 +65,7 @@ class ModelRunner:
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module)
         self.graphs: DecodeGraphs | None = None
+        self.mixed: MixedGraphs | None = None
         self.reserve = Reserve()
         if self.device.type == "cuda":
             progress(Progress("measuring the largest step", 0.0))
@@ -78,6 +80,7 @@ class ModelRunner:
             progress(Progress("capturing decode steps", 0.0))
             self.graphs = self._decode_graphs(recorder)
             self.graphs.capture_first()
+            self.mixed = self._mixed_graphs(recorder, self.graphs)
         self.load_seconds = time.monotonic() - began
 
     @torch.inference_mode()
@@ -89,21 +92,33 @@ class ModelRunner:
         self.rows.apply(step.new_rows, step.new_blocks)
         vectors = self._encode(step.encodes) if step.encodes else None
         tokens, logprobs = None, None
-        if self.graphs and step.is_decode and self.graphs.size_for(len(step.slices)):
-            tokens, logprobs = self._replay(step.slices, self.graphs)
-        elif step.slices:
-            tokens, logprobs = self._compute(step)
+        if step.slices:
+            replayed = self._replay(step, self.graphs) if self.graphs else None
+            tokens, logprobs = replayed or self._compute(step)
         return PendingStep(step, launched_at, tokens, logprobs, vectors)
 
     def _replay(
-        self, slices: Sequence[ScheduledSlice], graphs: DecodeGraphs
-    ) -> tuple[torch.Tensor, PendingLogprobs | None]:
-        """Tokens of a step of nothing but decodes; the host sends their rows."""
-        rows = [s.row for s in slices]
-        logits = graphs.compute(rows)
+        self, step: Step, graphs: DecodeGraphs
+    ) -> tuple[torch.Tensor | None, PendingLogprobs | None] | None:
+        """Tokens of a step of which there is a recording; None where there is none."""
+        sampling: Sequence[ScheduledSlice] = step.slices
+        if step.is_decode:
+            rows = [s.row for s in sampling]
+            if not graphs.size_for(len(rows)):
+                return None
+            logits = graphs.compute(rows)
+        else:
+            shape = self.mixed.shape_for(step.slices) if self.mixed else None
+            if not (self.mixed and shape and self.mixed.has(shape)):
+                return None
+            logits = self.mixed.compute(shape, step.slices)
+            sampling = [s for s in sampling if s.samples]
+            rows = [s.row for s in sampling]
+            if not rows:
+                return None, None
         if all(map(self.rows.plain.__getitem__, rows)):
-            return graphs.draw(len(slices)), None
-        return self._sample(logits, slices, graphs.row_ids[: len(slices)])
+            return graphs.draw(len(rows)), None
+        return self._sample(logits, sampling, graphs.row_ids[: len(rows)])
 
     def _compute(self, step: Step) -> tuple[torch.Tensor | None, PendingLogprobs | None]:
         """Tokens of any step, kernel by kernel."""
@@ -135,8 +150,10 @@ class ModelRunner:
         return tokens, logprobs
 
     def improve(self) -> bool:
-        """Use an idle moment to capture one more batch size; False where nothing is left to do."""
-        return self.graphs is not None and self.graphs.capture_next()
+        """Use an idle moment to capture one more step; False where nothing is left to do."""
+        if self.graphs and self.graphs.capture_next():
+            return True
+        return self.mixed is not None and self.mixed.capture_next()
 
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""
@@ -153,8 +170,15 @@ class ModelRunner:
     def _decode_graphs(self, recorder: Recorder) -> DecodeGraphs:
         return DecodeGraphs(self.model, self.rows, self.kv, self.backend, recorder)
 
+    def _mixed_graphs(self, recorder: Recorder, graphs: DecodeGraphs) -> MixedGraphs | None:
+        """None where prompts are read along with sources."""
+        if any(group.cross for group in self.kv.groups):
+            return None
+        tokens = self.blueprint.max_num_batched_tokens
+        return MixedGraphs(self.model, self.rows, self.kv, self.backend, recorder, graphs, tokens)
+
     def _measure(self) -> Reserve:
-        """Run the largest step and record two batch sizes, over a KV cache of one block.
+        """Run the largest step, and record two decodes and two mixed steps, over one block of KV.
 
         A recording holds the addresses of its KV cache, and the KV cache is to get what recordings
         leave: so these are thrown away again. The second tells what each further one takes.
@@ -170,7 +194,13 @@ class ModelRunner:
             graphs += kept_by(probe[0].capture_next)
             further = len(batch_sizes(self.config.max_num_seqs)) - 1
             graphs += further * kept_by(probe[0].capture_next)
-            del probe, recorder
+            if mixed := self._mixed_graphs(recorder, probe[0]):
+                # Filled up it has more tokens than any step that is not recorded.
+                peaks: list[int] = []
+                graphs += kept_by(lambda: peaks.append(peak_of(mixed.capture_next)))
+                step = max(step, *peaks)
+                graphs += (len(mixed.shapes) - 1) * kept_by(mixed.capture_next)
+            del probe, recorder, mixed
         del self.kv, self.rows
         gc.collect()
         torch.cuda.empty_cache()

@@ -33,6 +33,7 @@ from engine.protocol import (
     ToEngine,
     TokenOutput,
 )
+from engine.runner.mixed import MixedGraphs
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending import PendingStep
 from engine.scheduling.step import SampledToken, Step
@@ -47,6 +48,7 @@ MODES: dict[str, dict[str, Any]] = EAGER | {
     "captured": {"depth": 1, "captured": True},
     "captured-late": {"depth": 1, "late": True, "captured": True},
 }
+RECORDED_TOKENS = 64  # of a mixed step, as a tape is slow: it computes each token's whole table
 # The ends of the range, for tests that take long: nothing ahead and nothing recorded, or all of it.
 EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
 
@@ -114,9 +116,9 @@ class LateRunner:
 class Driver:
     """Submit, turn, collect. Invariants are checked after every turn; one thread, fp32.
 
-    `depth` and `late` choose how far the host runs ahead of the device; with `captured` decodes are
-    replayed from a tape; everything else is an EngineConfig field. `poisoned` holds ids of requests
-    whose logits become NaN.
+    `depth` and `late` choose how far the host runs ahead of the device; with `captured` steps are
+    replayed from a tape, mixed ones where they are small; everything else is an EngineConfig field.
+    `poisoned` holds ids of requests whose logits become NaN.
     """
 
     def __init__(
@@ -140,6 +142,8 @@ class Driver:
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":
             self._poison_logits()
+        if self.runner.mixed:
+            self._record_as_asked(self.runner.mixed)
         runner: Any = LateRunner(self.runner) if late else self.runner
         self.core = EngineCore(self.config, runner, self, depth=depth)
         self.inbox: list[ToEngine] = []
@@ -153,16 +157,18 @@ class Driver:
 
     def _poison_logits(self) -> None:
         """Spoil what the model computes, or what a recording of it has left."""
-        launch, graphs = self.runner.launch, self.runner.graphs
+        launch, graphs, mixed = self.runner.launch, self.runner.graphs, self.runner.mixed
         sampling: list[int] = []
 
         def noting_launch(step: Step) -> PendingStep:
             sampling[:] = [s.id for s in step.slices if s.samples]
-            return launch(step)
+            pending = launch(step)
+            sampling.clear()  # what is recorded between steps stays clean
+            return pending
 
-        def spoilt(compute: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
-            def compute_and_spoil(given: Any) -> torch.Tensor:
-                result = compute(given)
+        def spoilt(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def compute_and_spoil(*given: Any) -> torch.Tensor:
+                result = compute(*given)
                 for row, request_id in enumerate(sampling):
                     if request_id in self.poisoned:
                         result[row, 7] = float("nan")
@@ -174,6 +180,20 @@ class Driver:
         self.runner.model.logits = spoilt(self.runner.model.logits)  # type: ignore[method-assign]
         if graphs:
             graphs.compute = spoilt(graphs.compute)  # type: ignore[method-assign]
+        if mixed:
+            mixed.compute = spoilt(mixed.compute)  # type: ignore[method-assign]
+
+    def _record_as_asked(self, mixed: MixedGraphs) -> None:
+        """Record a small shape as soon as a step has it; idle turns would take too long."""
+        launch = self.runner.launch
+
+        def recording_launch(step: Step) -> PendingStep:
+            shape = mixed.shape_for(step.slices)
+            if shape and shape.tokens <= RECORDED_TOKENS and not mixed.has(shape):
+                mixed.capture(shape)
+            return launch(step)
+
+        self.runner.launch = recording_launch  # type: ignore[method-assign]
 
     def check_static(self) -> None:
         """Recordings ran, on memory that stays where it is for as long as the engine lives."""
@@ -183,6 +203,8 @@ class Driver:
         weights = [*model.parameters(), *model.buffers()]
         packed = [module._packed for module in model.modules() if hasattr(module, "_packed")]
         owners = [runner.rows, runner.graphs, *runner.kv.layers]
+        if runner.mixed:
+            owners.append(runner.mixed)
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
         strange = [t for key, t in self.tapes.outside().items() if key not in static]

@@ -63,13 +63,14 @@ def test_weights_kv_and_rows_to_the_byte(
 def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
     build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's start with its figures made up: a step of 1000 bytes, 500 for what a recording keeps,
-    of which the first needs all and the others as much each."""
+    """A GPU's start with its figures made up: a step of 1000 bytes, one filled up to its shape of
+    2000, and 500 for what a recording keeps, of which the first needs all and the others as much
+    each: six sizes and their buffers, and six shapes."""
     computed: list[Any] = []
 
     def peak_of(compute: Callable[[], Any]) -> int:
         computed.append(compute())
-        return 1000
+        return 1000 * len(computed)
 
     def kept_by(compute: Callable[[], Any]) -> int:
         compute()
@@ -82,7 +83,7 @@ def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
     records = runner.kind != "encoder"
     monkeypatch.setattr(Blueprint, "captures", records)
     reserve = runner._measure()
-    assert (reserve.step, reserve.graphs) == (1000, 500 * 7 if records else 0)
+    assert (reserve.step, reserve.graphs) == (2000, 500 * 13) if records else (1000, 0)
     step = largest_step(runner.blueprint)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
     assert all(s.start + s.count == runner.blueprint.max_model_len for s in step.slices)

@@ -29,7 +29,7 @@ def launch(spec: AttentionSpec, dtype: torch.dtype, block_size: int = BLOCK_SIZE
     starts = meta(sequences + 1, dtype=torch.int32)
     width = 8192 // block_size + 1
     group = GroupLayout(meta(sequences, width, dtype=torch.int64), places, spec.window)
-    layout = StepLayout(counts, None, lengths, starts, [group], places, places, block_size)
+    layout = StepLayout(SLICED, None, None, lengths, starts, [group], places, places, block_size)
     cache = (meta(100, kv_heads, block_size, dim) for _ in range(2))
     kv = None if spec.kind == "full" else LayerKV(*cache, 0)
     qkv = meta(tokens, heads + 2 * kv_heads, dim)

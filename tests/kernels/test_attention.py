@@ -191,11 +191,43 @@ def test_a_captured_plan_knows_no_length() -> None:
     layout = run.layout([(i, n - 1, 1) for i, n in enumerate(run.sequences.lengths)])
     (group,) = layout.groups
     wide = torch.nn.functional.pad(group.block_tables, (0, 20))
-    layout = replace(layout, seq_lens=None, groups=[replace(group, block_tables=wide)])
+    groups = [replace(group, block_tables=wide)]
+    layout = replace(layout, query_lens=None, seq_lens=None, groups=groups)
     query = torch.cat([q[-1:] for q in run.sequences.queries])
     plan = TritonBackend(CPU).plan(layout)
     found = plan.attend(run.sequences.spec, run.cache.layers[0], query, None, None)
     assert torch.equal(found, torch.cat([output[-1:] for output in run.outputs]))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_captured_plan_of_decodes_and_chunks(window: int | None) -> None:
+    """Filled up with a decode of the null block, empty sequences and tokens of none: each token
+    has the bits it has in a step planned from the host's lists, and padding is finite."""
+    run = run_of(replace(PLAIN, window=window), [30, 300, 70, 20], 16)
+    decode_all(run)
+    run.step([(2, 50, 20), (3, 0, 20)])
+    due = [run.outputs[0][-1:], run.outputs[1][-1:], run.outputs[2][50:], run.outputs[3]]
+    layout = run.layout([(0, 29, 1), (1, 299, 1), (2, 50, 20), (3, 0, 20)])
+    (group,) = layout.groups
+    tables = torch.zeros(6, group.block_tables.shape[1] + 20, dtype=torch.int64)
+    tables[[0, 1, 3, 4], :-20] = group.block_tables
+    layout = replace(
+        layout,
+        num_decodes=3,
+        query_lens=None,
+        seq_lens=None,
+        lengths=torch.tensor([30, 300, 1, 70, 20, 1], dtype=torch.int32),
+        query_starts=torch.tensor([0, 1, 2, 3, 23, 43, 43], dtype=torch.int32),
+        groups=[replace(group, block_tables=tables)],
+    )
+    queries = run.sequences.queries
+    padding = torch.ones_like(queries[0][:21])
+    real = [queries[0][-1:], queries[1][-1:], padding[:1], queries[2][50:], queries[3]]
+    query = torch.cat([*real, padding[1:]])
+    plan = TritonBackend(CPU).plan(layout)
+    found = plan.attend(run.sequences.spec, run.cache.layers[0], query, None, None)
+    assert torch.equal(torch.cat([found[:2], found[3:43]]), torch.cat(due))
+    assert not found[43:].any()
 
 
 def test_bits_do_not_depend_on_who_shares_the_step_or_on_chunks() -> None:

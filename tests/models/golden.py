@@ -232,7 +232,7 @@ def ragged_batch(golden: Golden) -> None:
 
 
 def captured(golden: Golden) -> None:
-    """Recorded decodes, replayed over poisoned memory, beside chunks that are not recorded."""
+    """Recorded decodes and chunks, replayed over poisoned memory; a source's are not recorded."""
     driver = golden.driver(captured=True, depth=1, max_num_batched_tokens=32)
     plain = [
         driver.submit(prompt, ANSWER, source=source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -79,6 +80,7 @@ class PagedRun:
         counts = [count for _, _, count in parts]
         lengths = [start + count for _, start, count in parts]
         return StepLayout(
+            num_decodes=len(list(takewhile(lambda count: count == 1, counts))),
             query_lens=counts,
             seq_lens=lengths,
             lengths=torch.tensor(lengths, dtype=torch.int32),

@@ -1,0 +1,160 @@
+"""Recorded steps of decodes and chunks of prompts: which are, and what padding leaves alone.
+
+That answers are the same bits is shown where decodes' are: the driver records a shape as soon as a
+step asks for it, so the suite's modes `captured` and the goldens replay every step that has one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.runner.mixed import CHUNKS, MixedGraphs, Shape, mixed_shapes
+from engine.scheduling.step import ScheduledSlice
+from tests.engine.driver import Driver
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SENTINEL = 77.0
+BUSY: dict[str, Any] = {"block_size": 16, "max_num_seqs": 12, "max_num_batched_tokens": 40}
+
+
+def captured(checkpoint: Path, **config: Any) -> tuple[Driver, MixedGraphs]:
+    driver = Driver(checkpoint, captured=True, **config)
+    assert driver.runner.mixed
+    return driver, driver.runner.mixed
+
+
+def slices(*counts: int) -> list[ScheduledSlice]:
+    return [ScheduledSlice(n, 0, n, 0, count, True) for n, count in enumerate(counts)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "decodes", "tokens"),
+    [
+        ((1, 16), [0], [16]),
+        ((12, 40), [0, 8, 11], [16, 32, 40]),
+        ((300, 9000), [0, 8, 32, 64, 128, 256], [16, 32, 64, 128, 256, 512, 1024, 2048]),
+    ],
+)
+def test_shapes(limits: tuple[int, int], decodes: list[int], tokens: list[int]) -> None:
+    assert mixed_shapes(*limits) == [Shape(d, t) for t in tokens for d in decodes]
+
+
+def test_a_step_takes_the_smallest_shape_that_holds_it(checkpoint: Path) -> None:
+    _, mixed = captured(checkpoint, max_num_seqs=17)
+    assert mixed.shape_for(slices(16)) == Shape(0, 16)
+    assert mixed.shape_for(slices(1, 17)) == Shape(8, 32)
+    assert mixed.shape_for(slices(*[1] * 9, 200, 50, 1)) == Shape(16, 256)
+    assert mixed.shape_for(slices(*[2] * CHUNKS)) == Shape(0, 2 * CHUNKS)
+    assert mixed.shape_for(slices(*[2] * (CHUNKS + 1))) is None
+    assert mixed.shape_for(slices(257)) is None
+    assert mixed.shape_for(slices(1, 1)) is None, "decodes have recordings of their own"
+
+
+def test_idle_turns_record_them_after_the_decodes(checkpoint: Path) -> None:
+    driver, mixed = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
+    assert not any(map(mixed.has, mixed.shapes)), "nothing at start"
+    driver.turn(2)
+    assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
+    driver.turn(2)
+    assert all(map(mixed.has, mixed.shapes))
+    assert not driver.runner.improve()
+
+
+def test_what_has_no_recording_runs_eagerly(checkpoint: Path) -> None:
+    """Only decodes are replayed, two recordings each: the driver's help is taken away."""
+    driver, mixed = captured(checkpoint, max_num_seqs=2)
+    mixed.capture = lambda shape: None  # type: ignore[method-assign]
+    request = driver.submit([1, 2, 3], 5)
+    driver.run()
+    assert driver.tapes
+    assert (len(driver.tokens(request)), driver.tapes.replays) == (5, 2 * 4)
+
+
+@torch.inference_mode()
+def test_places_that_do_not_sample_hold_the_padding_row(checkpoint: Path) -> None:
+    """Of all that could be drawn: whoever stood there in the step before must get no token."""
+    driver, mixed = captured(checkpoint, max_num_seqs=40)
+    assert driver.runner.graphs
+    row_ids, padding = driver.runner.graphs.row_ids, driver.runner.rows.padding
+    step = slices(1, 1, 5)
+    shape = mixed.shape_for(step)
+    assert shape == Shape(8, 16)
+    mixed.capture(shape)
+    row_ids.copy_(torch.arange(40))
+    mixed.compute(shape, step)
+    assert row_ids.tolist() == [0, 1, 2, *[padding] * 37]
+
+
+def answers(driver: Driver) -> list[list[int]]:
+    """Of prompts that come while others are answered, some beginning like one before."""
+    ids = []
+    for number in range(6):
+        prompt = [(7 * i + number % 4) % 600 for i in range(20 + 9 * number)]
+        seeded = {"temperature": 1.0, "seed": number} if number % 2 else {}
+        ids.append(driver.submit(prompt, 20, **seeded))
+        driver.turn(2)
+    driver.run()
+    ids.append(driver.submit([7 * i % 600 for i in range(50)], 4, logprobs=1))
+    driver.run()
+    return [driver.tokens(i) for i in ids]
+
+
+@pytest.mark.parametrize("blocks", [None, 7], ids=["", "preempted"])
+def test_every_step_is_replayed_and_answers_as_one_that_is_not(
+    checkpoint: Path, blocks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = BUSY | {"num_gpu_blocks_override": blocks, "max_model_len": 96}
+    eager = Driver(checkpoint, **config)
+    due = answers(eager)
+    driver, mixed = captured(checkpoint, depth=1, late=True, **config)
+
+    def refused(step: Any) -> None:
+        raise AssertionError(f"not replayed: {step}")
+
+    monkeypatch.setattr(driver.runner, "_compute", refused)
+    assert answers(driver) == due
+    assert driver.stats.prefix_hits > 0
+    assert (driver.stats.preemptions > 0) == (blocks is not None)
+    assert len([shape for shape in mixed.shapes if mixed.has(shape)]) > 3
+    driver.check_static()
+
+
+def test_padding_writes_only_the_null_block(checkpoint: Path) -> None:
+    """Three decodes and two chunks in a step of eight and 32 tokens."""
+    driver, mixed = captured(checkpoint, depth=0, **BUSY)
+    for n in range(8):  # five end early: their rows must not stay in the step
+        driver.submit([1, 2, 3 + n], 30 if n < 3 else 2)
+    driver.turn(3)
+    for n in range(2):
+        driver.submit([5 + n] * 9, 8)
+    scheduler, kv, rows = driver.core.scheduler, driver.runner.kv, driver.runner.rows
+    assert len(scheduler.running) == 3
+    for layer in kv.layers:  # blocks just allocated are zeroed, those of others stay
+        layer.keys[1:], layer.values[1:] = SENTINEL, SENTINEL
+    tokens, lengths = rows.tokens.clone(), rows.lengths.clone()
+    places = {s.id: s.num_computed for s in scheduler.running}
+    driver.turn()
+    assert mixed.has(Shape(8, 32)), "this step was replayed"
+    written, scrubbed = set(), set()
+    for s in scheduler.running:
+        for position in range(places.get(s.id, 0), s.num_computed):
+            written.add((s.tables[0][position // 16], position % 16))
+        scrubbed |= set() if s.id in places else set(s.tables[0])
+    for layer in kv.layers:
+        for held in (layer.keys, layer.values):
+            changed = (held != SENTINEL).any(3).any(1).nonzero().tolist()
+            assert {(b, o) for b, o in changed if b and b not in scrubbed} | {
+                (b, o) for b, o in written if b in scrubbed
+            } == written
+            for block in scrubbed:
+                beyond = [o for o in range(16) if (block, o) not in written]
+                assert not held[block, :, beyond].any(), "zeroed and not written since"
+    live = [s.row for s in scheduler.running]
+    rest = [row for row in range(rows.padding + 1) if row not in live]
+    assert torch.equal(rows.tokens[rest[:-1]], tokens[rest[:-1]])
+    assert torch.equal(rows.lengths[rest], lengths[rest])
+    assert not rows.block_tables[:, rows.padding].any()
