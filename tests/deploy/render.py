@@ -36,10 +36,10 @@ def kustomize(folder: Path) -> list[Object]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def helm(values: Object) -> list[Object]:
-    """The chart, installed as `penstock` with `values`; raises where the schema refuses them."""
+def helm(values: Object, name: str = "penstock") -> list[Object]:
+    """The chart, installed as `name` with `values`; raises where the schema refuses them."""
     with helm_python.Chart.load(CHART) as chart:
-        files = chart.render(values, name="penstock", namespace="default")
+        files = chart.render(values, name=name, namespace="default")
     documents = (document for text in files.values() for document in yaml.safe_load_all(text))
     return [document for document in documents if document]
 
@@ -63,8 +63,9 @@ def by_name(things: list[Object]) -> dict[tuple[str, str], Object]:
 
 def comparable(things: list[Object]) -> dict[tuple[str, str], Object]:
     """Without what says the same in two ways: of the settings' hash kustomize makes the end of the
-    ConfigMap's name, the chart an annotation of the pods; and volumes have no order."""
-    text = json.dumps(things)
+    ConfigMap's name, the chart an annotation of the pods; queries name the namespace where it is
+    known, in the chart; and volumes have no order."""
+    text = json.dumps(things).replace('namespace=\\"default\\", ', "")
     plain = by_name(json.loads(re.sub(r"penstock-config-[a-z0-9]{10}", "penstock-config", text)))
     for (kind, _), thing in plain.items():
         if kind == "Deployment":

@@ -267,6 +267,60 @@ def test_a_scaled_deployment_has_no_number_of_its_own(servers: dict[str, Object]
         assert ("replicas" in deployment["spec"]) != ("autoscale" in name), name
 
 
+def test_keda_takes_the_fallback(renderings: dict[str, list[Object]]) -> None:
+    """It refuses one beside a trigger of another kind, which no schema says."""
+    for name in ("k8s/autoscale-keda", "helm/autoscale-keda"):
+        spec = by_name(renderings[name])["ScaledObject", "penstock"]["spec"]
+        assert {trigger["metricType"] for trigger in spec["triggers"]} == {"AverageValue"}
+        for trigger in spec["triggers"]:
+            assert trigger["metadata"]["query"].startswith("sum("), "AverageValue divides by itself"
+        assert spec["fallback"]["behavior"] == "currentReplicasIfHigher", "it would shrink else"
+
+
+@pytest.mark.parametrize("release", ["penstock", "llm"])
+def test_scrapes_are_found_by_alerts_and_scalers_whatever_the_release(release: str) -> None:
+    values = {"monitoring": {"enabled": True}, "autoscaling": {"by": "keda"}}
+    things = by_name(helm(values, release))
+    monitor = things["ServiceMonitor", release]["spec"]
+    service = things["Service", f"{release}-pods"]["metadata"]
+    job = service["labels"][monitor["jobLabel"]]
+    for group in things["PrometheusRule", release]["spec"]["groups"]:
+        for pattern in re.findall('job=~"([^"]*)"', json.dumps(group).replace(r"\"", '"')):
+            assert re.fullmatch(pattern, job)
+    for trigger in things["ScaledObject", release]["spec"]["triggers"]:
+        query = trigger["metadata"]["query"]
+        assert f'{{namespace="default", service="{service["name"]}"}}' in query
+
+
+def test_what_comes_from_outside_reaches_neither_metrics_nor_probes(
+    renderings: dict[str, list[Object]],
+) -> None:
+    seen = 0
+    for thing in (thing for things in renderings.values() for thing in things):
+        paths = []
+        for rule in thing.get("spec", {}).get("rules", []):
+            if thing["kind"] == "Ingress":
+                paths += [path["path"] for path in rule["http"]["paths"]]
+            elif thing["kind"] == "HTTPRoute":
+                paths += [match["path"]["value"] for match in rule["matches"]]
+        seen += len(paths)
+        assert not [r for r in ROUTES for path in paths if f"{r}/".startswith(path.rstrip("/"))]
+    assert seen > 3
+
+
+def test_the_chart_gives_the_labels_and_the_certificate_asked_for() -> None:
+    labels = {"release": "kube-prometheus-stack"}
+    monitoring = by_name(helm({"monitoring": {"enabled": True, "labels": labels}}))
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        found = monitoring[kind, "penstock"]
+        validate(found)
+        assert found["metadata"]["labels"] == SELECTOR | labels
+    ingress = by_name(helm({"ingress": {"enabled": True, "tlsSecret": "mine"}}))
+    validate(ingress["Ingress", "penstock"])
+    [tls] = ingress["Ingress", "penstock"]["spec"]["tls"]
+    assert tls == {"hosts": ["penstock.example.com"], "secretName": "mine"}
+
+
 def test_a_required_key_is_required_and_used_for_the_scrape(
     renderings: dict[str, list[Object]], servers: dict[str, Object]
 ) -> None:
