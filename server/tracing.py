@@ -68,7 +68,7 @@ class Tracing:
             ("OTEL_EXPORTER_OTLP_PROTOCOL", PROTOCOL),
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", PROTOCOL),
         ):
-            if (value := environ.get(name, only)) != only:
+            if (value := environ.get(name) or only) != only:  # empty is unset, says the standard
                 raise ConfigError(f"{name} is {value!r}; --tracing speaks {only} only.")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -45,6 +45,14 @@ def test_what_runs_is_small_unprivileged_and_process_1(file: Path) -> None:
 
 
 @images
+def test_what_a_flag_needs_is_installed(file: Path) -> None:
+    """Nobody can add an extra to a container whose root is read-only."""
+    dependencies = next(run for run in stages(file)[0].all("RUN") if "tomllib" in run)
+    extras = re.findall(r"\['optional-dependencies'\]\['(\w+)'\]", dependencies)
+    assert set(extras) == {"otel"} | ({"gpu"} if file.suffix == ".cuda" else set())
+
+
+@images
 def test_everything_written_goes_to_the_cache(file: Path) -> None:
     *_, final = stages(file)
     environment = final.environment

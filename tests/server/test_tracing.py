@@ -194,6 +194,12 @@ def test_what_it_does_not_speak_is_refused_by_name(name, value):
         Tracing.from_environment({name: value})
 
 
+def test_an_empty_variable_is_as_good_as_none():
+    Tracing.from_environment(
+        {"OTEL_TRACES_EXPORTER": "", "OTEL_EXPORTER_OTLP_PROTOCOL": ""}
+    ).close()
+
+
 class Stuck(SpanProcessor):
     """Sends to a collector that is gone: its end does not come."""
 
