@@ -151,8 +151,10 @@ class Lifetime:
                     "once more to leave at once"
                 )
             # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
-            while self._unanswered and loop.time() < deadline:  # noqa: ASYNC110
+            while self._unanswered and not self._hung and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+            if self._hung:
+                self._say("penstock: the engine hangs, so nothing is waited for")
             if self._unanswered:
                 await self._client.stop()  # fails what is left: its streams end with an error
             else:
@@ -164,6 +166,13 @@ class Lifetime:
     def _unanswered(self) -> bool:
         """Whether a request is open: in the engine, on its way there, or being written."""
         return self._client.busy or bool(self.server.server_state.tasks)
+
+    @property
+    def _hung(self) -> bool:
+        """As /health tells it. Its liveness probe is then who sent the signal, and every second
+        waited is one more without service."""
+        age: float = self._client.last_step_age()
+        return age > self._service.config.stall_timeout
 
     def _stop_serving(self, grace_s: int) -> None:
         self.server.config.timeout_graceful_shutdown = grace_s

@@ -76,8 +76,9 @@ def _holder(port: int) -> str:
         try:
             if os.readlink(link) in sockets:
                 process = link.parent.parent
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-                return f" by process {process.name} ({command.decode(errors='replace').strip()})"
+                # Not its command line, which may hold a key and would go to our log.
+                name = (process / "comm").read_text(errors="replace").strip()
+                return f" by process {process.name} ({name})"
         except OSError:
             continue  # another user's process, or one that has ended
     return ""

@@ -31,6 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     api_key: tuple[str, ...] = ()
     log_format: Literal["auto", "json"] = "auto"
     drain_timeout: float = 30.0
+    stalled_s: float = 0.001  # how long it has given no sign, with work
     load_s: float = 0.0
     token_s: float = 0.0
     fatal: str = ""  # why it dies, `dies_after_s` after its start; empty: it lives
@@ -72,7 +73,7 @@ class PlannedEngine(FakeEngine):
         return INFO
 
     def last_step_age(self) -> float:
-        return 0.001 if self.running else 0.0
+        return self.plan.stalled_s if self.running else 0.0
 
     async def stop(self) -> None:
         for running in self.running.values():

@@ -123,12 +123,18 @@ def test_with_json_logs_every_line_is_a_record(start: Any) -> None:
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
-    server = start()
+    secret = "key-of-another-process"
+    held = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); " + (
+        "sys.stderr.write(f'listening on http://127.0.0.1:{s.getsockname()[1]},\\n'); "
+        "sys.stderr.flush(); time.sleep(60)"
+    )
+    server = start.run([sys.executable, "-c", held, "--api-key", secret])
     port = server.url.rpartition(":")[2]
     other = start.run([sys.executable, "-m", "server", "serve", "--port", port])
     assert other.status(10) == 1
     assert f"Port {port} is in use by process {server.process.pid} (" in other.log
     assert "--port" in other.log
+    assert secret not in other.log, "command lines hold keys"
     assert len(other.log.splitlines()) == 1
 
 
@@ -168,6 +174,19 @@ def test_what_outlasts_the_drain_timeout_gets_an_error_and_the_status_is_0(start
     assert "error" in json.loads(rest[-1].removeprefix("data: "))
     assert server.status(10) == 0
     assert "Traceback" not in server.log
+
+
+def test_a_hung_engine_is_not_waited_for(start: Any) -> None:
+    """Its liveness probe has failed: it shall be restarted, not drained for a minute first."""
+    server = start(token_s=0.1, drain_timeout=60, stalled_s=61)
+    with streaming(server, tokens=400) as lines:
+        server.signal(signal.SIGTERM)
+        rest: list[str] = []
+        with contextlib.suppress(httpx2.RemoteProtocolError):  # the body ends unfinished
+            rest.extend(line for line in lines if line)
+    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+    assert server.status(15) == 0
+    assert "the engine hangs" in server.log
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
