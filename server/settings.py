@@ -143,6 +143,10 @@ def load(
     values: dict[type, dict[str, Any]] = {ServerConfig: {}, EngineConfig: {}}
     errors = []
     for name, (value, source) in (from_file | from_environment | from_flags).items():
+        # Meant and forgotten, as from a Secret made of a variable that was not set: passed over, it
+        # would open the server to everyone.
+        if known[name].marked("secret") and not _all_there(value):
+            errors.append(f"{source} is set, but to nothing. Give a key, or do not set it.")
         try:
             values[known[name].owner][name] = _convert(known[name], value)
         except msgspec.ValidationError:
@@ -151,6 +155,12 @@ def load(
     if errors:
         raise ConfigError("\n".join(errors))
     return ServerConfig(**values[ServerConfig]), EngineConfig(**values[EngineConfig]), warnings
+
+
+def _all_there(value: Any) -> bool:
+    """Whether a secret, or each of several, has a character that is no space."""
+    given = value if isinstance(value, list) else [value]
+    return bool(given) and all(str(each or "").strip() for each in given)
 
 
 def _convert(setting: Setting, value: Any) -> Any:
@@ -168,11 +178,14 @@ def _from_environment(
     warnings = []
     settings_by_variable = {setting.variable: setting for setting in known.values()}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE:
+            continue
+        setting = settings_by_variable.get(variable)
+        if not text and not (setting and setting.marked("secret")):
             continue  # an empty variable is how compose files say "not given"
         if SERVICE_LINK.fullmatch(variable) or SERVICE_LINK_VALUE.match(text):
             continue
-        if setting := settings_by_variable.get(variable):
+        if setting:
             parts = [part.strip() for part in text.split(",") if part.strip()]
             layer[setting.name] = (parts if setting.repeats else text, variable)
         else:

@@ -138,6 +138,18 @@ def test_a_secret_on_the_command_line_is_warned_of() -> None:
     assert load({}, {"PENSTOCK_API_KEY": "a, b"}, None)[0].api_key == ("a", "b")
 
 
+@pytest.mark.parametrize("text", ["", " ", ",", " , "])
+def test_a_key_that_was_forgotten_does_not_open_the_server(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PENSTOCK_API_KEY is set, but to nothing"):
+        load({}, {"PENSTOCK_API_KEY": text}, None)
+    if not text.strip():
+        with pytest.raises(ConfigError, match="--api-key is set, but to nothing"):
+            load({"api_key": ["good", text]}, {}, None)
+    (tmp_path / "c.yaml").write_text("api_key: ['']\n")
+    with pytest.raises(ConfigError, match=r"api_key in .* is set, but to nothing"):
+        load({}, {}, tmp_path / "c.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [
