@@ -22,7 +22,7 @@ from typing import Any
 from locust import User, constant, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
-from locust.runners import MasterRunner
+from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.bench import BACK_OFF_S, PATHS, BenchError, Server, calibrate, find
 from loadtest.charts import document
@@ -47,13 +47,21 @@ class Test:
         scale = Scale.parse(options.length_scale)
         self.workload = workload(options.workload, scale, longest)
         self.prose = asyncio.run(calibrate(self.server))
-        self.texts = _texts(self.workload, self.prose, random.Random(options.seed))
+        self.texts = _texts(self.workload, self.prose, random.Random(_seed(environment)))
         self.timeline = Timeline()
         self.began, self.cpu = time.monotonic(), time.process_time()
 
     def client_cpu(self) -> float:
         """Of this process, as a share of one core."""
         return (time.process_time() - self.cpu) / (time.monotonic() - self.began)
+
+
+def _seed(environment: Environment) -> int | str:
+    """Each worker its own: the same prompts from all would be found in the prefix cache."""
+    assert environment.parsed_options is not None
+    seed: int = environment.parsed_options.seed
+    worker = environment.runner.worker_index if isinstance(environment.runner, WorkerRunner) else 0
+    return f"{seed} of worker {worker}" if worker else seed
 
 
 def _texts(chosen: Workload, prose: Prose, rng: random.Random) -> Iterator[tuple[str, int]]:

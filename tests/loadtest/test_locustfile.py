@@ -78,6 +78,19 @@ async def test_rejections_are_failures_and_slow_the_users_down() -> None:
     assert asked <= 2 + 2 * 3
 
 
+async def test_workers_ask_for_different_texts() -> None:
+    """The same from all of them would be in the server's prefix cache."""
+    async with scripted(first_s=0.05) as server:
+        status, _, err = await locust(
+            "--headless", "--processes", 2, "-u", 2, "-r", 2, "-t", "4s", "--host", server.url,
+            "--workload", "40/5",
+        )  # fmt: skip
+        asked = [json.dumps(body["messages"]) for body in server.asked if body["max_tokens"] == 5]
+    assert status == 0, err
+    assert len(asked) > 4
+    assert len(set(asked)) == len(asked)
+
+
 async def test_no_server_ends_at_once_with_one_line() -> None:
     status, _, err = await locust("--headless", "-t", "60s", "--host", "http://127.0.0.1:1")
     assert status == 1
