@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 def voice(config: ServerConfig, *, bad: bool = False) -> Callable[[str], None]:
     """How the server tells of its life: as `say`, or with --log-format json as records of the log,
-    so that no line on stderr is anything else. `bad` news are errors there."""
+    so that no line of ours on stderr is anything else. `bad` news are errors there."""
     if config.log_format != "json":
         return say
 

@@ -219,6 +219,14 @@ def test_what_probes_and_scrapes_ask_for_is_served(servers: dict[str, Object]) -
             assert each["args"][0] in commands
 
 
+def test_overload_does_not_empty_the_service(servers: dict[str, Object]) -> None:
+    """/ready is a 503 with a full queue: asked again and again, all pods would go at once."""
+    for deployment in servers.values():
+        [container] = pod_spec(deployment)["containers"]
+        paths = {p: container[f"{p}Probe"]["httpGet"]["path"] for p in ("startup", "readiness")}
+        assert paths == {"startup": "/ready", "readiness": "/health"}
+
+
 # ---- rights and reach -----------------------------------------------------------------------
 
 
