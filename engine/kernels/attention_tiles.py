@@ -57,59 +57,107 @@ def _fitting(head_dim: int, elements: int, most: int) -> int:
 
 
 @triton.jit
-def attend_keys(
-    query,  # [ROWS, DIMS], zeros where padded
-    positions,  # [ROWS] of the queries
-    heads,  # [ROWS]
-    keys,  # pointer to key 0 of this kv head: of block 0 if BLOCK_SIZE, else of the sequence
-    values,
-    table,  # pointer to this sequence's blocks, int64
-    bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
-    begin,
-    end,
-    scale,
+def query_heads(kv_head, rows, SHARED: tl.constexpr):
+    """(query head, whether there is one) of each of a kv head's `rows`."""
+    return kv_head * SHARED + tl.minimum(rows, SHARED - 1), rows < SHARED
+
+
+@triton.jit
+def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
+    """[R, DIMS] of what the pointers `rows` [R, 1] lead to; zeros where not `real` [R]."""
+    dims = tl.arange(0, DIMS)
+    mask = real[:, None] & (dims < HEAD_DIM)[None, :]
+    return tl.load(rows + dims[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
+    """Write `values` [R, DIMS] to the `rows` [R] of `out` [.., HEAD_DIM] that are `real` [R]."""
+    dims = tl.arange(0, values.shape[1])
+    mask = real[:, None] & (dims < HEAD_DIM)[None, :]
+    target = out + rows[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def mean(result, total):
+    """Weighted values over the sum of their weights; zeros of no keys, as in a graph's padding."""
+    return result / tl.where(total == 0, 1.0, total)[:, None]
+
+
+@triton.jit
+def key_offsets(
+    first,
+    there,
+    table,
     block_stride,
     key_stride,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Where the keys from `first` on lie, [TILE] int64; a table is read of those `there` only."""
+    key = first + tl.arange(0, TILE)
+    if BLOCK_SIZE is None:
+        return key.to(tl.int64) * key_stride
+    else:
+        if TILE <= BLOCK_SIZE:
+            block = tl.load(table + first // BLOCK_SIZE)
+        else:
+            block = tl.load(table + key // BLOCK_SIZE, mask=there, other=0)
+        return block * block_stride + key % BLOCK_SIZE * key_stride
+
+
+@triton.jit
+def shaped(scores, key, positions, heads, bias, SOFTCAP: tl.constexpr, BIAS_REACH: tl.constexpr):
+    """Scores [ROWS, TILE] after the layer's cap, and its bias by distance."""
+    if SOFTCAP is not None:  # tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|)
+        e = tl.exp2(tl.abs(scores) * (-2 / SOFTCAP * LOG2E))
+        scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - e) / (1 + e))
+    if BIAS_REACH is not None:
+        distance = key[None, :] - positions[:, None]
+        distance = tl.minimum(tl.maximum(distance, -BIAS_REACH), BIAS_REACH) + BIAS_REACH
+        scores += tl.load(bias + heads[:, None] * (2 * BIAS_REACH + 1) + distance)
+    return scores
+
+
+@triton.jit
+def attend_keys(
+    query,  # [ROWS, DIMS], zeros where padded
+    rows,  # (positions, heads), each [ROWS], of the queries
+    source,  # (keys, values, table, block_stride, key_stride), see below
+    span,  # (begin, end) of the keys
+    bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
+    scale,
     HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIMS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # tokens; None: keys lie one after another
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BIAS_REACH: tl.constexpr,
+    CAUSAL: tl.constexpr = False,
+    WINDOW: tl.constexpr = None,
 ):
     """(highest score [ROWS], sum of weights [ROWS], weighted values [ROWS, DIMS]) in fp32.
 
     Tiles begin at multiples of TILE. Keys outside [begin, end) are not read: they may be NaN.
+    The source's pointers are this kv head's: to key 0 of block 0 if BLOCK_SIZE, else of the
+    sequence; the table's leads to this sequence's blocks, int64.
     """
-    dims = tl.arange(0, DIMS)
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    out = tl.zeros([ROWS, DIMS], tl.float32)
+    positions, heads = rows
+    begin, end = span
+    keys, values, table, block_stride, key_stride = source
+    dims = tl.arange(0, query.shape[1])
+    highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([query.shape[0]], tl.float32)
+    out = tl.zeros(query.shape, tl.float32)
     for first in range(begin // TILE * TILE, end, TILE):
         key = first + tl.arange(0, TILE)
         there = (key >= begin) & (key < end)
-        if BLOCK_SIZE is None:
-            offsets = key.to(tl.int64) * key_stride
-        else:
-            if TILE <= BLOCK_SIZE:
-                block = tl.load(table + first // BLOCK_SIZE)
-            else:
-                block = tl.load(table + key // BLOCK_SIZE, mask=there, other=0)
-            offsets = block * block_stride + key % BLOCK_SIZE * key_stride
+        offsets = key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
         offsets = offsets[:, None] + dims[None, :]
         read = there[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(keys + offsets, mask=read, other=0.0)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        if SOFTCAP is not None:  # tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|)
-            e = tl.exp2(tl.abs(scores) * (-2 / SOFTCAP * LOG2E))
-            scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - e) / (1 + e))
-        if BIAS_REACH is not None:
-            distance = key[None, :] - positions[:, None]
-            distance = tl.minimum(tl.maximum(distance, -BIAS_REACH), BIAS_REACH) + BIAS_REACH
-            scores += tl.load(bias + heads[:, None] * (2 * BIAS_REACH + 1) + distance)
+        scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
         visible = there[None, :]
         if CAUSAL:
             visible &= key[None, :] <= positions[:, None]

@@ -14,7 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.attention_tiles import Features, attend_keys, keys_per_tile, padded
+from engine.kernels.attention_tiles import (
+    Features,
+    attend_keys,
+    keys_per_tile,
+    load_rows,
+    mean,
+    padded,
+    query_heads,
+    store_rows,
+)
 
 SPLIT: tl.constexpr = tl.constexpr(256)
 MAX_SPLITS: tl.constexpr = tl.constexpr(32)
@@ -30,6 +39,13 @@ def splits_of(length, WINDOW: tl.constexpr):
     pieces = tl.cdiv(length - origin, SPLIT)
     size = SPLIT * tl.maximum(tl.cdiv(pieces, MAX_SPLITS), 1)
     return first, origin, size, tl.maximum(tl.cdiv(length - origin, size), 1)
+
+
+@triton.jit
+def store_stats(partial_stats, place, highest, total, real):
+    """What the reduction weighs a split's results by."""
+    tl.store(partial_stats + place * 2, highest, mask=real)
+    tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
 
 @triton.jit(do_not_specialize=["tables", "lengths", "max_splits", "table_stride"])
@@ -63,49 +79,35 @@ def decode_kernel(
     kv_heads = tl.num_programs(1)
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, DIMS)
-    heads = kv_head * SHARED + tl.minimum(rows, SHARED - 1)
-    real = (rows < SHARED)[:, None] & (dims < HEAD_DIM)[None, :]
+    heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
     query += sequence * query_stride
-    q = tl.load(query + heads[:, None] * head_stride + dims[None, :], mask=real, other=0.0)
+    q = load_rows(query + heads[:, None] * head_stride, real, HEAD_DIM, DIMS)
     head_keys: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    own = kv_head * head_keys
+    tables += sequence * table_stride
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         begin = tl.maximum(origin + split * size, first)
+        end = tl.minimum(origin + (split + 1) * size, length)
         highest, total, result = attend_keys(
             q,
-            tl.full([ROWS], 0, tl.int32) + (length - 1),
-            heads,
-            keys + kv_head * head_keys,
-            values + kv_head * head_keys,
-            tables + sequence * table_stride,
+            (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
+            (keys + own, values + own, tables, kv_heads * head_keys, HEAD_DIM),
+            (begin, end),
             bias,
-            begin,
-            tl.minimum(origin + (split + 1) * size, length),
             scale,
-            kv_heads * head_keys,
             HEAD_DIM,
-            HEAD_DIM,
-            ROWS,
-            DIMS,
             TILE,
             BLOCK_SIZE,
-            False,
-            None,
             SOFTCAP,
             BIAS_REACH,
         )
         place = sequence * (kv_heads * SHARED) + heads
         if splits == 1:
-            # No keys at all, as in a graph's padding: zeros.
-            result = result / tl.where(total == 0, 1.0, total)[:, None]
-            target = out + place[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(target, result.to(out.dtype.element_ty), mask=real)
+            store_rows(out, place, mean(result, total), real, HEAD_DIM)
         else:
             place = place * max_splits + split
-            tl.store(partial_out + place[:, None] * HEAD_DIM + dims[None, :], result, mask=real)
-            tl.store(partial_stats + place * 2, highest, mask=rows < SHARED)
-            tl.store(partial_stats + place * 2 + 1, total, mask=rows < SHARED)
+            store_rows(partial_out, place, result, real, HEAD_DIM)
+            store_stats(partial_stats, place, highest, total, real)
 
 
 @triton.jit(do_not_specialize=["lengths", "max_splits"])

@@ -16,14 +16,22 @@ from engine.kernels.attention_tiles import (
     Features,
     attend_keys,
     keys_per_tile,
+    load_rows,
+    mean,
     padded,
+    query_heads,
     rows_per_tile,
+    store_rows,
 )
 
 
 @triton.jit
-def owner_of(tile, query_starts, sequences, QUERIES: tl.constexpr):
-    """(sequence, its tile number) of the launch's tile: the last that owns one so early."""
+def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
+    """(sequence, its first token, its queries, the tile's first query, the first after them).
+
+    Of this program's tile, which belongs to the last sequence that owns one so early.
+    """
+    tile = tl.program_id(0)
     base = tl.load(query_starts)
     low = 0
     high = sequences
@@ -33,7 +41,28 @@ def owner_of(tile, query_starts, sequences, QUERIES: tl.constexpr):
             low = middle
         else:
             high = middle
-    return low, tile - (tl.load(query_starts + low) - base) // QUERIES - low
+    start = tl.load(query_starts + low)
+    count = tl.load(query_starts + low + 1) - start
+    first = (tile - (start - base) // QUERIES - low) * QUERIES
+    return low, start, count, first, tl.minimum(first + QUERIES, count)
+
+
+@triton.jit
+def tile_rows(
+    first, count, kv_head, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
+):
+    """(number among its sequence's queries, query head, whether there is one) of each row."""
+    rows = tl.arange(0, ROWS)
+    number = first + rows // PACKED
+    heads, real = query_heads(kv_head, rows % PACKED, SHARED)
+    return number, heads, (number < count) & real
+
+
+@triton.jit
+def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """(begin, end) of the keys that queries [first, last) of `count` see, after `past` others."""
+    begin = 0 if WINDOW is None else tl.maximum(past + first - WINDOW + 1, 0)
+    return begin, past + (last if CAUSAL else count)
 
 
 @triton.jit(
@@ -68,64 +97,45 @@ def extend_kernel(
     SOFTCAP: tl.constexpr,
     BIAS_REACH: tl.constexpr,
 ):
-    queries: tl.constexpr = ROWS // PACKED
-    kv_head = tl.program_id(1)
-    sequence, tile = owner_of(tl.program_id(0), query_starts, sequences, queries)
-    start = tl.load(query_starts + sequence)
-    count = tl.load(query_starts + sequence + 1) - start
-    first = tile * queries
+    sequence, start, count, first, last = owner_of(query_starts, sequences, ROWS // PACKED)
     if first >= count:
         return
-    length = tl.load(key_lengths + sequence)
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, DIMS)
-    number = first + rows // PACKED  # of the query among the sequence's new ones
-    positions = length - count + number
-    heads = kv_head * SHARED + tl.minimum(rows % PACKED, SHARED - 1)
-    real = (number < count) & (rows % PACKED < SHARED)
-    real = real[:, None] & (dims < HEAD_DIM)[None, :]
+    kv_head = tl.program_id(1)
+    number, heads, real = tile_rows(first, count, kv_head, SHARED, PACKED, ROWS)
+    past = tl.load(key_lengths + sequence) - count
     tokens = (start + number).to(tl.int64)
-    begin = 0
-    end = length
-    if CAUSAL:
-        end = length - count + tl.minimum(first + queries, count)
-    if WINDOW is not None:
-        begin = tl.maximum(length - count + first - WINDOW + 1, 0)
-    keys += kv_head * key_head_stride
-    values += kv_head * key_head_stride
-    table = tables
-    if BLOCK_SIZE is None:
-        keys += start.to(tl.int64) * key_stride
-        values += start.to(tl.int64) * key_stride
-    else:
-        table += sequence.to(tl.int64) * table_stride
     query += tokens[:, None] * query_stride + heads[:, None] * head_stride
+    own = kv_head * key_head_stride
+    if BLOCK_SIZE is None:
+        own += start.to(tl.int64) * key_stride
+    else:
+        tables += sequence.to(tl.int64) * table_stride
     _, total, result = attend_keys(
-        tl.load(query + dims[None, :], mask=real, other=0.0),
-        positions,
-        heads,
-        keys,
-        values,
-        table,
+        load_rows(query, real, HEAD_DIM, DIMS),
+        (past + number, heads),
+        (keys + own, values + own, tables, block_stride, key_stride),
+        visible_span(past, first, last, count, CAUSAL, WINDOW),
         bias,
-        begin,
-        end,
         scale,
-        block_stride,
-        key_stride,
         HEAD_DIM,
-        ROWS,
-        DIMS,
         TILE,
         BLOCK_SIZE,
-        CAUSAL,
-        WINDOW,
         SOFTCAP,
         BIAS_REACH,
+        CAUSAL,
+        WINDOW,
     )
-    result = result / tl.where(total == 0, 1.0, total)[:, None]
-    out += (tokens[:, None] * (tl.num_programs(1) * SHARED) + heads[:, None]) * HEAD_DIM
-    tl.store(out + dims[None, :], result.to(out.dtype.element_ty), mask=real)
+    place = tokens * (tl.num_programs(1) * SHARED) + heads
+    store_rows(out, place, mean(result, total), real, HEAD_DIM)
+
+
+def _strides(keys: torch.Tensor) -> tuple[int, int, int]:
+    """From block to block, from kv head to kv head and from key to key."""
+    if keys.ndim == 3:
+        key, head, _ = keys.stride()
+        return 0, head, key
+    block, head, key, _ = keys.stride()
+    return block, head, key
 
 
 def extend_attention(
@@ -149,13 +159,9 @@ def extend_attention(
     """
     tokens, heads, dim = query.shape
     kv_heads = keys.shape[1]
-    if tables is None:
-        if keys.stride() != values.stride() or keys.stride(2) != 1:
-            keys, values = keys.contiguous(), values.contiguous()
-        block_size, block_stride, (key_stride, key_head_stride, _) = None, 0, keys.stride()
-    else:
-        block_size = keys.shape[2]
-        block_stride, key_head_stride, key_stride, _ = keys.stride()
+    block_size = None if tables is None else keys.shape[2]
+    if tables is None and (keys.stride() != values.stride() or keys.stride(2) != 1):
+        keys, values = keys.contiguous(), values.contiguous()
     packed = triton.next_power_of_2(heads // kv_heads)
     rows = rows_per_tile(packed, dim, query.dtype)
     sequences = len(key_lengths)
@@ -173,9 +179,7 @@ def extend_attention(
         sequences,
         query.stride(0),
         query.stride(1),
-        block_stride,
-        key_head_stride,
-        key_stride,
+        *_strides(keys),
         0 if tables is None else tables.stride(0),
         SHARED=heads // kv_heads,
         PACKED=packed,
