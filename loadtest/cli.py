@@ -14,63 +14,75 @@ if TYPE_CHECKING:
     from loadtest.session import Asked
 
 app = typer.Typer(no_args_is_help=True)
-Ask = Literal["chat", "completions"]
-Arrivals = Literal["poisson", "recorded"]
+
+# The options of `run`, of which typer reads the type and the text here.
+Url = Annotated[str, typer.Option(help="The server, with or without /v1.")]
+Concurrency = Annotated[
+    str | None,
+    typer.Option(metavar="1,8,32", help="Closed loop: so many clients at a time, in turn."),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="2,4,120%",
+        help="Open loop: so many requests/s, in turn; with %, of what 64 clients reach.",
+    ),
+]
+Workload = Annotated[
+    str,
+    typer.Option(
+        help="Tokens of prompt/answer; or `mix`: chats and code, some prompts shared; or the "
+        "file of a trace (Mooncake, Azure) or of prompts.",
+    ),
+]
+LengthScale = Annotated[
+    str, typer.Option(metavar="0.01/0.2", help="A trace's prompts and answers, times this.")
+]
+Arrivals = Annotated[
+    Literal["poisson", "recorded"],
+    typer.Option(help="Of an open loop; recorded: the trace's, at the rate given."),
+]
+Slo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ttft=500ms,itl=50ms", help="What a good request keeps (also e2e=10s): goodput."
+    ),
+]
+Seconds = Annotated[float, typer.Option(help="Of each load.", min=0.1)]
+Rounds = Annotated[int, typer.Option(help="All loads so often; medians are shown.", min=1)]
+Seed = Annotated[int, typer.Option(help="Same seed, same prompts and arrivals.")]
+Model = Annotated[str | None, typer.Option(help="Default: the server's first model.")]
+Key = Annotated[str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)]
+Api = Annotated[Literal["chat", "completions"], typer.Option(help="What is asked of the server.")]
+IgnoreEos = Annotated[
+    bool, typer.Option(help="Ask for answers of full length; not every server can.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds a request may take.", min=0.1)]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write the figures here, for `compare`.")
+]
+HtmlFile = Annotated[Path | None, typer.Option("--html", help="Write a page with curves here.")]
 
 
 @app.command()
 def run(
-    url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = (
-        "http://127.0.0.1:8000"
-    ),
-    concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="1,8,32", help="Closed loop: so many clients at a time, in turn."),
-    ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="2,4,120%",
-            help="Open loop: so many requests/s, in turn; with %, of what 64 clients reach.",
-        ),
-    ] = None,
-    workload: Annotated[
-        str,
-        typer.Option(
-            help="Tokens of prompt/answer; or `mix`: chats and code, some prompts shared; or the "
-            "file of a trace (Mooncake, Azure) or of prompts.",
-        ),
-    ] = "128/64",
-    length_scale: Annotated[
-        str, typer.Option(metavar="0.01/0.2", help="A trace's prompts and answers, times this.")
-    ] = "1",
-    arrivals: Annotated[
-        Arrivals, typer.Option(help="Of an open loop; recorded: the trace's, at the rate given.")
-    ] = "poisson",
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ttft=500ms,itl=50ms", help="What a good request keeps (also e2e=10s): goodput."
-        ),
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each load.", min=0.1)] = 20.0,
-    rounds: Annotated[int, typer.Option(help="All loads so often; medians are shown.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Same seed, same prompts and arrivals.")] = 0,
-    model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)
-    ] = None,
-    api: Annotated[Ask, typer.Option(help="What is asked of the server.")] = "chat",
-    ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for answers of full length; not every server can.")
-    ] = True,
-    timeout: Annotated[float, typer.Option(help="Seconds a request may take.", min=0.1)] = 300.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here, for `compare`.")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with curves here.")
-    ] = None,
+    url: Url = "http://127.0.0.1:8000",
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    workload: Workload = "128/64",
+    length_scale: LengthScale = "1",
+    arrivals: Arrivals = "poisson",
+    slo: Slo = None,
+    seconds: Seconds = 20.0,
+    rounds: Rounds = 1,
+    seed: Seed = 0,
+    model: Model = None,
+    api_key: Key = None,
+    api: Api = "chat",
+    ignore_eos: IgnoreEos = True,
+    timeout: Timeout = 300.0,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
 ) -> None:
     """Load a server and tell what its users would feel. Status 1 where a request failed.
 
