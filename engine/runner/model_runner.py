@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,7 +20,7 @@ from engine.runner.graphs import DecodeGraphs, batch_sizes
 from engine.runner.mixed import MixedGraphs
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
-from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of
+from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of, release
 from engine.sampling.draw import draw
 from engine.sampling.logprobs import PendingLogprobs
 from engine.sampling.sampler import sample
@@ -202,8 +201,7 @@ class ModelRunner:
                 graphs += (len(mixed.shapes) - 1) * kept_by(mixed.capture_next)
             del probe, recorder, mixed
         del self.kv, self.rows
-        gc.collect()
-        torch.cuda.empty_cache()
+        release()
         return Reserve(step, graphs)
 
     @property

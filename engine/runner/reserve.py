@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,6 +51,14 @@ def _text(number: int, length: int, groups: list[int] | tuple[()]) -> Encode:
     pooling: Pooling | None = None if groups else "mean"
     blocks = tuple((group, (0,) * length) for group in groups)  # no block size is so small
     return Encode(number, (0,) * length, pooling, blocks)
+
+
+def release() -> None:
+    """Give back the memory of what nobody uses any more, also of an engine that was in this process
+    before: recordings have kept its cycles from the collector."""
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def peak_of(compute: Callable[[], object]) -> int:

@@ -33,6 +33,8 @@ CASES = {
     "nanochat": test_nanochat.CASES[0],
     "t5": test_t5.CASES[0],
 }
+# Engines of one process live side by side: by default the first would take the whole card.
+SMALL: dict[str, Any] = {"kv_cache_memory_bytes": 256 << 20}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -49,7 +51,7 @@ def check(found: list[Answer], due: list[Answer]) -> None:
 @pytest.mark.parametrize("size", [None, 1, 7, BLOCK])
 def test_logits(golden: Golden, cuda: str, size: int | None) -> None:
     """None is the whole prompt at once, 1 decodes it token by token."""
-    runner = load(golden.folder, device=cuda)
+    runner = load(golden.folder, device=cuda, **SMALL)
     assert runner.backend.name == "triton" or cuda == "cpu"
     prompts, sources = golden.prompts[-1:], golden.sources[-1:]
     plan = whole(prompts) if size is None else chunked(prompts, size)
@@ -69,12 +71,12 @@ def test_logits(golden: Golden, cuda: str, size: int | None) -> None:
     ids=["eager", "eager-overlapped", "graphs", "graphs-overlapped", "chunks"],
 )
 def test_answers(golden: Golden, cuda: str, config: dict[str, Any]) -> None:
-    driver = golden.driver(device=cuda, **config)
+    driver = golden.driver(device=cuda, **SMALL | config)
     check(answers(driver, golden.prompts, golden.sources), golden.alone)
 
 
 def test_prefix_hit(golden: Golden, cuda: str) -> None:
-    driver = golden.driver(device=cuda, depth=1)
+    driver = golden.driver(device=cuda, **SMALL, depth=1)
     for _ in range(2):
         check(answers(driver, golden.prompts, golden.sources), golden.alone)
     assert driver.stats.prefix_hits
@@ -83,7 +85,7 @@ def test_prefix_hit(golden: Golden, cuda: str) -> None:
 def test_preempted(golden: Golden, cuda: str) -> None:
     blocks = 12 * len(golden.runner.kv.groups)
     driver = golden.driver(
-        device=cuda, depth=1, num_gpu_blocks_override=blocks, enable_prefix_caching=False
+        device=cuda, **SMALL, depth=1, num_gpu_blocks_override=blocks, enable_prefix_caching=False
     )
     check(answers(driver, golden.prompts, golden.sources), golden.alone)
     assert driver.stats.preemptions
@@ -95,7 +97,7 @@ def test_same_seed_same_tokens(golden: Golden, cuda: str) -> None:
     params: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "seed": 7}
     seen = []
     for config in ({"enforce_eager": True}, {}):
-        driver = golden.driver(device=cuda, depth=1, **config)
+        driver = golden.driver(device=cuda, **SMALL, depth=1, **config)
         for others in (0, 3):
             ids = [driver.submit(prompt, 20, source=source, **params)]
             ids += [
@@ -112,7 +114,8 @@ def test_bf16_kernels_round_no_more_than_torch(golden: Golden, cuda: str) -> Non
     prompts, sources = golden.prompts[-1:], golden.sources[-1:]
     off = {}
     for backend in ("triton", "torch"):
-        runner = load(golden.folder, device=cuda, dtype="bfloat16", attention_backend=backend)
+        config = SMALL | {"dtype": "bfloat16", "attention_backend": backend}
+        runner = load(golden.folder, device=cuda, **config)
         (logits,) = forward(runner, prompts, whole(prompts), sources)
         off[backend] = float((logits.cpu() - golden.logits).norm() / golden.logits.norm())
     assert off["triton"] < 1.5 * off["torch"] + 0.01, off
