@@ -70,8 +70,10 @@ class EngineCore:
 
     def turn(self) -> None:
         """One pass of the loop: take messages, launch a step, retire one that is due."""
-        idle = not self.scheduler.has_work and not self.in_flight
-        messages = self.endpoint.drain(block=idle and not self.runner.improve())
+        messages = self.endpoint.drain(block=False)
+        idle = not messages and not self.scheduler.has_work and not self.in_flight
+        if idle and not self.runner.improve():
+            messages = self.endpoint.drain(block=True)
         for message in messages:
             self.handle(message)
         step = self.scheduler.schedule()

@@ -37,6 +37,7 @@ def nano(bench: Bench) -> list[Row]:
         max_num_batched_tokens=16 * high,
     )
     engine.generate(works[: len(works) // 8])
+    engine.settle()
     seconds = statistics.median(engine.generate(works) for _ in range(1 if bench.smoke else 3))
     rate = sum(work.max_tokens for work in works) / seconds
     prompts, outputs = [len(w.prompt) for w in works], [w.max_tokens for w in works]
@@ -81,6 +82,7 @@ def prefill(bench: Bench) -> list[Row]:
     engine = bench.engine(
         model, max_num_seqs=4, max_model_len=2 * lengths[-1], max_num_batched_tokens=lengths[-1]
     )
+    engine.settle()
     rows = []
     for length in lengths:
         works = bench.works(model, 1, length, 1)

@@ -59,6 +59,11 @@ class Engine:
             self.tokens += len(message.tokens)
             self._begun.update(output.id for output in message.tokens)
 
+    def settle(self) -> None:
+        """What idle turns of a server do by and by: record the steps that are not yet."""
+        while self.runner.improve():
+            pass
+
     def submit(self, works: Sequence[Work]) -> list[int]:
         first = self._ids + 1
         for work in works:
