@@ -29,7 +29,9 @@ def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        # Without saying so, older chips count as well, which emulate it; our kernels do not.
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
     return torch.bfloat16 if cpu_has_bf16() else torch.float32
 
 
