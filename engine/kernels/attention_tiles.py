@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.compiler.compiler import max_shared_mem
 
 MAX_HEAD_DIM = 256
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -49,6 +50,13 @@ def rows_per_tile(shared: int, head_dim: int, dtype: torch.dtype) -> int:
     if head_dim % 8:  # too crooked to be copied 16 bytes at a time: all goes through registers
         elements //= 2
     return max(padded(shared), _fitting(head_dim, elements, most))
+
+
+def shared_memory(device: torch.device) -> int | None:
+    """Bytes a program may take; None of what is no GPU."""
+    if device.type != "cuda":
+        return None
+    return int(max_shared_mem(device.index or 0))
 
 
 def _fitting(head_dim: int, elements: int, most: int) -> int:

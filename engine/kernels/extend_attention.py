@@ -21,8 +21,12 @@ from engine.kernels.attention_tiles import (
     padded,
     query_heads,
     rows_per_tile,
+    shared_memory,
     store_rows,
 )
+
+# What heads wider than 128 take with five stages; an RTX 4090, an L4 or an A10 has 99 KiB.
+WIDE_BYTES = 102912
 
 
 @triton.jit
@@ -193,5 +197,14 @@ def extend_attention(
         SOFTCAP=features.softcap,
         BIAS_REACH=features.bias_reach,
         num_warps=8,
-        num_stages=5 if features.bias is None else 2,  # the bias's tiles would be buffered, too
+        num_stages=stages(dim, features, shared_memory(query.device)),
     )
+
+
+def stages(head_dim: int, features: Features, shared: int | None) -> int:
+    """How far loads run ahead, on a chip with `shared` bytes of shared memory for a program."""
+    if features.bias is not None:
+        return 2  # its tiles would be buffered, too
+    if head_dim > 128 and shared is not None and shared < WIDE_BYTES:
+        return 4
+    return 5

@@ -23,6 +23,7 @@ from engine.errors import ConfigError
 from engine.kernels import decode_attention
 from engine.kernels.attention_tiles import Features
 from engine.kernels.decode_attention import MAX_SPLITS, SPLIT, max_splits
+from engine.kernels.extend_attention import stages
 from tests.kernels.tolerances import check
 from tests.ops.paged import PagedRun, Sequences, random_sequences
 
@@ -274,3 +275,11 @@ def test_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ConfigError, match=rf"{why}.* Use --attention-backend auto"):
             select_backend([spec], dtype, device, "triton")
+
+
+def test_wide_heads_take_what_a_small_chip_has() -> None:
+    """As compiled for sm_86, sm_89 and sm_120: 68 KiB with four stages, 101 with five."""
+    small, large, biased = 101376, 166912, Features(1.0, bias=torch.zeros(1, 3))
+    assert [stages(256, Features(1.0), chip) for chip in (small, large, None)] == [4, 5, 5]
+    assert [stages(128, Features(1.0), chip) for chip in (small, large)] == [5, 5]
+    assert stages(64, biased, small) == 2
