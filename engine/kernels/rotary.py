@@ -50,7 +50,7 @@ def _rotated(
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_ptr"])  # of the second KV group on, it is a slice
 def _rotate_kernel(
     q_ptr,
     k_ptr,
