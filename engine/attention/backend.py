@@ -85,6 +85,8 @@ class AttentionBackend(Protocol):
     name: str
     # Whether a captured step costs what its sequences' lengths ask for, not the tables' width.
     captures: bool
+    # Whether it reads keys that it then masks: NaN there would pass any mask, as 0 * NaN.
+    reads_masked: bool
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         """Why this layer cannot be honoured, or None."""

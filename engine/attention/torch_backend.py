@@ -50,6 +50,7 @@ class TorchBackend:
 
     name = "torch"
     captures = False  # it gathers whole tables: an eager step is faster
+    reads_masked = True  # blocks are gathered whole
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         return None

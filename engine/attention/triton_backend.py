@@ -27,6 +27,7 @@ class TritonBackend:
 
     name = "triton"
     captures = True
+    reads_masked = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -86,7 +86,8 @@ class ModelRunner:
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
         launched_at = time.monotonic()
-        if step.scrub:
+        # Two launches a layer, and large batches take a block in nearly every step.
+        if step.scrub and self.backend.reads_masked:
             self.kv.scrub(step.scrub)
         self.rows.apply(step.new_rows, step.new_blocks)
         vectors = self._encode(step.encodes) if step.encodes else None
