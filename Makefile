@@ -76,7 +76,7 @@ else
 	@if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \
 		$(GPU_PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_SITE) build/gpu-wheels/*; fi
 	@export PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU_SITE); status=0; \
-	$(GPU_PYTHON) -m pytest -q -m gpu || status=1; \
+	$(GPU_PYTHON) -m pytest -q -m gpu tests/gpu || status=1; \
 	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) || status=1; exit $$status
 endif
 
