@@ -8,15 +8,12 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
-from engine.layers.attention import Attention, RotaryAttention
+from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, ScaledEmbedding
-from engine.layers.mlp import GatedMLP
 from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rotary import RotaryEmbedding
 from engine.models.base import expect
-from engine.models.llama import NAMES, LlamaConfig
-from engine.ops.norm import Tensors
+from engine.models.llama import NAMES, LlamaBlock, LlamaConfig
 from engine.weights.rules import WeightMap, targets_by_module
 
 
@@ -29,32 +26,6 @@ def gemma_spelling(config: dict[str, Any]) -> dict[str, Any]:
     expect(config, "hidden_activation", None, "gelu_pytorch_tanh")
     expect(config, "use_bidirectional_attention", None, False)
     return {"tie_word_embeddings": True} | config | {"hidden_act": "gelu_pytorch_tanh"}
-
-
-class GemmaBlock(nn.Module):
-    def __init__(self, config: LlamaConfig, index: int) -> None:
-        super().__init__()
-        c = config
-        spec = AttentionSpec(c.heads, c.kv_heads, c.head_dim, scale=c.head_dim**-0.5)
-        self.attention_norm = OffsetRMSNorm(c.hidden, c.norm_eps)
-        self.attention = RotaryAttention(
-            c.hidden, spec, index, qkv_bias=c.qkv_bias, out_bias=c.out_bias
-        )
-        self.mlp_norm = OffsetRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> Tensors:
-        """x [T, hidden] and what is still to be added to it, before and after this block."""
-        x, normed = self.attention_norm.add(x, delta)
-        x, normed = self.mlp_norm.add(x, self.attention(normed, cos, sin, batch))
-        return x, self.mlp(normed)
 
 
 class Gemma(nn.Module):
@@ -71,7 +42,7 @@ class Gemma(nn.Module):
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
-        self.blocks = nn.ModuleList(GemmaBlock(c, i) for i in range(c.layers))
+        self.blocks = nn.ModuleList(LlamaBlock(c, i, OffsetRMSNorm) for i in range(c.layers))
         self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
         self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]

@@ -91,9 +91,11 @@ class LlamaConfig:
 
 
 class LlamaBlock(nn.Module):
-    def __init__(self, config: LlamaConfig, index: int) -> None:
+    """A block of Llama, or of a relative whose norms are of another `kind`."""
+
+    def __init__(self, config: LlamaConfig, index: int, kind: type[RMSNorm] = RMSNorm) -> None:
         super().__init__()
-        c, norm = config, partial(RMSNorm, eps=config.norm_eps)
+        c, norm = config, partial(kind, eps=config.norm_eps)
         spec = AttentionSpec(
             c.heads, c.kv_heads, c.head_dim, scale=c.head_dim**-0.5, window=c.windows[index]
         )
