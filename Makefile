@@ -64,9 +64,10 @@ GPU_JSON ?= build/gpu-check.json
 
 gpu-wheels: setup
 	$(BIN)/pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
-		-c constraints.txt -d build/gpu-wheels annotated-doc fastapi httpcore2 httpx2 msgspec orjson \
-		prometheus-client pydantic pydantic-core pytest pytest-asyncio pytest-timeout pyzmq \
-		sse-starlette starlette structlog truststore typer typing-inspection uvicorn
+		-c constraints.txt -d build/gpu-wheels annotated-doc annotated-types fastapi httpcore2 httpx2 \
+		msgspec opentelemetry-api orjson prometheus-client pydantic pydantic-core pytest \
+		pytest-asyncio pytest-timeout pyzmq sse-starlette starlette structlog truststore typer \
+		typing-inspection uvicorn
 
 gpu-check:
 ifeq ($(GPU),)
@@ -76,7 +77,7 @@ else
 	@if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \
 		$(GPU_PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_SITE) build/gpu-wheels/*; fi
 	@export PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU_SITE); status=0; \
-	$(GPU_PYTHON) -m pytest -q -m gpu tests/gpu || status=1; \
+	$(GPU_PYTHON) -m pytest -q -W default -m gpu tests/gpu || status=1; \
 	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) || status=1; exit $$status
 endif
 
