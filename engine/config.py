@@ -85,7 +85,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(MODEL, "Longest prompt plus answer, in tokens; default: the model's own."),
     ] = None
     threads: Annotated[
-        Count | None, setting(MODEL, "CPU threads of the engine; default: all cores.")
+        Count | None,
+        setting(MODEL, "CPU threads of the engine; default: all cores. Busy programs need theirs."),
     ] = None
     prepack: Annotated[
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
