@@ -195,11 +195,13 @@ class ProcessClient:
         self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork and exec, milliseconds
             [sys.executable, "-m", "engine.process", address],
             stdin=subprocess.PIPE,
+            bufsize=0,
             env=_with_huge_pages(os.environ),
         )
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
-        self._process.stdin.flush()  # stays open: its end of file tells the child we are gone
+        with contextlib.suppress(BrokenPipeError):  # killed already: `_watch` tells of it
+            # Stays open: its end of file tells the child we are gone.
+            self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
         threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:

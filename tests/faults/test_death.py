@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
@@ -178,6 +179,23 @@ async def engine_process(model: Path, **fields: Any) -> AsyncIterator[ProcessCli
         yield client
     finally:
         await client.stop()
+
+
+async def test_an_engine_killed_before_it_reads_anything(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started_and_killed(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(*args, **options)
+        process.kill()
+        child = psutil.Process(process.pid)
+        eventually(lambda: child.status() == psutil.STATUS_ZOMBIE, "it has ended")
+        return process
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", started_and_killed)
+    async with engine_process(llama) as client:
+        with pytest.raises(EngineDeadError, match="killed by signal 9"):
+            await client.wait_ready()
 
 
 def stand_still_until_it_is_gone(client: ProcessClient) -> None:
