@@ -370,8 +370,8 @@ def _prompt_tokens(request: Request) -> int:
 
 
 def _with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Lets malloc ask Linux for huge pages, as every step reads all weights: 1 to 9 % of a decode
-    step of a 125M model in a virtual machine. Another C library ignores it."""
+    """Lets malloc ask Linux for huge pages, as every step reads all weights. Another C library
+    ignores it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth."""
     before = environment.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" in before:
         return dict(environment)

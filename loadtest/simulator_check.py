@@ -74,8 +74,8 @@ class Calibration:
     for each server and load, and the seconds to first token that clients saw between the first and
     the last of them.
 
-    With fixed lengths instead, tokens/s came out up to 42 % too high: where lengths differ, decodes
-    fall into several groups, and long prompts attend to much, which StepTime has no terms for.
+    Loads of fixed lengths are not enough: where lengths differ, decodes fall into several groups,
+    and long prompts attend to much, which StepTime has no terms for.
     """
 
     workload: Workload

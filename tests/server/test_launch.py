@@ -164,14 +164,19 @@ def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     assert "Traceback" not in server.log
 
 
+def last_event(lines: Iterator[str]) -> Any:
+    """Of a stream that is cut off."""
+    rest: list[str] = []
+    with contextlib.suppress(httpx2.RemoteProtocolError):  # the body ends unfinished
+        rest.extend(line for line in lines if line)
+    return json.loads(rest[-1].removeprefix("data: "))
+
+
 def test_what_outlasts_the_drain_timeout_gets_an_error_and_the_status_is_0(start: Any) -> None:
     server = start(token_s=0.1, drain_timeout=0.5)
     with streaming(server, tokens=400) as lines:
         server.signal(signal.SIGTERM)
-        rest: list[str] = []
-        with contextlib.suppress(httpx2.RemoteProtocolError):  # the body ends unfinished
-            rest.extend(line for line in lines if line)
-    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+        assert "error" in last_event(lines)
     assert server.status(10) == 0
     assert "Traceback" not in server.log
 
@@ -181,10 +186,7 @@ def test_a_hung_engine_is_not_waited_for(start: Any) -> None:
     server = start(token_s=0.1, drain_timeout=60, stalled_s=61)
     with streaming(server, tokens=400) as lines:
         server.signal(signal.SIGTERM)
-        rest: list[str] = []
-        with contextlib.suppress(httpx2.RemoteProtocolError):  # the body ends unfinished
-            rest.extend(line for line in lines if line)
-    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+        assert "error" in last_event(lines)
     assert server.status(15) == 0
     assert "the engine hangs" in server.log
 
