@@ -1,48 +1,28 @@
 """Paged attention in plain torch: the reference for every kernel, and the CPU's own path.
 
-Sequences with equally many new tokens form a group and are computed together. Their blocks are
-gathered whole, head by head; weighted values are summed over splits of 256 keys, so the reduction
-over keys has the same order whatever the batch, the padding or the chunk. With row-wise exact
-linears (see layers/linear.py) this makes a token's logits independent of what shares its step, bit
-by bit. Behind a window nothing is gathered; splits still begin at multiples of 256 keys.
+Sequences of similar shape form a group and are computed together; their blocks are gathered whole,
+head by head. A reduction over keys has the same order whatever the batch, the padding or the chunk.
+With row-wise exact linears (see layers/linear.py) this makes a token's logits independent of what
+shares its step, bit by bit. Behind a window nothing is gathered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.attention.query_groups import FUSED_SPLIT, SPLIT, QueryGroup, query_groups
+from engine.attention.spec import AttentionSpec
 from engine.ops.relative import relative_buckets
 
-SPLIT = 256  # keys; below it, oneDNN's bf16 matmul reduces fewer keys as if zeros followed
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
 # the sum over splits; bf16 products of few multiplications are not given to oneDNN at all.
 ROWS_FP32 = 4
 SMALL_PRODUCT = 16**3
-# A group is cut where padding short sequences to its longest would more than double the work.
-MAX_PADDING = 2
-
-# Of one sequence: the blocks [first, end) that are gathered, of which queries see those from `seen`
-# on, and its last key.
-Reach = tuple[int, int, int, int]  # first, seen, end, last key
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGroup:
-    """`sequences` neighbours with `count` new tokens each, beginning at token `first`."""
-
-    first: int
-    sequences: int
-    count: int
-    positions: torch.Tensor  # [sequences, count] of the queries
-    tables: torch.Tensor  # [sequences, blocks]
-    first_keys: torch.Tensor | None  # [sequences] where each table begins; None: all at key 0
-    last_keys: torch.Tensor  # [sequences] the last key there is
-    order: torch.Tensor | None = None  # [sequences] token indices, where they are no neighbours
+FUSED_ROWS, FUSED_HEAD_DIM = 32, 32
 
 
 class TorchBackend:
@@ -66,11 +46,9 @@ class TorchPlan:
         self._layout = layout
         self._kv = list(layout.groups)
         self._query_groups: dict[int, list[QueryGroup]] = {}
+        self._attentions: dict[tuple[int, AttentionSpec, int], list[GroupAttention]] = {}
         self._scratch: dict[tuple[int, int], LayerKV] = {}
-        self._store_index: dict[tuple[int, int], torch.Tensor] = {}
-        self._gather_index: dict[tuple[int, int, int], torch.Tensor] = {}
-        self._masks: dict[tuple[int, int, str, int | None], torch.Tensor] = {}
-        self._biases: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._store_index: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def attend(
         self,
@@ -84,18 +62,28 @@ class TorchPlan:
         kv = kv or self._step_kv(spec, query)
         if key is not None and value is not None:
             self.store(kv, key, value)
-        if (groups := self._query_groups.get(kv.group)) is None:
-            groups = self._query_groups[kv.group] = _query_groups(self._layout, self._kv[kv.group])
-        outputs = [self._attend_group(i, g, spec, kv, query, bias) for i, g in enumerate(groups)]
-        if len(outputs) == 1 and groups[0].order is None:
-            return outputs[0]
+        if (groups := self._attentions.get((kv.group, spec, id(bias)))) is None:
+            groups = self._prepare(kv.group, spec, query.dtype, bias)
+            self._attentions[kv.group, spec, id(bias)] = groups
+        if len(groups) == 1 and groups[0].order is None:
+            return groups[0](kv, query)
         result = torch.empty_like(query)
-        for group, output in zip(groups, outputs, strict=True):
+        for group in groups:
+            output = group(kv, query)
             if group.order is None:
-                result[group.first : group.first + len(output)] = output
+                result[group.tokens] = output
             else:
                 result.index_copy_(0, group.order, output)
         return result
+
+    def _prepare(
+        self, kv_group: int, spec: AttentionSpec, dtype: torch.dtype, bias: torch.Tensor | None
+    ) -> list[GroupAttention]:
+        if (groups := self._query_groups.get(kv_group)) is None:
+            groups = self._query_groups[kv_group] = query_groups(self._layout, self._kv[kv_group])
+        device, size = self._layout.positions.device, self._layout.block_size
+        kind = FusedAttention if FusedAttention.honours(spec, dtype, device) else MatmulAttention
+        return [kind(group, spec, size, dtype, bias) for group in groups]
 
     def _step_kv(self, spec: AttentionSpec, like: torch.Tensor) -> LayerKV:
         """Blocks for this step alone: whole sequences without KV attend by the same code."""
@@ -111,114 +99,182 @@ class TorchPlan:
         return self._kv[kv.group].token_blocks, self._layout.token_offsets
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
-        _, heads, block_size, dim = kv.keys.shape
-        index = self._store_index.get((kv.group, heads))
-        if index is None:  # [T * heads]: where (token, head) lies in the cache seen as rows of dim
-            head = torch.arange(heads, device=key.device)
-            blocks = self._kv[kv.group].token_blocks
-            rows = blocks[:, None] * heads + head
-            index = (rows * block_size + self._layout.token_offsets[:, None]).flatten()
-            self._store_index[kv.group, heads] = index
-        kv.keys.view(-1, dim).index_copy_(0, index, key.reshape(-1, dim))
-        kv.values.view(-1, dim).index_copy_(0, index, value.reshape(-1, dim))
+        if (index := self._store_index.get((kv.group, key.shape[1]))) is None:
+            blocks, offsets = self.slots(kv)
+            heads = torch.arange(key.shape[1], device=key.device)
+            index = torch.broadcast_tensors(blocks[:, None], heads, offsets[:, None])
+            index = tuple(part.contiguous() for part in index)
+            self._store_index[kv.group, key.shape[1]] = index
+        kv.keys.index_put_(index, key)
+        kv.values.index_put_(index, value)
 
-    def _attend_group(
+
+class GroupAttention:
+    """A group's attention in all layers of a spec. What these share is made once, here.
+
+    The query heads of one kv head become rows of one matmul: N = sequences * kv heads matmuls of
+    R = query heads of a kv head * count rows.
+    """
+
+    def __init__(
+        self, group: QueryGroup, spec: AttentionSpec, block_size: int, dtype: torch.dtype
+    ) -> None:
+        heads, dim, table = spec.num_kv_heads, spec.head_dim, group.tables
+        shared = spec.num_heads // heads
+        self.order = group.order
+        self.tokens = slice(group.first, group.first + group.sequences * group.count)
+        self._shape = group.sequences, group.count, heads, shared, dim
+        self._rows = group.sequences * heads, shared * group.count, dim
+        head = torch.arange(heads, device=table.device)
+        # Where (sequence, head, block) lies among pieces of [block_size, D].
+        self._index = (table[:, None] * heads + head[:, None]).flatten()
+        self._num_keys = table.shape[1] * block_size
+        self._pieces = torch.empty(
+            len(self._index), block_size, dim, dtype=dtype, device=table.device
+        )
+        self._padding = 0  # rows
+
+    def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
+        """[S * count, H, D] for the queries [T, H, D]."""
+        sequences, count, heads, shared, dim = self._shape
+        rows = query[self.tokens] if self.order is None else query.index_select(0, self.order)
+        q = rows.view(self._shape).permute(0, 2, 3, 1, 4).reshape(self._rows)
+        if self._padding:
+            q = torch.nn.functional.pad(q, (0, 0, 0, self._padding))
+        out = self._attend(kv, q)[:, : self._rows[1]]
+        out = out.view(sequences, heads, shared, count, dim)
+        return out.permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, dim)
+
+    def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
+        """[N, R, D] for the queries [N, R, D]; R with the padding."""
+        raise NotImplementedError
+
+    def _gather(self, blocks: torch.Tensor, pieces: torch.Tensor) -> None:
+        torch.index_select(blocks.view(-1, *pieces.shape[1:]), 0, self._index, out=pieces)
+
+
+class FusedAttention(GroupAttention):
+    """By torch's own kernel for CPUs, which never writes the scores down.
+
+    In bf16 it gives a row the same bits whatever the other rows, and hidden keys change none.
+    """
+
+    @staticmethod
+    def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
+        wide = spec.head_dim >= FUSED_HEAD_DIM  # below, 32 rows may be too few for oneDNN
+        return device.type == "cpu" and dtype == torch.bfloat16 and not spec.softcap and wide
+
+    def __init__(
         self,
-        number: int,
         group: QueryGroup,
         spec: AttentionSpec,
-        kv: LayerKV,
-        query: torch.Tensor,
+        block_size: int,
+        dtype: torch.dtype,
         bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        sequences, count = group.sequences, group.count
-        heads, dim, size = spec.num_kv_heads, spec.head_dim, self._layout.block_size
-        shared = spec.num_heads // heads
-        if group.order is None:
-            query = query[group.first : group.first + sequences * count]
-        else:
-            query = query.index_select(0, group.order)
-        # The query heads of one kv head become rows of one matmul: R = shared * count.
-        q = (query * spec.scale).view(sequences, count, heads, shared, dim).permute(0, 2, 3, 1, 4)
-        q = q.reshape(sequences * heads, shared * count, dim)
-        index = self._index((kv.group, number, heads), group, query.dtype)
-        keys = len(index) // (sequences * heads) * size
-        rows = q.shape[1]
-        if missing := _missing_rows(rows, sequences * heads * keys * dim, q.dtype):
-            q = torch.nn.functional.pad(q, (0, 0, 0, missing))
-        splits = -(-keys // SPLIT)
-        k = kv.keys.view(-1, size, dim).index_select(0, index).view(-1, keys, dim)
-        v = kv.values.view(-1, size, dim).index_select(0, index).view(-1, keys // splits, dim)
+    ) -> None:
+        super().__init__(group, spec, block_size, dtype)
+        sequences, heads = group.sequences, spec.num_kv_heads
+        self._value_pieces = torch.empty_like(self._pieces)
+        self._keys = self._pieces.view(sequences, heads, self._num_keys, -1)
+        self._values = self._value_pieces.view_as(self._keys)
+        self._scale = spec.scale
+        (_, rows, dim), num_keys = self._rows, self._num_keys
+        last = num_keys % FUSED_SPLIT or min(num_keys, FUSED_SPLIT)
+        # Rows are taken by 32 or a multiple; one left alone would take another kernel than several.
+        left = rows % FUSED_ROWS or FUSED_ROWS
+        self._padding = max(_missing_rows(left, last * dim, dtype), 2 - left)
+        mask = _mask(group, spec, num_keys, dtype, bias)
+        if mask.shape[1] == 1:  # the same for all heads
+            mask = mask.expand(-1, spec.num_heads // heads, -1, -1)
+        mask = mask.reshape(sequences, -1, rows, num_keys)
+        self._mask = torch.nn.functional.pad(mask, (0, 0, 0, self._padding))
 
-        scores = torch.bmm(q, k.transpose(1, 2))  # [S * Hkv, R, keys]
-        if spec.softcap is not None:
-            scores = scores.float().div_(spec.softcap).tanh_().mul_(spec.softcap)
-        visible = scores[:, :rows].view(sequences, heads, shared, count, keys)
-        if spec.relative is not None:
-            assert bias is not None
-            cache_key = kv.group, number, id(bias)
-            visible += self._bias(cache_key, spec.relative, group, keys, bias).view_as(visible)
-        hidden = self._hidden((kv.group, number, spec.kind, spec.window), group, keys)
-        visible.masked_fill_(hidden, float("-inf"))
-        weights = torch.softmax(scores, dim=-1).to(v.dtype)  # fp32 inside
-        if splits > 1:
-            weights = weights.view(len(q), -1, splits, SPLIT).transpose(1, 2)
-        out = torch.bmm(weights.reshape(len(v), -1, keys // splits), v)
-        if splits > 1:
-            out = _sum_splits(out.view(len(q), splits, -1, dim), group.first_keys is not None)
-        out = out[:, :rows].view(sequences, heads, shared, count, dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(sequences * count, spec.num_heads, dim)
+    def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
+        self._gather(kv.keys, self._pieces)
+        self._gather(kv.values, self._value_pieces)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.view(*self._keys.shape[:2], *q.shape[1:]),
+            self._keys,
+            self._values,
+            attn_mask=self._mask,
+            scale=self._scale,
+        ).flatten(0, 1)
 
-    def _index(
-        self, cache_key: tuple[int, int, int], group: QueryGroup, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """[S * Hkv * blocks]: where (sequence, head, block) lies among pieces of [size, D]."""
-        index, heads = self._gather_index.get(cache_key), cache_key[-1]
-        if index is None:
-            table, per_split = group.tables, SPLIT // self._layout.block_size
-            if table.shape[1] > per_split or dtype == torch.float32:
-                table = torch.nn.functional.pad(table, (0, -table.shape[1] % per_split))
-            head = torch.arange(heads, device=table.device)
-            index = (table[:, None] * heads + head[:, None]).flatten()
-            self._gather_index[cache_key] = index
-        return index
 
-    def _bias(
+class MatmulAttention(GroupAttention):
+    """Matmul, softmax, matmul, in any dtype and with a softcap.
+
+    Weighted values are summed over splits of 256 keys, so the reduction over keys has the same
+    order whatever the batch, the padding or the chunk.
+    """
+
+    def __init__(
         self,
-        cache_key: tuple[int, int, int],
-        relative: RelativeBias,
         group: QueryGroup,
-        num_keys: int,
-        table: torch.Tensor,
-    ) -> torch.Tensor:
-        """[S, H, count, keys]: what the table [buckets, H] adds to the scores."""
-        bias = self._biases.get(cache_key)
-        if bias is None:
-            keys = torch.arange(num_keys, device=group.tables.device)
-            distance = keys - group.positions[:, :, None]
-            buckets = relative_buckets(
-                distance, relative.num_buckets, relative.max_distance, relative.bidirectional
-            )
-            bias = table[buckets].permute(0, 3, 1, 2).contiguous()
-            self._biases[cache_key] = bias
-        return bias
+        spec: AttentionSpec,
+        block_size: int,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+    ) -> None:
+        per_split = SPLIT // block_size
+        if group.tables.shape[1] > per_split or dtype == torch.float32:
+            missing = -group.tables.shape[1] % per_split
+            tables = torch.nn.functional.pad(group.tables, (0, missing))
+            group = replace(group, tables=tables)
+        super().__init__(group, spec, block_size, dtype)
+        (matmuls, rows, dim), num_keys = self._rows, self._num_keys
+        self._spec, self._windowed = spec, group.first_keys is not None
+        self._splits = -(-num_keys // SPLIT)
+        self._keys = self._pieces.view(matmuls, num_keys, dim).transpose(1, 2)
+        # When the scores are there, values are gathered over the keys.
+        self._values = self._pieces.view(matmuls * self._splits, -1, dim)
+        self._padding = _missing_rows(rows, matmuls * num_keys * dim, dtype)
+        mask = _mask(group, spec, num_keys, dtype, bias).expand(-1, spec.num_heads, -1, -1)
+        mask = mask.reshape(matmuls, rows, num_keys)
+        self._mask = torch.nn.functional.pad(mask, (0, 0, 0, self._padding))
 
-    def _hidden(
-        self, cache_key: tuple[int, int, str, int | None], group: QueryGroup, num_keys: int
-    ) -> torch.Tensor:
-        """[S, 1, 1, count, keys]: True where a query must not see a key."""
-        mask, (_, _, kind, window) = self._masks.get(cache_key), cache_key
-        if mask is None:
-            keys = torch.arange(num_keys, device=group.tables.device)
-            if group.first_keys is not None:
-                keys = keys + group.first_keys[:, None, None]
-            query = group.positions[:, :, None]
-            mask = keys > (query if kind == "causal" else group.last_keys[:, None, None])
-            if window is not None:
-                mask = mask | (keys <= query - window)
-            mask = mask[:, None, None]
-            self._masks[cache_key] = mask
-        return mask
+    def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
+        spec, splits, dim = self._spec, self._splits, self._rows[-1]
+        self._gather(kv.keys, self._pieces)
+        if spec.softcap is None:
+            scores = torch.baddbmm(self._mask, q, self._keys, alpha=spec.scale)
+        else:
+            scores = torch.bmm(q, self._keys).float().mul_(spec.scale / spec.softcap)
+            scores.tanh_().mul_(spec.softcap).add_(self._mask)
+        weights = torch.softmax(scores, dim=-1).to(q.dtype)  # fp32 inside
+        if splits > 1:
+            weights = weights.view(*q.shape[:2], splits, SPLIT).transpose(1, 2)
+            weights = weights.reshape(-1, q.shape[1], SPLIT)
+        self._gather(kv.values, self._pieces)
+        out = torch.bmm(weights, self._values)
+        if splits > 1:
+            out = _sum_splits(out.view(q.shape[0], splits, -1, dim), self._windowed)
+        return out
+
+
+def _mask(
+    group: QueryGroup,
+    spec: AttentionSpec,
+    num_keys: int,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """[S, H or 1, count, keys]: minus infinity where a query must not see a key, else its bias."""
+    keys, query = torch.arange(num_keys, device=group.tables.device), group.positions[:, :, None]
+    if group.first_keys is not None:
+        keys = keys + group.first_keys[:, None, None]
+    last = query if spec.kind == "causal" else group.last_keys[:, None, None].expand_as(query)
+    hidden = keys > last
+    if spec.window is not None:
+        hidden = hidden | (keys <= query - spec.window)
+    if (relative := spec.relative) is None:
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, float("-inf"))[:, None]
+    assert bias is not None
+    buckets = relative_buckets(
+        keys - query, relative.num_buckets, relative.max_distance, relative.bidirectional
+    )
+    return bias[buckets].permute(0, 3, 1, 2).masked_fill(hidden[:, None], float("-inf"))
 
 
 def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype) -> int:
@@ -242,25 +298,6 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
     return total.to(parts.dtype)
 
 
-def _query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
-    """Decodes by similar length, chunks one by one or with neighbours that are just alike."""
-    if layout.query_lens is None:
-        return [_captured_group(layout, kv)]
-    counts, decodes = layout.query_lens, layout.num_decodes
-    reach = _reach(layout, kv)
-    groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
-    first = index = decodes
-    while index < len(counts):
-        count, end = counts[index], index + 1
-        while end < len(counts) and counts[end] == count and reach[end] == reach[index]:
-            end += 1
-        positions = layout.positions[first : first + (end - index) * count].view(-1, count)
-        tables = _tables(layout, kv, slice(index, end), reach[index:end])
-        groups.append(QueryGroup(first, end - index, count, positions, *tables))
-        first, index = first + (end - index) * count, end
-    return groups
-
-
 def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
     """Blocks 1, 2, ... for all keys of the step's sequences, and how many these are."""
     assert layout.query_lens is not None, "an encoder's step is never captured"
@@ -273,66 +310,3 @@ def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
     tables = tables.where(tables <= ends[:, None], 0)
     token_blocks = firsts.repeat_interleave(lengths) + layout.positions // size
     return GroupLayout(tables, token_blocks), int(ends[-1])
-
-
-def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
-    """Every token alone against its sequence's whole table: nothing here depends on the host."""
-    positions, tables = layout.positions[:, None], kv.block_tables
-    last = (layout.lengths if kv.key_lengths is None else kv.key_lengths) - 1
-    if layout.num_decodes < len(tables):
-        tokens = torch.arange(len(positions), dtype=torch.int32, device=tables.device)
-        owners = torch.searchsorted(layout.query_starts[1:], tokens, right=True)
-        owners.clamp_(max=len(tables) - 1)
-        tables, last = tables.index_select(0, owners), last.index_select(0, owners)
-    if kv.window is None:
-        return QueryGroup(0, len(tables), 1, positions, tables, None, last)
-    # What lies behind the window may be another's by now: NaN there would pass the mask.
-    seen = (positions - kv.window + 1).clamp(min=0) // layout.block_size
-    entries = torch.arange(tables.shape[1], device=tables.device)
-    tables = tables.where(entries >= seen, 0)
-    return QueryGroup(0, len(tables), 1, positions, tables, torch.zeros_like(last), last)
-
-
-def _reach(layout: StepLayout, kv: GroupLayout) -> list[Reach]:
-    size, window, lengths = layout.block_size, kv.window, kv.key_lens or layout.seq_lens
-    assert lengths is not None
-    assert layout.query_lens is not None
-    reach = []
-    for count, length in zip(layout.query_lens, lengths, strict=True):
-        seen = 0 if window is None else max(0, length - count - window + 1)
-        reach.append((seen // SPLIT * SPLIT // size, seen // size, -(-length // size), length - 1))
-    return reach
-
-
-def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> list[QueryGroup]:
-    blocks = [end - first for first, _, end, _ in reach]
-    if max(blocks) * len(blocks) <= MAX_PADDING * sum(blocks):
-        everyone = slice(0, len(blocks))
-        positions = layout.positions[everyone].view(-1, 1)
-        tables = _tables(layout, kv, everyone, reach)
-        return [QueryGroup(0, len(blocks), 1, positions, *tables)]
-    groups: list[QueryGroup] = []
-    order = sorted(range(len(blocks)), key=blocks.__getitem__, reverse=True)
-    while order:
-        longest = blocks[order[0]]
-        near = [i for i in order if blocks[i] * MAX_PADDING >= longest]
-        order = order[len(near) :]
-        index = torch.tensor(near, device=layout.positions.device)
-        positions = layout.positions.index_select(0, index).view(-1, 1)
-        tables = _tables(layout, kv, index, [reach[i] for i in near])
-        groups.append(QueryGroup(0, len(near), 1, positions, *tables, index))
-    return groups
-
-
-def _tables(
-    layout: StepLayout, kv: GroupLayout, members: slice | torch.Tensor, reach: list[Reach]
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The members' tables as far as their queries look, and each one's first and last key."""
-    tables, width = kv.block_tables[members], max(end - first for first, _, end, _ in reach)
-    first, seen, end, last = torch.tensor(reach, device=tables.device).T
-    if kv.window is None:
-        return tables[:, :width], None, last
-    entries = first[:, None] + torch.arange(width, device=tables.device)
-    visible = (entries >= seen[:, None]) & (entries < end[:, None])
-    tables = tables.gather(1, entries.clamp(max=tables.shape[1] - 1))
-    return tables.where(visible, 0), first * layout.block_size, last

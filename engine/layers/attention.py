@@ -93,7 +93,7 @@ class RotaryAttention(nn.Module):
         """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
-        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         return self.out(self.attend.rotated(qk, v, (cos, sin), self._norm(), batch))
 
     def _norm(self) -> HeadNorm | None:

@@ -51,7 +51,10 @@ class Sinusoids(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits [L, vocabulary] in fp32. Tied to an embedding, it holds no parameter of its own."""
+    """Logits [L, vocabulary] in fp32, or prepacked in the weights' dtype, as the matmul gives them.
+
+    Tied to an embedding, it holds no parameter of its own.
+    """
 
     def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None) -> None:
         super().__init__()
@@ -72,7 +75,7 @@ class LMHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
-            return packed_linear(hidden, self._packed, None).float()
+            return packed_linear(hidden, self._packed, None)
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         assert weight is not None
         return linear(hidden, weight, dtype=torch.float32)

@@ -45,7 +45,7 @@ class Model(Protocol):
         """Hidden states [T, hidden] of all tokens, after the final norm."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[L, hidden] -> [L, vocab_size] in fp32."""
+        """[L, hidden] -> [L, vocab_size] in fp32, or on a CPU in the weights' dtype."""
 
     def weight_map(self) -> WeightMap: ...
 

@@ -170,7 +170,7 @@ class Marian(nn.Module):
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden) + self.final_logits_bias
+        return self.head(hidden).float() + self.final_logits_bias
 
     def weight_map(self) -> WeightMap:
         head = ("lm_head.weight",) if self.config.tied else ()

@@ -22,10 +22,15 @@ def rms_norm(
         from engine.kernels.norm import norm
 
         return norm(x, None, weight, None, eps, offset=offset)[1]
-    size = x.shape[-1:]
     if offset and weight is not None:
-        return F.rms_norm(x.float(), size, 1.0 + weight.float(), eps).to(x.dtype)
-    return F.rms_norm(x, size, weight, eps)
+        weight = 1.0 + weight.float()
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    # F.rms_norm would make a tensor of each of its nine operations.
+    wide = x.float()
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    wide.mul_(length.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
+    return (wide if weight is None else wide.mul_(weight)).to(x.dtype)
 
 
 def layer_norm(

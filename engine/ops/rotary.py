@@ -21,7 +21,7 @@ def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tens
 
         return rotate(x_THD, cos_T1D, sin_T1D)
     rolled = torch.roll(x_THD, x_THD.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x_THD * cos_T1D, rolled, sin_T1D)
+    return (x_THD * cos_T1D).addcmul_(rolled, sin_T1D)
 
 
 def apply_rotary_pairs(
@@ -36,7 +36,7 @@ def apply_rotary_pairs(
 
         return rotate(x_THD, cos_T1D, sin_T1D, pairs=True)
     swapped = x_THD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x_THD * cos_T1D, swapped, sin_T1D)
+    return (x_THD * cos_T1D).addcmul_(swapped, sin_T1D)
 
 
 @dataclass(frozen=True, slots=True)

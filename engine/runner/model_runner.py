@@ -142,7 +142,7 @@ class ModelRunner:
         params = self.rows.draw_params(row_ids) if captured else None
         logprobs = None
         if params and all(self.rows.plain[s.row] for s in slices):
-            tokens = draw(logits, params)
+            tokens = draw(logits.float(), params)
         else:
             rows = [self.rows.sampling_row(s.row, s.start + s.count) for s in slices]
             tokens, logprobs = sample(logits, rows, params)

@@ -33,25 +33,28 @@ class SamplingRow:
 def sample(
     logits: torch.Tensor, rows: Sequence[SamplingRow], params: DrawParams | None = None
 ) -> tuple[torch.Tensor, PendingLogprobs | None]:
-    """Token ids [R] int64 for fp32 logits [R, V] (clobbered), and logprobs where asked for.
+    """Token ids [R] int64 for logits [R, V] (clobbered), and logprobs where asked for.
 
-    A row whose logits are not finite gets INVALID and leaves the others alone. With `params`, the
-    rows' own as tensors, tokens are drawn as in a captured step, and the host need not wait.
+    What is more than finding the most likely token is computed in fp32, whatever their dtype. A row
+    whose logits are not finite gets INVALID and leaves the others alone. With `params`, the rows'
+    own as tensors, tokens are drawn as in a captured step, and the host need not wait.
     """
     highest, tokens = logits.max(dim=-1)
     # A NaN anywhere in a row is its maximum; -inf alone is legal (a model may mask tokens).
     bad = ~torch.isfinite(highest)
     counts = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs >= 0}
-    raw = {i: torch.log_softmax(logits[i], dim=-1) for i in counts}
+    raw = {i: torch.log_softmax(logits[i], dim=-1, dtype=torch.float32) for i in counts}
     adjusted = [i for i, row in enumerate(rows) if adjusts_logits(row.params)]
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
+    if adjusted or drawn:
+        logits = logits.float()
     for i in adjusted:
         adjust(logits[i], rows[i].params, rows[i].tokens, rows[i].prompt_length)
     if params is not None:
-        tokens = draw(logits, params)
+        tokens = draw(logits.float(), params)
     else:
         if adjusted:
-            tokens = logits.argmax(dim=-1)
-        drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
+            tokens = logits.max(dim=-1).indices
         if drawn:
             index = torch.tensor(drawn, device=logits.device)
             chosen = logits if len(drawn) == len(rows) else logits.index_select(0, index)
@@ -79,7 +82,9 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     filtered = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if len(filtered) < len(rows):
         vocabulary = torch.arange(logits.shape[1], device=device)
-        tokens = (logits - exponential_noise(seeds, positions, vocabulary).log_()).argmax(dim=-1)
+        tokens = (
+            (logits - exponential_noise(seeds, positions, vocabulary).log_()).max(dim=-1).indices
+        )
     else:
         tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
     if filtered:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from engine.attention.kv_cache import KVCache, block_bytes
+from engine.attention.query_groups import MAX_PADDING, SPLIT, query_groups
 from engine.attention.selection import select_backend
-from engine.attention.spec import AttentionSpec
-from engine.attention.torch_backend import MAX_PADDING, SPLIT, _query_groups
+from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.attention.torch_backend import FusedAttention
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -158,10 +160,10 @@ def test_decodes_of_unlike_lengths(
     run = PagedRun(sequences, 16)
     run.step([(i, 0, n - 1) for i, n in enumerate(lengths) if n > 1])
     layout = run.layout([(i, n - 1, 1) for i, n in enumerate(lengths)])
-    query_groups = _query_groups(layout, layout.groups[0])
+    found = query_groups(layout, layout.groups[0])
     if window is None:
-        assert [group.sequences for group in query_groups] == groups
-    for group in query_groups if window is None else ():
+        assert [group.sequences for group in found] == groups
+    for group in found if window is None else ():
         used = (group.tables != 0).sum(1)
         assert int(used.max()) == group.tables.shape[1], "padded beyond the longest"
         if len(groups) > 1:
@@ -169,6 +171,77 @@ def test_decodes_of_unlike_lengths(
     run.step([(i, n - 1, 1) for i, n in enumerate(lengths)])
     for index, due in enumerate(dense(last_tokens(sequences))):
         torch.testing.assert_close(run.outputs[index][-1:].double(), due, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_of_unlike_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours are computed together while padding at most doubles the work, and put back."""
+    spec = AttentionSpec(2, 1, 8, scale=8**-0.5)
+    sequences = random_sequences(spec, [17, 30, 40, 64, 3, 3])
+    run = PagedRun(sequences, 16)
+    run.step([(0, 0, 16)])
+    parts = [(0, 16, 1), *((i, 0, n) for i, n in enumerate(sequences.lengths) if i)]
+    layout = run.layout(parts)
+    groups = query_groups(layout, layout.groups[0])
+    assert [(group.sequences, group.count) for group in groups] == [(1, 1), (3, 64), (2, 3)]
+    assert [group.order is None for group in groups] == [True, False, True]
+    run.step(parts)
+    check(sequences, run.outputs)
+    monkeypatch.setattr("engine.attention.query_groups.MAX_SCORES", 100)
+    groups = query_groups(layout, layout.groups[0])
+    assert [group.sequences for group in groups] == [1, 1, 1, 1, 2]
+
+
+FUSED = {
+    "causal": AttentionSpec(6, 2, 32, scale=32**-0.5),
+    "full": AttentionSpec(2, 2, 32, scale=32**-0.5, kind="cross"),
+    "window": AttentionSpec(4, 2, 64, scale=0.125, window=20),
+    "long-window": AttentionSpec(4, 2, 64, scale=0.125, window=530),
+}
+
+
+@pytest.mark.parametrize("spec", FUSED.values(), ids=FUSED)
+def test_fused(spec: AttentionSpec) -> None:
+    """Torch's own kernel, up to beyond its split of keys."""
+    assert FusedAttention.honours(spec, torch.bfloat16, torch.device("cpu"))
+    lengths = [1, 40, 65, 600]
+    sequences = random_sequences(spec, lengths, torch.bfloat16)
+    check(sequences, PagedRun(sequences, 64).whole())
+    if spec.kind == "causal":
+        check(sequences, PagedRun(sequences, 16).chunked(50))
+
+
+def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    relative = RelativeBias(num_buckets=8, max_distance=16, bidirectional=False)
+    spec = AttentionSpec(4, 2, 32, scale=0.2, relative=relative)
+    sequences = random_sequences(spec, [70], torch.bfloat16)
+    table = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)).mul(3).bfloat16()
+    given = sequences.queries[0], sequences.keys[0], sequences.values[0]
+
+    def attended(bias: torch.Tensor) -> torch.Tensor:
+        run = PagedRun(sequences, 16)
+        plan = run.backend.plan(run.layout([(0, 0, 70)]))
+        return plan.attend(spec, run.cache.layers[0], *given, bias).float()
+
+    fused = attended(table)
+    assert (fused - attended(torch.zeros_like(table))).abs().max() > 0.2, "the bias does nothing"
+    monkeypatch.setattr(FusedAttention, "honours", lambda *_: False)
+    rtol, atol = TOLERANCE[torch.bfloat16]
+    torch.testing.assert_close(fused, attended(table), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype"),
+    [
+        ({}, torch.float32),
+        ({}, torch.float16),
+        ({"softcap": 5.0}, torch.bfloat16),
+        ({"head_dim": 16}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_what_the_fused_kernel_is_not_asked(change: dict[str, Any], dtype: torch.dtype) -> None:
+    spec = replace(FUSED["causal"], **change)
+    assert not FusedAttention.honours(spec, dtype, torch.device("cpu"))
 
 
 def last_tokens(sequences: Sequences) -> Sequences:

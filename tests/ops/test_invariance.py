@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.attention.query_groups import SPLIT
 from engine.attention.spec import AttentionSpec
-from engine.attention.torch_backend import SPLIT
 from engine.layers.linear import can_prepack, pack, packed_linear
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
 from engine.ops.norm import layer_norm, rms_norm

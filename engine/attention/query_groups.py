@@ -1,0 +1,145 @@
+"""Which queries of a step are computed together: groups of sequences padded to one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.backend import GroupLayout, StepLayout
+
+# Keys after which a reduction begins anew; below 256, oneDNN's bf16 matmul reduces fewer keys as if
+# zeros followed. What is gathered behind a window begins at a multiple of both.
+SPLIT = 256
+FUSED_SPLIT = 512  # in torch's fused kernel for CPUs
+# A group is cut where padding its sequences to one shape would more than double the work.
+MAX_PADDING = 2
+MAX_SCORES = 2**20  # of a head: larger groups gain nothing by being one, and take memory
+
+# Of one sequence: the blocks [first, end) that are gathered, of which queries see those from `seen`
+# on, and its last key.
+Reach = tuple[int, int, int, int]  # first, seen, end, last key
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGroup:
+    """`sequences` with `count` new tokens each; one with fewer has its last computed again."""
+
+    first: int  # token with which the group begins, where `order` is None
+    sequences: int
+    count: int
+    positions: torch.Tensor  # [sequences, count] of the queries
+    tables: torch.Tensor  # [sequences, blocks]
+    first_keys: torch.Tensor | None  # [sequences] where each table begins; None: all at key 0
+    last_keys: torch.Tensor  # [sequences] the last key there is
+    order: torch.Tensor | None = None  # [sequences * count] tokens, where they are no neighbours
+
+
+def query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
+    """Decodes by similar length, chunks with neighbours of similar shape."""
+    if layout.query_lens is None:
+        return [_captured_group(layout, kv)]
+    decodes, reach = layout.num_decodes, _reach(layout, kv)
+    groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
+    first = decodes  # the number of a sequence, and then of its first token
+    token = decodes
+    while first < len(reach):
+        members = slice(first, _last_alike(layout, reach, first))
+        groups.append(_chunk_group(layout, kv, members, reach[members], token))
+        first, token = members.stop, token + sum(layout.query_lens[members])
+    return groups
+
+
+def _last_alike(layout: StepLayout, reach: list[Reach], first: int) -> int:
+    """The sequence with which a group that begins with `first` ends, itself left out."""
+    counts, size = layout.query_lens, layout.block_size
+    assert counts is not None
+    longest = widest = work = 0
+    for index in range(first, len(reach)):
+        blocks = reach[index][2] - reach[index][0]
+        longest, widest = max(longest, counts[index]), max(widest, blocks)
+        work += counts[index] * blocks
+        padded = (index - first + 1) * longest * widest
+        if index > first and padded > min(MAX_PADDING * work, MAX_SCORES // size):
+            return index
+    return len(reach)
+
+
+def _chunk_group(
+    layout: StepLayout, kv: GroupLayout, members: slice, reach: list[Reach], token: int
+) -> QueryGroup:
+    assert layout.query_lens is not None
+    counts = layout.query_lens[members]
+    longest, tables = max(counts), _tables(layout, kv, members, reach)
+    positions, order = layout.positions[token : token + sum(counts)], None
+    if min(counts) < longest:
+        sizes = torch.tensor(counts, device=positions.device)
+        each = torch.arange(longest, device=positions.device).minimum(sizes[:, None] - 1)
+        each += (sizes.cumsum(0) - sizes)[:, None]
+        positions, order = positions[each], (token + each).flatten()
+    positions = positions.view(-1, longest)
+    return QueryGroup(token, len(counts), longest, positions, *tables, order)
+
+
+def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
+    """Every token alone against its sequence's whole table: nothing here depends on the host."""
+    positions, tables = layout.positions[:, None], kv.block_tables
+    last = (layout.lengths if kv.key_lengths is None else kv.key_lengths) - 1
+    if layout.num_decodes < len(tables):
+        tokens = torch.arange(len(positions), dtype=torch.int32, device=tables.device)
+        owners = torch.searchsorted(layout.query_starts[1:], tokens, right=True)
+        owners.clamp_(max=len(tables) - 1)
+        tables, last = tables.index_select(0, owners), last.index_select(0, owners)
+    if kv.window is None:
+        return QueryGroup(0, len(tables), 1, positions, tables, None, last)
+    # What lies behind the window may be another's by now: NaN there would pass the mask.
+    seen = (positions - kv.window + 1).clamp(min=0) // layout.block_size
+    entries = torch.arange(tables.shape[1], device=tables.device)
+    tables = tables.where(entries >= seen, 0)
+    return QueryGroup(0, len(tables), 1, positions, tables, torch.zeros_like(last), last)
+
+
+def _reach(layout: StepLayout, kv: GroupLayout) -> list[Reach]:
+    size, window, lengths = layout.block_size, kv.window, kv.key_lens or layout.seq_lens
+    assert lengths is not None
+    assert layout.query_lens is not None
+    reach = []
+    for count, length in zip(layout.query_lens, lengths, strict=True):
+        seen = 0 if window is None else max(0, length - count - window + 1)
+        begin = seen // FUSED_SPLIT * FUSED_SPLIT
+        reach.append((begin // size, seen // size, -(-length // size), length - 1))
+    return reach
+
+
+def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> list[QueryGroup]:
+    blocks = [end - first for first, _, end, _ in reach]
+    if max(blocks) * len(blocks) <= MAX_PADDING * sum(blocks):
+        everyone = slice(0, len(blocks))
+        positions = layout.positions[everyone].view(-1, 1)
+        tables = _tables(layout, kv, everyone, reach)
+        return [QueryGroup(0, len(blocks), 1, positions, *tables)]
+    groups: list[QueryGroup] = []
+    order = sorted(range(len(blocks)), key=blocks.__getitem__, reverse=True)
+    while order:
+        longest = blocks[order[0]]
+        near = [i for i in order if blocks[i] * MAX_PADDING >= longest]
+        order = order[len(near) :]
+        index = torch.tensor(near, device=layout.positions.device)
+        positions = layout.positions.index_select(0, index).view(-1, 1)
+        tables = _tables(layout, kv, index, [reach[i] for i in near])
+        groups.append(QueryGroup(0, len(near), 1, positions, *tables, index))
+    return groups
+
+
+def _tables(
+    layout: StepLayout, kv: GroupLayout, members: slice | torch.Tensor, reach: list[Reach]
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The members' tables as far as their queries look, and each one's first and last key."""
+    tables, width = kv.block_tables[members], max(end - first for first, _, end, _ in reach)
+    first, seen, end, last = torch.tensor(reach, device=tables.device).T
+    if kv.window is None:
+        return tables[:, :width], None, last
+    entries = first[:, None] + torch.arange(width, device=tables.device)
+    visible = (entries >= seen[:, None]) & (entries < end[:, None])
+    tables = tables.gather(1, entries.clamp(max=tables.shape[1] - 1))
+    return tables.where(visible, 0), first * layout.block_size, last
