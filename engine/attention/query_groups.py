@@ -44,14 +44,14 @@ def query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
     first = decodes  # the number of a sequence, and then of its first token
     token = decodes
     while first < len(reach):
-        members = slice(first, _last_alike(layout, reach, first))
+        members = slice(first, _end_of_group(layout, reach, first))
         groups.append(_chunk_group(layout, kv, members, reach[members], token))
         first, token = members.stop, token + sum(layout.query_lens[members])
     return groups
 
 
-def _last_alike(layout: StepLayout, reach: list[Reach], first: int) -> int:
-    """The sequence with which a group that begins with `first` ends, itself left out."""
+def _end_of_group(layout: StepLayout, reach: list[Reach], first: int) -> int:
+    """The first sequence that is too unlike those from `first` on to be computed with them."""
     counts, size = layout.query_lens, layout.block_size
     assert counts is not None
     longest = widest = work = 0

@@ -8,6 +8,7 @@ shares its step, bit by bit. Behind a window nothing is gathered.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,8 @@ from engine.ops.relative import relative_buckets
 # the sum over splits; bf16 products of few multiplications are not given to oneDNN at all.
 ROWS_FP32 = 4
 SMALL_PRODUCT = 16**3
+# The fused kernel takes 32 rows at a time, or a multiple of that. Heads narrower than 32 would make
+# even those a small product.
 FUSED_ROWS, FUSED_HEAD_DIM = 32, 32
 
 
@@ -109,7 +112,7 @@ class TorchPlan:
         kv.values.index_put_(index, value)
 
 
-class GroupAttention:
+class GroupAttention(ABC):
     """A group's attention in all layers of a spec. What these share is made once, here.
 
     The query heads of one kv head become rows of one matmul: N = sequences * kv heads matmuls of
@@ -145,9 +148,9 @@ class GroupAttention:
         out = out.view(sequences, heads, shared, count, dim)
         return out.permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, dim)
 
+    @abstractmethod
     def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
         """[N, R, D] for the queries [N, R, D]; R with the padding."""
-        raise NotImplementedError
 
     def _gather(self, blocks: torch.Tensor, pieces: torch.Tensor) -> None:
         torch.index_select(blocks.view(-1, *pieces.shape[1:]), 0, self._index, out=pieces)
@@ -161,7 +164,7 @@ class FusedAttention(GroupAttention):
 
     @staticmethod
     def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
-        wide = spec.head_dim >= FUSED_HEAD_DIM  # below, 32 rows may be too few for oneDNN
+        wide = spec.head_dim >= FUSED_HEAD_DIM
         return device.type == "cpu" and dtype == torch.bfloat16 and not spec.softcap and wide
 
     def __init__(
@@ -180,7 +183,7 @@ class FusedAttention(GroupAttention):
         self._scale = spec.scale
         (_, rows, dim), num_keys = self._rows, self._num_keys
         last = num_keys % FUSED_SPLIT or min(num_keys, FUSED_SPLIT)
-        # Rows are taken by 32 or a multiple; one left alone would take another kernel than several.
+        # A row left alone would take another kernel than several.
         left = rows % FUSED_ROWS or FUSED_ROWS
         self._padding = max(_missing_rows(left, last * dim, dtype), 2 - left)
         mask = _mask(group, spec, num_keys, dtype, bias)

@@ -106,6 +106,7 @@ def test_row_wise_operations(size: int, dtype: torch.dtype) -> None:
 
 SPECS = {
     "one-head": AttentionSpec(1, 1, 64, scale=0.125),  # one row a head
+    "narrow": AttentionSpec(2, 2, 32, scale=0.2),  # as narrow as the fused kernel takes them
     "toy": AttentionSpec(1, 1, 8, scale=0.5, softcap=2.0),
     "gqa-3": AttentionSpec(6, 2, 80, scale=0.1, window=50),
     "mqa-5": AttentionSpec(5, 1, 8, scale=0.5),

@@ -265,3 +265,20 @@ def test_masked_tokens_are_legal_and_never_drawn() -> None:
         rows = [row(seed=s, **setting) for s in range(3000)]
         drawn, _ = sample(logits.clone(), rows)
         assert set(drawn.tolist()) == {0, 1, 2}
+
+
+def test_bf16_logits_are_sampled_as_their_values_in_fp32() -> None:
+    """Greedy rows never widen them; drawing, adjusting and logprobs compute in fp32."""
+    logits = torch.stack([logits_of(600, seed=i) for i in range(4)]).bfloat16()
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 0.0, "presence_penalty": 1.5},
+        {"temperature": 0.7, "top_p": 0.8, "seed": 5, "logprobs": 2},
+    ]
+    for chosen in ([0], [0, 1, 2, 3]):
+        rows = [row(**settings[i]) for i in chosen]
+        tokens, scored = sampled(logits[chosen].clone(), rows)
+        wide, wide_scored = sampled(logits[chosen].float(), rows)
+        assert torch.equal(tokens, wide)
+        assert scored == wide_scored
