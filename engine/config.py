@@ -73,8 +73,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "cpu", "cuda"], setting(MODEL, "auto takes a GPU where there is one.")
     ] = "auto"
     attention_backend: Annotated[
-        Literal["auto", "torch", "triton"],
-        setting(MODEL, "auto takes our Triton kernels on a GPU, torch on a CPU."),
+        Literal["auto", "torch", "triton", "numba"],
+        setting(
+            MODEL,
+            "auto takes our Triton kernels on a GPU, torch on a CPU. numba compiles kernels for a "
+            "CPU: tokens come faster, long prompts take longer.",
+        ),
     ] = "auto"
     load_format: Annotated[
         Literal["safetensors", "dummy"],

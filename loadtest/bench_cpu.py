@@ -1,8 +1,9 @@
 """`make bench`: tokens/s over HTTP beside `transformers` generate, same model, same run.
 
 A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end. Rounds
-of the two alternate, so that a drift of the machine's speed meets both; medians are printed.
-transformers runs in process with its whole batch given at once, which flatters it: no HTTP, no
+of all alternate, so that a drift of the machine's speed meets each; medians are printed. Penstock
+runs twice, with its attention in torch and compiled by Numba, where that is installed. transformers
+runs in process with its whole batch given at once, which flatters it: no HTTP, no
 scheduling, no streams.
 """
 
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,21 @@ import torch
 from loadtest.http_client import closed_loop
 from loadtest.random_model import LLAMA_125M, write_random_llama
 
-PROMPT, NEW = 128, 64
+
+@dataclass(frozen=True)
+class Load:
+    """Tokens of each request."""
+
+    prompt: int
+    new: int
+
+    def prompts(self, count: int, seed: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(300, 32000, (count, self.prompt), generator=generator).tolist()
 
 
-def prompts(count: int, seed: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(300, 32000, (count, PROMPT), generator=generator).tolist()
+Figures = tuple[float, float]  # output tokens/s, and the median gap in ms
+BACKENDS = {"penstock": "torch", "numba": "numba"}  # what the report calls Penstock with each
 
 
 class Penstock:
@@ -56,14 +68,14 @@ class Penstock:
                 time.sleep(0.05)
         self.start_seconds = time.monotonic() - began
 
-    def measure(self, concurrency: int, requests: int, seed: int) -> tuple[float, float]:
+    def measure(self, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
         """Output tokens/s and the median gap in ms."""
         bodies = [
-            {"prompt": p, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
-            for p in prompts(requests, seed)
+            {"prompt": p, "max_tokens": load.new, "temperature": 0, "ignore_eos": True}
+            for p in load.prompts(requests, seed)
         ]
         wall, done = asyncio.run(closed_loop("127.0.0.1", self.port, bodies, concurrency))
-        assert all(c.tokens == NEW for c in done), "a request came back short"
+        assert all(c.tokens == load.new for c in done), "a request came back short"
         gaps = [gap for c in done for gap in c.gaps]
         return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3
 
@@ -91,8 +103,8 @@ class Transformers:
         self.clock = Clock
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
-    def measure(self, batch: int, seed: int) -> tuple[float, float]:
-        ids = torch.tensor(prompts(batch, seed))
+    def measure(self, load: Load, batch: int, seed: int) -> Figures:
+        ids = torch.tensor(load.prompts(batch, seed))
         clock = self.clock()
         began = time.monotonic()
         # generate streams only single sequences; longer batches are timed as a whole.
@@ -100,16 +112,16 @@ class Transformers:
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW,
-                min_new_tokens=NEW,
+                max_new_tokens=load.new,
+                min_new_tokens=load.new,
                 do_sample=False,
                 pad_token_id=0,
                 streamer=clock if batch == 1 else None,
             )
         wall = time.monotonic() - began
-        assert out.shape[1] == PROMPT + NEW
+        assert out.shape[1] == load.prompt + load.new
         gaps = [b - a for a, b in zip(clock.times[1:], clock.times[2:], strict=False)]
-        return batch * NEW / wall, (statistics.median(gaps) if gaps else wall / NEW) * 1e3
+        return batch * load.new / wall, (statistics.median(gaps) if gaps else wall / load.new) * 1e3
 
 
 def matmul_rate() -> float:
@@ -135,7 +147,7 @@ def read_rate() -> float:
     return data.nbytes / best / 1e9
 
 
-def bound(streams: int, gflops: float, gbytes: float) -> float:
+def bound(load: Load, streams: int, gflops: float, gbytes: float) -> float:
     """Output tokens/s that no server can exceed here in bf16.
 
     Prompts cost their multiplications; a step of decoding the larger of its multiplications and of
@@ -147,16 +159,18 @@ def bound(streams: int, gflops: float, gbytes: float) -> float:
     layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
     body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
     kv = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes a token
-    prefill = 2 * body * PROMPT * streams / (gflops * 1e9)
-    read = (2 * (body + head) + kv * streams * (PROMPT + NEW / 2)) / (gbytes * 1e9)
+    prefill = 2 * body * load.prompt * streams / (gflops * 1e9)
+    read = (2 * (body + head) + kv * streams * (load.prompt + load.new / 2)) / (gbytes * 1e9)
     step = max(2 * (body + head) * streams / (gflops * 1e9), read)
-    return streams * NEW / (prefill + NEW * step)
+    return streams * load.new / (prefill + load.new * step)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--flags", default="", help="more flags for `penstock serve`")
@@ -173,36 +187,53 @@ def main() -> None:
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate rounds of the two at each concurrency; all figures of all rounds."""
-    rows: dict[str, Any] = {}
+    load, rows = Load(options.prompt, options.new), dict[str, Any]()
     rates: list[tuple[float, float]] = []
     peer = None if options.no_peer else Transformers(folder)
-    for round_number in range(options.rounds + 1):  # the first warms both up and is not counted
+    backends = BACKENDS if find_spec("numba") else {"penstock": "torch"}
+    for round_number in range(options.rounds + 1):  # the first warms all up and is not counted
         rates.append((matmul_rate(), read_rate()))
         for concurrency in options.concurrency:
-            row = rows.setdefault(str(concurrency), {"penstock": [], "transformers": []})
-            # A fresh server each time: an idle one must not share the cores with the peer.
-            server = Penstock(folder, options.flags.split())
-            requests = max(2, 2 * concurrency)
-            try:
-                server.measure(concurrency, concurrency, seed=999)
-                ours = server.measure(concurrency, requests, seed=round_number)
-            finally:
-                server.stop()
-            theirs = peer.measure(concurrency, seed=round_number) if peer else None
+            row = rows.setdefault(
+                str(concurrency), {name: [] for name in (*BACKENDS, "transformers")}
+            )
+            measured: dict[str, Figures] = {}
+            for name, backend in backends.items():
+                flags = ["--attention-backend", backend, *options.flags.split()]
+                measured[name], seconds = serve_and_measure(
+                    folder, flags, load, concurrency, round_number
+                )
+                if round_number:
+                    row.setdefault("start_seconds", []).append(seconds)
+            if peer:
+                measured["transformers"] = peer.measure(load, concurrency, seed=round_number)
             if round_number:
-                row["penstock"].append(ours)
-                row.setdefault("start_seconds", []).append(server.start_seconds)
-                if theirs:
-                    row["transformers"].append(theirs)
-            print(f"round {round_number} c={concurrency}: ours {ours}, peer {theirs}", flush=True)
+                for name, figures in measured.items():
+                    row[name].append(figures)
+            print(f"round {round_number} c={concurrency}: {measured}", flush=True)
     return {
         "cpu_count": os.cpu_count(),
         "torch": torch.__version__,
         "machine": [{"gflops": gflops, "gbytes": gbytes} for gflops, gbytes in rates],
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m loadtest.bench_cpu " + " ".join(sys.argv[1:]),
+        "load": asdict(load),
         "rows": rows,
     }
+
+
+def serve_and_measure(
+    folder: Path, flags: list[str], load: Load, concurrency: int, seed: int
+) -> tuple[Figures, float]:
+    """Figures of a fresh server, and its seconds to start: an idle one would share the cores."""
+    server = Penstock(folder, flags)
+    try:
+        server.measure(load, concurrency, concurrency, seed=999)
+        return server.measure(
+            load, concurrency, max(2, 2 * concurrency), seed
+        ), server.start_seconds
+    finally:
+        server.stop()
 
 
 def print_table(report: dict[str, Any]) -> None:
@@ -210,23 +241,25 @@ def print_table(report: dict[str, Any]) -> None:
         statistics.median(measured[key] for measured in report["machine"])
         for key in ("gflops", "gbytes")
     )
-    print("\n| streams | Penstock tok/s · gap | of the bound | transformers tok/s · gap | ratio |")
-    print("|---|---|---|---|---|")
-
-    def medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-        rates, gaps = zip(*pairs, strict=True)
-        return statistics.median(rates), statistics.median(gaps)
-
-    for concurrency, row in report["rows"].items():
-        rate, gap = medians(row["penstock"])
-        share = rate / bound(int(concurrency), gflops, gbytes)
-        cells = f"| {concurrency} | {rate:.0f} · {gap:.1f} ms | {share:.0%} "
-        if row["transformers"]:
-            peer_rate, peer_gap = medians(row["transformers"])
-            cells += f"| {peer_rate:.0f} · {peer_gap:.1f} ms | {rate / peer_rate:.1f} |"
-        else:
-            cells += "| | |"
-        print(cells)
+    load = Load(**report["load"])
+    names = {"penstock": "Penstock", "numba": "with Numba", "transformers": "transformers"}
+    print(
+        "\n| streams |",
+        " tok/s · gap | ".join(names.values()),
+        "tok/s · gap | ratios | of the bound |",
+    )
+    print("|---" * 6 + "|")
+    for streams, row in report["rows"].items():
+        rates, cells = {}, {}
+        for name in names:
+            if row[name]:
+                measured, gaps = map(statistics.median, zip(*row[name], strict=True))
+                rates[name], cells[name] = measured, f"{measured:.0f} · {gaps:.1f} ms"
+        peer = rates.pop("transformers", None)
+        limit = bound(load, int(streams), gflops, gbytes)
+        ratios = " · ".join(f"{rate / peer:.1f}" for rate in rates.values()) if peer else ""
+        shares = " · ".join(f"{rate / limit:.0%}" for rate in rates.values())
+        print("|", " | ".join([streams, *(cells.get(n, "") for n in names), ratios, shares]), "|")
     print(
         f"\nbf16 matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s: medians of the run."
     )

@@ -40,7 +40,13 @@ def _made(name: str, device: torch.device) -> AttentionBackend | str:
     if name == "torch":
         return TorchBackend()
     try:
+        if name == "numba":
+            from engine.attention.numba_backend import NumbaBackend
+
+            return NumbaBackend(device)
         from engine.attention.triton_backend import TritonBackend
+
+        return TritonBackend(device)
     except ModuleNotFoundError as error:
-        return f"it needs {error.name}, which is not installed: pip install 'penstock[gpu]'"
-    return TritonBackend(device)
+        extra = {"numba": "numba", "triton": "gpu"}[name]
+        return f"it needs {error.name}, which is not installed: pip install 'penstock[{extra}]'"

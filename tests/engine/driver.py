@@ -53,8 +53,8 @@ RECORDED_TOKENS = 64  # of a mixed step, as a tape is slow: it computes each tok
 EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
 
 
-def each(modes: Mapping[str, dict[str, Any]]) -> list[ParameterSet]:
-    """A test's modes, and among the slow tests Triton's attention, interpreted."""
+def each(modes: Mapping[str, dict[str, Any]], *, decoder: bool = True) -> list[ParameterSet]:
+    """A test's modes and other kernels: Numba's for decoders; Triton's, interpreted, are slow."""
     kernels = {"depth": 1, "attention_backend": "triton"}
     # A broken request's scores are all NaN, of which the interpreter's maximum warns.
     marks = [
@@ -63,6 +63,8 @@ def each(modes: Mapping[str, dict[str, Any]]) -> list[ParameterSet]:
         pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
     ]
     slow = pytest.param(kernels, id="triton", marks=marks)
+    if decoder:
+        modes = {**modes, "numba": {"attention_backend": "numba"}}
     return [*(pytest.param(mode, id=name) for name, mode in modes.items()), slow]
 
 

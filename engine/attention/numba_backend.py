@@ -1,0 +1,155 @@
+"""Paged attention on a CPU by kernels that Numba compiles when a model is loaded.
+
+Beside `torch_backend` they copy no keys and values, and pay for a sequence's own length, not for
+the longest one's. They never use a CPU's matrix units: long chunks are faster there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from numba.core.ccallback import CFunc
+
+from engine.attention.backend import StepLayout
+from engine.attention.kv_cache import LayerKV
+from engine.attention.numba_call import LOG2_E, Call
+from engine.attention.numba_kernel import TILE, attention_kernel, store_kernel
+from engine.attention.spec import AttentionSpec
+
+DTYPES = (torch.bfloat16, torch.float32)
+NO_WINDOW = 2**62
+Parallel = Callable[[int, int, int, int], None]  # function, its argument, threads, flags
+
+
+class NumbaBackend:
+    """Honours causal layers without a bias, on a CPU. A block's keys lie transposed."""
+
+    name = "numba"
+    captures = False  # it works from the lengths on the host
+    reads_masked = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._parallel = _parallel()
+
+    def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
+        if self._device.type != "cpu":
+            return f"needs a CPU, not {self._device}"
+        if self._parallel is None:
+            return "needs a torch whose threads are OpenMP's"
+        if dtype not in DTYPES:
+            return f"computes in {', '.join(map(str, DTYPES))}, not {dtype}"
+        if spec.kind != "causal" or spec.relative is not None:
+            return "attends in causal layers without a bias"
+        if spec.head_dim % 8:
+            return f"head_dim {spec.head_dim} is no multiple of 8"
+        return None
+
+    def plan(self, layout: StepLayout) -> NumbaPlan:
+        assert self._parallel is not None
+        return NumbaPlan(layout, self._parallel)
+
+
+class NumbaPlan:
+    """One step's tasks, and what the kernels are told of it in every layer."""
+
+    def __init__(self, layout: StepLayout, parallel: Parallel) -> None:
+        self._layout, self._parallel = layout, parallel
+        self._threads = torch.get_num_threads()
+        self._tasks = torch.tensor(_tasks(layout))
+        self._calls: dict[tuple[int, AttentionSpec], Call] = {}
+
+    def attend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV | None,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert kv is not None
+        assert key is not None
+        assert value is not None
+        if (call := self._calls.get((kv.group, spec))) is None:
+            call = self._calls[kv.group, spec] = self._call(spec, kv.group)
+        shared, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
+        out = torch.empty(query.shape, dtype=query.dtype)
+        for tensor in (query, key, value):
+            assert tensor[0].is_contiguous(), "a token's heads lie side by side"
+        call.query, call.query_stride = query.data_ptr(), query.stride(0)
+        call.key, call.key_stride = key.data_ptr(), key.stride(0)
+        call.value, call.value_stride = value.data_ptr(), value.stride(0)
+        call.keys, call.values = kv.keys.data_ptr(), kv.values.data_ptr()
+        call.out = out.data_ptr()
+        size, half = self._layout.block_size, query.dtype == torch.bfloat16
+        # Both, whatever is needed now: a model's first token compiles what all others will need.
+        store = store_kernel(dim, size, half)
+        attention = attention_kernel(shared, dim, size, half)
+        if self._layout.num_decodes < len(self._layout.lengths):  # decodes store their own
+            self._run(store, call)
+        self._run(attention, call)
+        return out
+
+    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        raise AssertionError("only cross layers, which are refused, store without attending")
+
+    def _call(self, spec: AttentionSpec, group: int) -> Call:
+        tables = self._layout.groups[group].block_tables
+        blocks, offsets = self._layout.groups[group].token_blocks, self._layout.token_offsets
+        for tensor in (tables[0], blocks, offsets):
+            assert tensor.dtype == torch.int64
+            assert tensor.is_contiguous()
+        return Call(
+            num_tasks=len(self._tasks),
+            tasks=self._tasks.data_ptr(),
+            heads=spec.num_kv_heads,
+            tables=tables.data_ptr(),
+            table_stride=tables.stride(0),
+            token_blocks=blocks.data_ptr(),
+            token_offsets=offsets.data_ptr(),
+            window=spec.window or NO_WINDOW,
+            scale=spec.scale * LOG2_E,
+            softcap=(spec.softcap or 0.0) * LOG2_E,
+        )
+
+    def _run(self, kernel: CFunc, call: Call) -> None:
+        """In all threads at once, until they have taken every task."""
+        counter = ctypes.c_int64(0)
+        call.counter = ctypes.addressof(counter)
+        assert kernel.address is not None
+        self._parallel(kernel.address, ctypes.addressof(call), self._threads, 0)
+
+
+def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int]]:
+    """Sequence, first token, number of tokens and first position of what a thread does at once."""
+    assert layout.query_lens is not None, "steps are not captured"
+    assert layout.seq_lens is not None
+    tasks, token = [], 0
+    for number, (count, length) in enumerate(zip(layout.query_lens, layout.seq_lens, strict=True)):
+        for done in range(0, count, TILE):
+            tasks.append((number, token + done, min(TILE, count - done), length - count + done))
+        token += count
+    return tasks
+
+
+def _parallel() -> Parallel | None:
+    """GOMP_parallel of the OpenMP torch itself runs on, or None.
+
+    The threads torch computes with spin a while when they have nothing to do; threads of Numba's
+    own would compete with them for the cores.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        run = ctypes.CDLL(str(library)).GOMP_parallel  # found in what the library needs
+    except (OSError, AttributeError):
+        return None
+    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    run.restype = None
+    return run

@@ -1,0 +1,269 @@
+"""The kernels that Numba compiles: against the definition, and that a token keeps its bits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from numba.core import caching
+
+from engine.attention.numba_backend import NumbaBackend
+from engine.attention.numba_kernel import TILE, attention_kernel, exp2, store_kernel, to_element
+from engine.attention.selection import select_backend
+from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.errors import ConfigError
+from tests.ops.paged import PagedRun, Sequences, random_sequences
+from tests.ops.test_attention import LENGTHS, PLAIN, TOLERANCE, check
+from tests.ops.test_invariance import noisy_scores, noisy_values
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def paged(sequences: Sequences, block_size: int) -> PagedRun:
+    """Blocks that belong to nobody hold NaN: whoever looked behind a window would show it."""
+    return PagedRun(sequences, block_size, backend=NumbaBackend(CPU))
+
+
+# ---- against the definition ------------------------------------------------------------------
+
+FEATURES = {
+    "causal": PLAIN,
+    "window-1": replace(PLAIN, window=1),
+    "window-5": replace(PLAIN, window=5),
+    "window-16": replace(PLAIN, window=16),
+    "softcap": replace(PLAIN, softcap=1.5),
+    "softcap-window": replace(PLAIN, softcap=3.0, window=9),
+    "scale": replace(PLAIN, scale=1.0),
+    "gqa-3": AttentionSpec(6, 2, 8, scale=8**-0.5),
+    "mqa-9": AttentionSpec(9, 1, 8, scale=8**-0.5, softcap=2.0, window=20),
+}
+
+
+@dtypes
+@pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES)
+def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    sequences = random_sequences(spec, LENGTHS, dtype)
+    check(sequences, paged(sequences, 16).whole())
+    for size in (1, 7):
+        check(sequences, paged(sequences, 16).chunked(size))
+
+
+SHAPES = {  # heads, kv heads, head_dim, block size, dtype
+    "one-row": (2, 2, 64, 64, torch.bfloat16),
+    "many-rows": (18, 2, 64, 32, torch.bfloat16),
+    "odd-width": (4, 2, 80, 64, torch.bfloat16),
+    "eight-lanes": (4, 2, 72, 16, torch.float32),
+    "wide": (2, 1, 256, 16, torch.float32),
+    "large-blocks": (4, 2, 32, 128, torch.float32),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_shapes(shape: tuple[int, int, int, int, torch.dtype]) -> None:
+    heads, kv_heads, dim, size, dtype = shape
+    spec = AttentionSpec(heads, kv_heads, dim, scale=dim**-0.5)
+    lengths = [1, TILE, TILE + 1, size - 1, size, size + 1, 2 * size + TILE + 1]
+    sequences = random_sequences(spec, lengths, dtype)
+    run = paged(sequences, size)
+    run.step([(i, 0, n - 1) for i, n in enumerate(lengths) if n > 1])
+    run.step([(i, n - 1, 1) for i, n in enumerate(lengths)])
+    check(sequences, run.outputs)
+
+
+def test_decodes_and_chunks_in_one_step() -> None:
+    lengths = [33, 5, 48, 17, 64, 40]
+    sequences = random_sequences(FEATURES["gqa-3"], lengths)
+    run = paged(sequences, 16)
+    run.step([(0, 0, 32), (1, 0, 4), (2, 0, 10), (3, 0, 16)])
+    run.step([(0, 32, 1), (1, 4, 1), (2, 10, 30), (3, 16, 1), (4, 0, 64)])
+    run.step([(2, 40, 8), (5, 0, 1)])
+    run.step([(5, 1, 39)])
+    check(sequences, run.outputs)
+
+
+def test_tensors_that_are_parts_of_others() -> None:
+    """As a model gives them: queries, keys and values of a token side by side."""
+    spec = FEATURES["gqa-3"]
+    sequences = random_sequences(spec, [20])
+    both = torch.cat([part[0] for part in (sequences.queries, sequences.keys, sequences.values)], 1)
+    run = paged(sequences, 16)
+    plan, kv = run.backend.plan(run.layout([(0, 0, 20)])), run.cache.layers[0]
+    found = plan.attend(spec, kv, both[:, :6], both[:, 6:8], both[:, 8:])
+    assert torch.equal(found, paged(sequences, 16).whole()[0])
+    transposed = kv.keys[run.tables[0][0]].view(2, 8, 16)
+    assert torch.equal(transposed, sequences.keys[0][:16].permute(1, 2, 0))
+
+
+# ---- equal bits ------------------------------------------------------------------------------
+
+ROWS = {
+    "gqa-3": AttentionSpec(6, 2, 64, scale=0.125),
+    "one-row": AttentionSpec(2, 2, 64, scale=0.125, window=50),
+    "softcap": AttentionSpec(8, 2, 8, scale=0.3, softcap=4.0),
+}
+
+
+@dtypes
+@pytest.mark.parametrize("kind", [None, noisy_scores, noisy_values])
+@pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)
+def test_bits_do_not_depend_on_the_step(
+    spec: AttentionSpec, kind: Callable[[Sequences], Sequences] | None, dtype: torch.dtype
+) -> None:
+    """Alone, among others, in chunks of any size, as decodes, in blocks of another size."""
+    lengths = [1, 63, 130, 200]
+    sequences = random_sequences(spec, lengths, dtype)
+    sequences = kind(sequences) if kind else sequences
+    together = paged(sequences, 64).whole()
+    assert any(output.any() for output in together)
+    for index, due in enumerate(together):
+        parts = (sequences.queries, sequences.keys, sequences.values)
+        alone = Sequences(sequences.spec, *([part[index]] for part in parts))
+        assert torch.equal(paged(alone, 64).whole()[0], due)
+    for size in (1, 5, TILE, 64, 100):
+        for found, due in zip(paged(sequences, 64).chunked(size), together, strict=True):
+            assert torch.equal(found, due), f"chunks of {size}"
+
+
+def test_threads_share_the_work_and_change_no_bit() -> None:
+    """More threads than cores, taking tasks of unlike length."""
+    spec = AttentionSpec(6, 2, 64, scale=0.125)
+    sequences = random_sequences(spec, [200, 3, 90, 64, 1, 150], torch.bfloat16)
+    due = paged(sequences, 64).chunked(70)
+    torch.set_num_threads(4)
+    try:
+        for _ in range(20):
+            for found, expected in zip(paged(sequences, 64).chunked(70), due, strict=True):
+                assert torch.equal(found, expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+# ---- numbers ---------------------------------------------------------------------------------
+
+
+def test_powers_of_two() -> None:
+    """Within two units in the last place, one at zero, and nothing below 2**-126."""
+
+    @njit
+    def powers(x, y):  # type: ignore[no-untyped-def]
+        for i in range(len(x)):
+            y[i] = exp2(x[i])
+
+    x = np.concatenate([np.linspace(-126, 0, 1_000_001), -np.geomspace(1e-30, 126, 100_000)])
+    x = x.astype(np.float32)
+    found = np.empty_like(x)
+    powers(x, found)
+    due = np.exp2(x.astype(np.float64))
+    assert np.abs(found / due - 1).max() < 2 * 2**-23
+    edges = np.array([0, -0.0, -126, -127, -1e30, -np.inf, np.nan], np.float32)
+    found = np.empty_like(edges)
+    powers(edges, found)
+    assert found[:6].tolist() == [1, 1, *[2.0**-126] * 4]
+    assert np.isnan(found[6])
+
+
+def test_rounding_to_bf16_is_torchs() -> None:
+    @njit
+    def rounded(x, y):  # type: ignore[no-untyped-def]
+        for i in range(len(x)):
+            y[i] = to_element(x[i], y)
+
+    bits = torch.randint(
+        -(2**31), 2**31 - 1, (200_000,), generator=torch.Generator().manual_seed(0)
+    )
+    ties = torch.arange(2**16) * 2**16 + 2**15  # half-way between two
+    x = torch.cat([bits, ties - 2**31]).to(torch.int32).view(torch.float32)
+    x = x[x.isfinite()]
+    found = np.empty(len(x), np.uint16)
+    rounded(x.numpy(), found)
+    assert torch.equal(torch.from_numpy(found).view(torch.bfloat16), x.bfloat16())
+
+
+@dtypes
+def test_not_a_number_shows(dtype: torch.dtype) -> None:
+    """In the outputs of queries that see the key, and in no other's."""
+    sequences = random_sequences(FEATURES["gqa-3"], [30], dtype)
+    sequences.keys[0][20, 1, 3] = float("nan")
+    (found,) = paged(sequences, 16).whole()
+    assert found[20:, 3:].isnan().all()
+    assert found[:20].isfinite().all()
+    assert found[:, :3].isfinite().all()
+
+
+# ---- what it is given, and what it refuses ---------------------------------------------------
+
+
+def test_refusals() -> None:
+    specs = {
+        replace(PLAIN, kind="full"): "causal layers",
+        replace(PLAIN, kind="cross"): "causal layers",
+        replace(PLAIN, relative=RelativeBias(8, 20, False)): "without a bias",
+        replace(PLAIN, head_dim=20): "head_dim 20 is no multiple of 8",
+    }
+    for spec, why in specs.items():
+        with pytest.raises(ConfigError, match=rf"{why}.* Use --attention-backend auto"):
+            select_backend([PLAIN, spec], torch.float32, CPU, "numba")
+    with pytest.raises(ConfigError, match=r"not torch\.float16"):
+        select_backend([PLAIN], torch.float16, CPU, "numba")
+    with pytest.raises(ConfigError, match="needs a CPU, not cuda"):
+        select_backend([PLAIN], torch.float32, torch.device("cuda"), "numba")
+    backend, told = select_backend([PLAIN], torch.bfloat16, CPU, "numba")
+    assert backend.name == told == "numba"
+    assert select_backend([PLAIN], torch.bfloat16, CPU)[0].name == "torch", "compiles unasked"
+
+
+def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("backend", "kernel", "call"):
+        monkeypatch.delitem(sys.modules, f"engine.attention.numba_{module}")
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'penstock\[numba\]'"):
+        select_backend([PLAIN], torch.float32, CPU, "numba")
+    assert select_backend([PLAIN], torch.float32, CPU)[1] == "torch"
+
+
+def test_torch_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    with pytest.raises(ConfigError, match="a torch whose threads are OpenMP's"):
+        select_backend([PLAIN], torch.float32, CPU, "numba")
+
+
+def test_nowhere_to_keep_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container whose files cannot be written, and no home."""
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    for kernel in (attention_kernel, store_kernel):
+        kernel.cache_clear()
+    try:
+        sequences = random_sequences(PLAIN, [20])
+        check(sequences, paged(sequences, 16).whole())
+    finally:
+        for kernel in (attention_kernel, store_kernel):
+            kernel.cache_clear()
+
+
+def test_kept_machine_code_is_found_by_the_next_process(tmp_path: Path) -> None:
+    """Its key must hold nothing that another process has otherwise."""
+    script = (
+        "from engine.attention.numba_kernel import attention_kernel, store_kernel;"
+        "kernels = attention_kernel(1, 8, 16, False), store_kernel(8, 16, False);"
+        "print(sum(kernel.cache_hits for kernel in kernels))"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for hits in (0, 2):
+        ran = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
+        assert ran.stdout.split() == [str(hits)], ran.stderr
