@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Alternate rounds of the two at each concurrency; all figures of all rounds."""
+    """Alternate rounds of each at each concurrency; all figures of all rounds."""
     load, rows = Load(options.prompt, options.new), dict[str, Any]()
     rates: list[tuple[float, float]] = []
     peer = None if options.no_peer else Transformers(folder)
@@ -204,7 +204,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                     folder, flags, load, concurrency, round_number
                 )
                 if round_number:
-                    row.setdefault("start_seconds", []).append(seconds)
+                    row.setdefault("start_seconds", {}).setdefault(name, []).append(seconds)
             if peer:
                 measured["transformers"] = peer.measure(load, concurrency, seed=round_number)
             if round_number:
@@ -229,11 +229,10 @@ def serve_and_measure(
     server = Penstock(folder, flags)
     try:
         server.measure(load, concurrency, concurrency, seed=999)
-        return server.measure(
-            load, concurrency, max(2, 2 * concurrency), seed
-        ), server.start_seconds
+        figures = server.measure(load, concurrency, max(2, 2 * concurrency), seed)
     finally:
         server.stop()
+    return figures, server.start_seconds
 
 
 def print_table(report: dict[str, Any]) -> None:

@@ -20,11 +20,9 @@ from engine.protocol import KVGroup
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's blocks; a kernel reads a block of a head as one [block_size, head_dim] piece.
+    """One layer's blocks; a kernel reads a block of a head as one [block_size, head_dim] piece."""
 
-    The kernels for a CPU that Numba compiles keep keys in it as [head_dim, block_size].
-    """
-
+    # Numba's kernels keep [head_dim, block_size] in the same place, of the keys.
     keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is the null
     values: torch.Tensor  # same shape
     group: int  # whose block tables lead here

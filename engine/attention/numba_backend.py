@@ -59,7 +59,9 @@ class NumbaPlan:
     def __init__(self, layout: StepLayout, parallel: Parallel) -> None:
         self._layout, self._parallel = layout, parallel
         self._threads = torch.get_num_threads()
-        self._tasks = torch.tensor(_tasks(layout))
+        tasks = _tasks(layout)
+        self._tasks = torch.tensor(tasks)
+        self._stores_ahead = any(task[-1] for task in tasks)
         self._calls: dict[tuple[int, AttentionSpec], Call] = {}
 
     def attend(
@@ -89,7 +91,7 @@ class NumbaPlan:
         # Both, whatever is needed now: a model's first token compiles what all others will need.
         store = store_kernel(dim, size, half)
         attention = attention_kernel(shared, dim, size, half)
-        if self._layout.num_decodes < len(self._layout.lengths):  # decodes store their own
+        if self._stores_ahead:
             self._run(store, call)
         self._run(attention, call)
         return out
@@ -127,14 +129,21 @@ class NumbaPlan:
         self._parallel(kernel.address, ctypes.addressof(call), self._threads, 0)
 
 
-def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int]]:
-    """Sequence, first token, number of tokens and first position of what a thread does at once."""
+def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int, bool]]:
+    """What a thread does at once, see TASK.
+
+    Of a chunk's tokens the later need the earlier. A block that a step fills may be another's
+    prefix in this very step, whose task may come first. What else a single token brings is read by
+    its own task, which saves fetching the block twice.
+    """
     assert layout.query_lens is not None, "steps are not captured"
     assert layout.seq_lens is not None
-    tasks, token = [], 0
+    tasks, token, size = [], 0, layout.block_size
     for number, (count, length) in enumerate(zip(layout.query_lens, layout.seq_lens, strict=True)):
         for done in range(0, count, TILE):
-            tasks.append((number, token + done, min(TILE, count - done), length - count + done))
+            some, position = min(TILE, count - done), length - count + done
+            ahead = some > 1 or (position + 1) % size == 0
+            tasks.append((number, token + done, some, position, ahead))
         token += count
     return tasks
 

@@ -9,10 +9,13 @@ from typing import Any
 from numba import types
 
 LOG2_E = math.log2(math.e)
+# Sequence, first token, number of tokens, first position, and whether their keys and values must
+# be there before any task attends.
+TASK = 5
 FIELDS = {
     "counter": "int64",  # address of the number of the next task
     "num_tasks": "int64",
-    "tasks": "int64",  # address of [tasks, 4]: sequence, first token, tokens, first position
+    "tasks": "int64",  # address of [tasks, TASK]
     "heads": "int64",  # of keys and values; each task is done for every one
     "tables": "int64",  # address of [sequences, table_stride] blocks
     "table_stride": "int64",

@@ -50,3 +50,5 @@ def _made(name: str, device: torch.device) -> AttentionBackend | str:
     except ModuleNotFoundError as error:
         extra = {"numba": "numba", "triton": "gpu"}[name]
         return f"it needs {error.name}, which is not installed: pip install 'penstock[{extra}]'"
+    except ImportError as error:  # as Numba does of a numpy it does not know
+        return f"it cannot be imported: {error}"

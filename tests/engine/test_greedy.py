@@ -125,6 +125,17 @@ def test_preempted(golden: Golden, mode: dict[str, Any], budget: int, prefix_cac
 
 
 @modes
+def test_sharing_a_block_in_the_step_that_fills_it(llama: Golden, mode: dict[str, Any]) -> None:
+    """The second prompt has the first one's two blocks, and its one token more comes before those
+    with which the first fills the last of them."""
+    case = next(case for case in llama.cases if case.prompt_length <= 32)
+    at = 32 - case.prompt_length
+    driver = Driver(llama.folder, **mode, block_size=16, max_num_batched_tokens=23)
+    check(Golden(llama.folder, [case]), driver, [(at, 2), (at + 1, 20)])
+    assert driver.stats.prefix_hits == 32
+
+
+@modes
 def test_prefix_hits(golden: Golden, mode: dict[str, Any]) -> None:
     """The same prompts cold, then from the cache, then beside each other."""
     distinct = Golden(golden.folder, golden.cases[-2:])

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from numba import njit
+from numba import config, njit
 from numba.core import caching
 
 from engine.attention.numba_backend import NumbaBackend
-from engine.attention.numba_kernel import TILE, attention_kernel, exp2, store_kernel, to_element
+from engine.attention.numba_kernel import TILE, attention_kernel, exp2, to_element
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.errors import ConfigError
-from tests.ops.paged import PagedRun, Sequences, random_sequences
+from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 from tests.ops.test_attention import LENGTHS, PLAIN, TOLERANCE, check
 from tests.ops.test_invariance import noisy_scores, noisy_values
 
@@ -105,6 +107,21 @@ def test_tensors_that_are_parts_of_others() -> None:
     assert torch.equal(transposed, sequences.keys[0][:16].permute(1, 2, 0))
 
 
+@pytest.mark.parametrize("before", [16, 23, 31])
+def test_a_block_is_anothers_in_the_step_that_fills_it(before: int) -> None:
+    """Its last key comes in a chunk, alone in its tile or as a decode, and its reader is first."""
+    sequences = random_sequences(PLAIN, [32, 33])
+    for part in (sequences.queries, sequences.keys, sequences.values):
+        part[1][:32] = part[0]
+    run = paged(sequences, 16)
+    run.tables[1][:2] = run.tables[0]
+    run.step([(0, 0, before)])
+    run.step([(1, 32, 1), (0, before, 32 - before)])
+    due = dense(sequences)
+    torch.testing.assert_close(run.outputs[1][32:].double(), due[1][32:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.outputs[0].double(), due[0], rtol=1e-5, atol=1e-5)
+
+
 # ---- equal bits ------------------------------------------------------------------------------
 
 ROWS = {
@@ -117,21 +134,25 @@ ROWS = {
 @dtypes
 @pytest.mark.parametrize("kind", [None, noisy_scores, noisy_values])
 @pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("block_size", [16, 64])
 def test_bits_do_not_depend_on_the_step(
-    spec: AttentionSpec, kind: Callable[[Sequences], Sequences] | None, dtype: torch.dtype
+    spec: AttentionSpec,
+    block_size: int,
+    kind: Callable[[Sequences], Sequences] | None,
+    dtype: torch.dtype,
 ) -> None:
-    """Alone, among others, in chunks of any size, as decodes, in blocks of another size."""
-    lengths = [1, 63, 130, 200]
+    """Alone, among others, in chunks of any size, as decodes."""
+    lengths = [1, block_size - 1, 130, 200]
     sequences = random_sequences(spec, lengths, dtype)
     sequences = kind(sequences) if kind else sequences
-    together = paged(sequences, 64).whole()
+    together = paged(sequences, block_size).whole()
     assert any(output.any() for output in together)
     for index, due in enumerate(together):
         parts = (sequences.queries, sequences.keys, sequences.values)
         alone = Sequences(sequences.spec, *([part[index]] for part in parts))
-        assert torch.equal(paged(alone, 64).whole()[0], due)
+        assert torch.equal(paged(alone, block_size).whole()[0], due)
     for size in (1, 5, TILE, 64, 100):
-        for found, due in zip(paged(sequences, 64).chunked(size), together, strict=True):
+        for found, due in zip(paged(sequences, block_size).chunked(size), together, strict=True):
             assert torch.equal(found, due), f"chunks of {size}"
 
 
@@ -232,6 +253,13 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_backend([PLAIN], torch.float32, CPU)[1] == "torch"
 
 
+def test_numba_and_numpy_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba then refuses to be imported; here a module without what it should hold does."""
+    monkeypatch.setitem(sys.modules, "engine.attention.numba_backend", ModuleType("empty"))
+    with pytest.raises(ConfigError, match="it cannot be imported: cannot import name"):
+        select_backend([PLAIN], torch.float32, CPU, "numba")
+
+
 def test_torch_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(name)
@@ -241,29 +269,72 @@ def test_torch_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
         select_backend([PLAIN], torch.float32, CPU, "numba")
 
 
-def test_nowhere_to_keep_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container whose files cannot be written, and no home."""
+def no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    for kernel in (attention_kernel, store_kernel):
-        kernel.cache_clear()
-    try:
-        sequences = random_sequences(PLAIN, [20])
-        check(sequences, paged(sequences, 16).whole())
-    finally:
-        for kernel in (attention_kernel, store_kernel):
-            kernel.cache_clear()
 
 
-def test_kept_machine_code_is_found_by_the_next_process(tmp_path: Path) -> None:
-    """Its key must hold nothing that another process has otherwise."""
-    script = (
-        "from engine.attention.numba_kernel import attention_kernel, store_kernel;"
-        "kernels = attention_kernel(1, 8, 16, False), store_kernel(8, 16, False);"
-        "print(sum(kernel.cache_hits for kernel in kernels))"
-    )
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
+
+
+@pytest.mark.parametrize("lacking", [no_place, no_room])
+def test_machine_code_that_cannot_be_kept(
+    lacking: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A container without a home, or with a full one."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    lacking(monkeypatch)
+    kernel = attention_kernel.__wrapped__(1, 8, 16, False)
+    assert kernel.address
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+def test_kept_machine_code_is_the_next_processs(tmp_path: Path) -> None:
+    """Nothing in its name differs from process to process; and it computes."""
     for hits in (0, 2):
-        ran = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-        )
-        assert ran.stdout.split() == [str(hits)], ran.stderr
+        ran = python({"NUMBA_CACHE_DIR": str(tmp_path)}, "-c", KERNELS_AT_WORK)
+        assert ran.stdout.split() == [str(hits), "True"], ran.stderr
+    names = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
+    assert len(names) == 2, "every shape has its own"
+
+
+KERNELS_AT_WORK = """
+import torch
+from engine.attention.numba_kernel import attention_kernel, store_kernel
+from tests.ops.test_numba import PLAIN, dense, paged, random_sequences
+sequences = random_sequences(PLAIN, [20])
+found = paged(sequences, 16).whole()
+kernels = attention_kernel(1, 8, 16, False), store_kernel(8, 16, False)
+right = torch.allclose(found[0].double(), dense(sequences)[0], atol=1e-5)
+print(sum(kernel.cache_hits for kernel in kernels), right)
+"""
+
+
+def test_a_cpu_without_avx512(tmp_path: Path) -> None:
+    """Sums in tiles of eight lanes."""
+    environment = {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx2,+fma",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    narrow = "from engine.attention.numba_intrinsics import LANES; print(LANES)"
+    assert python(environment, "-c", narrow).stdout.split() == ["8"]
+    some = "test_shapes or depend and gqa-3 and scores and 64"
+    ran = python(environment, "-m", "pytest", "-q", "-p", "no:xdist", __file__, "-k", some)
+    assert ran.returncode == 0, ran.stdout
+
+
+def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Another process, in the folder of the project."""
+    return subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )

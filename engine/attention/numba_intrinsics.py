@@ -1,0 +1,174 @@
+"""What kernels need and Numba's Python has no words for, as instructions of LLVM.
+
+Sums are written out, not left to LLVM to vectorize: they stay in registers, and their order is the
+same wherever a kernel needs them.
+"""
+
+from __future__ import annotations
+
+from llvmlite import binding, ir
+from numba import config, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# A tile of sums in registers: AVX-512 has 32 registers of 16 numbers, older CPUs 16 of 8.
+FEATURES = config.CPU_FEATURES or binding.get_host_cpu_features().flatten()
+AVX512 = "+avx512f" in FEATURES.split(",")
+LANES, ROWS, COLUMNS = (16, 4, 4) if AVX512 else (8, 4, 2)
+INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+FP32 = ir.FloatType()
+CACHE_LINE = 64
+
+
+@intrinsic
+def at(typing, address):
+    """The address as a pointer."""
+
+    def code(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), code
+
+
+@intrinsic
+def take(typing, counter):
+    """The number at this address; whoever asks next, in whichever thread, gets the next one."""
+
+    def code(context, builder, signature, arguments):
+        place = builder.inttoptr(arguments[0], INT64.as_pointer())
+        return builder.atomic_rmw("add", place, INT64(1), "monotonic")
+
+    return types.int64(types.int64), code
+
+
+@intrinsic(prefer_literal=True)
+def highest(typing, numbers, count):
+    """The highest of `count` fp32 numbers at this address; NaN are passed over."""
+    return types.float32(numbers, count), _reduction("fmax", count.literal_value)
+
+
+@intrinsic(prefer_literal=True)
+def total(typing, numbers, count):
+    """The sum of `count` fp32 numbers at this address, pair by pair."""
+    return types.float32(numbers, count), _reduction("fadd", count.literal_value)
+
+
+def _reduction(operation, count):
+    vector, adds = ir.VectorType(FP32, count), operation == "fadd"
+
+    def code(context, builder, signature, arguments):
+        name = f"llvm.vector.reduce.{operation}.v{count}f32"
+        reduce = _instruction(builder, name, FP32, [FP32, vector] if adds else [vector])
+        read = builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=4)
+        if adds:  # pair by pair, that is, not in the order of the numbers
+            return builder.call(reduce, [FP32(0), read], fastmath=("reassoc",))
+        return builder.call(reduce, [read])
+
+    return code
+
+
+@intrinsic(prefer_literal=True)
+def sum_rows(typing, out, keep, weights, stride, matrix, ahead, count, rows, width, half):
+    """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
+
+    In this order. Addresses of out [rows, width], keep [rows] and weights [rows, stride] in fp32,
+    and of the matrix [count, width], bf16 where `half`. A literal 0 for `keep` keeps nothing.
+    Meanwhile `count` rows at the address `ahead` are fetched from memory.
+    """
+    shape = rows.literal_value, width.literal_value, half.literal_value
+    arguments = out, keep, weights, stride, matrix, ahead, count, rows, width, half
+
+    def code(context, builder, signature, values):
+        sums = _Sums(builder, values, *shape, fresh=isinstance(keep, types.IntegerLiteral))
+        for top in range(0, shape[0], ROWS):
+            for left in range(0, shape[1], COLUMNS * sums.lanes):
+                sums.tile(top, left)
+        return context.get_dummy_value()
+
+    return types.void(*arguments), code
+
+
+class _Sums:
+    """The code of `sum_rows` for one shape."""
+
+    def __init__(self, builder, values, rows, width, half, *, fresh):
+        self._out, self._keep, self._weights, self._stride, self._matrix = values[:5]
+        self._ahead, self._count = values[5:7]
+        self._builder, self._fresh, self._half = builder, fresh, half
+        self._rows, self._width = rows, width
+        self.lanes = LANES if width % LANES == 0 else 8
+        self._vector = ir.VectorType(FP32, self.lanes)
+        fma = f"llvm.fma.v{self.lanes}f32"
+        self._fma = _instruction(builder, fma, self._vector, [self._vector] * 3)
+
+    def tile(self, top, left):
+        """The sums of a few rows and columns, over the whole matrix."""
+        b = self._builder
+        rows = [INT64(r) for r in range(top, min(self._rows, top + ROWS))]
+        end = min(self._width, left + COLUMNS * self.lanes)
+        columns = [INT64(c) for c in range(left, end, self.lanes)]
+        tile = [(r, c) for r in rows for c in columns]
+        places = [self._place(self._out, FP32, r, self._width, c, self._vector) for r, c in tile]
+        starts = [self._start(r, place) for (r, _), place in zip(tile, places, strict=True)]
+        sums = [cgutils.alloca_once_value(b, start) for start in starts]
+        with cgutils.for_range(b, self._count) as loop:
+            if top == left == 0:
+                self._prefetch(loop.index)
+            matrix = {c: self._matrix_row(loop.index, c) for c in columns}
+            weights = {r: self._spread(self._weights, r, self._stride, loop.index) for r in rows}
+            for (r, c), total in zip(tile, sums, strict=True):
+                b.store(b.call(self._fma, [weights[r], matrix[c], b.load(total)]), total)
+        for place, total in zip(places, sums, strict=True):
+            b.store(b.load(total), place, align=4)
+
+    def _start(self, row, place):
+        if self._fresh:
+            return ir.Constant(self._vector, None)  # zeros
+        keep = self._spread(self._keep, row, INT64(1), INT64(0))
+        return self._builder.fmul(self._builder.load(place, align=4), keep)
+
+    def _matrix_row(self, row, column):
+        """A vector's worth of the matrix, in fp32."""
+        b = self._builder
+        if not self._half:
+            return b.load(
+                self._place(self._matrix, FP32, row, self._width, column, self._vector), align=4
+            )
+        bits, words = (ir.VectorType(kind, self.lanes) for kind in (INT16, INT32))
+        place = self._place(self._matrix, INT16, row, self._width, column, bits)
+        wide = b.zext(b.load(place, align=2), words)
+        return b.bitcast(b.shl(wide, ir.Constant(words, [16] * self.lanes)), self._vector)
+
+    def _spread(self, base, row, stride, column):
+        """The fp32 number at [row, column], in every lane."""
+        b = self._builder
+        number = b.load(self._place(base, FP32, row, stride, column, FP32), align=4)
+        nothing = ir.Constant(self._vector, ir.Undefined)
+        first = ir.Constant(ir.VectorType(INT32, self.lanes), None)  # of which lane: the first
+        return b.shuffle_vector(b.insert_element(nothing, number, INT32(0)), nothing, first)
+
+    def _prefetch(self, row):
+        prefetch = _instruction(
+            self._builder, "llvm.prefetch.p0", ir.VoidType(), [cgutils.voidptr_t, *[INT32] * 3]
+        )
+        element = INT16 if self._half else FP32
+        size = _bytes(element)
+        for column in range(0, self._width, CACHE_LINE // size):
+            place = self._place(self._ahead, element, row, self._width, INT64(column), INT8)
+            read, nearest, data = INT32(0), INT32(3), INT32(1)
+            self._builder.call(prefetch, [place, read, nearest, data])
+
+    def _place(self, base, element, row, stride, column, kind):
+        """A pointer of this kind to [row, column] of elements at an address."""
+        b = self._builder
+        stride = INT64(stride) if isinstance(stride, int) else stride
+        number = b.add(b.mul(row, stride), column)
+        return b.inttoptr(b.add(base, b.mul(number, INT64(_bytes(element)))), kind.as_pointer())
+
+
+def _bytes(element):
+    return 4 if element is FP32 else element.width // 8
+
+
+def _instruction(builder, name, result, arguments):
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
