@@ -24,6 +24,7 @@ from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.errors import ConfigError
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
+from tests.ops.test_attention import FEATURES as EVERY_FEATURE
 from tests.ops.test_attention import LENGTHS, PLAIN, TOLERANCE, check
 from tests.ops.test_invariance import noisy_scores, noisy_values
 
@@ -39,21 +40,12 @@ def paged(sequences: Sequences, block_size: int) -> PagedRun:
 
 # ---- against the definition ------------------------------------------------------------------
 
-FEATURES = {
-    "causal": PLAIN,
-    "window-1": replace(PLAIN, window=1),
-    "window-5": replace(PLAIN, window=5),
-    "window-16": replace(PLAIN, window=16),
-    "softcap": replace(PLAIN, softcap=1.5),
-    "softcap-window": replace(PLAIN, softcap=3.0, window=9),
-    "scale": replace(PLAIN, scale=1.0),
-    "gqa-3": AttentionSpec(6, 2, 8, scale=8**-0.5),
-    "mqa-9": AttentionSpec(9, 1, 8, scale=8**-0.5, softcap=2.0, window=20),
-}
+MQA_9 = AttentionSpec(9, 1, 8, scale=8**-0.5, softcap=2.0, window=20)  # more than a tile's rows
+FEATURES = {name: spec for name, spec in EVERY_FEATURE.items() if spec.kind == "causal"}
 
 
 @dtypes
-@pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("spec", [*FEATURES.values(), MQA_9], ids=[*FEATURES, "mqa-9"])
 def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
     sequences = random_sequences(spec, LENGTHS, dtype)
     check(sequences, paged(sequences, 16).whole())
