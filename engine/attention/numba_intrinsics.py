@@ -41,6 +41,39 @@ def take(typing, counter):
     return types.int64(types.int64), code
 
 
+@intrinsic
+def to_fp32(typing, element):
+    """An element of an array, which is fp32 or the bits of bf16."""
+
+    def code(context, builder, signature, arguments):
+        return arguments[0] if isinstance(element, types.Float) else _wide(builder, *arguments)
+
+    return types.float32(element), code
+
+
+def _wide(builder, bits, lanes=None):
+    """bf16 as fp32: a number, or a vector of so many."""
+    words = ir.VectorType(INT32, lanes) if lanes else INT32
+    numbers = ir.VectorType(FP32, lanes) if lanes else FP32
+    shift = ir.Constant(words, [16] * lanes if lanes else 16)
+    return builder.bitcast(builder.shl(builder.zext(bits, words), shift), numbers)
+
+
+@intrinsic
+def to_element(typing, number, array):
+    """The fp32 number as this array holds it: bf16 is rounded to the nearest, halves to even."""
+
+    def code(context, builder, signature, arguments):
+        if isinstance(array.dtype, types.Float):
+            return arguments[0]
+        bits = builder.bitcast(arguments[0], INT32)
+        odd = builder.and_(builder.lshr(bits, INT32(16)), INT32(1))
+        rounded = builder.add(bits, builder.add(odd, INT32(0x7FFF)))
+        return builder.trunc(builder.lshr(rounded, INT32(16)), INT16)
+
+    return array.dtype(types.float32, array), code
+
+
 @intrinsic(prefer_literal=True)
 def highest(typing, numbers, count):
     """The highest of `count` fp32 numbers at this address; NaN are passed over."""
@@ -134,10 +167,9 @@ class _Sums:
             return b.load(
                 self._place(self._matrix, FP32, row, self._width, column, self._vector), align=4
             )
-        bits, words = (ir.VectorType(kind, self.lanes) for kind in (INT16, INT32))
+        bits = ir.VectorType(INT16, self.lanes)
         place = self._place(self._matrix, INT16, row, self._width, column, bits)
-        wide = b.zext(b.load(place, align=2), words)
-        return b.bitcast(b.shl(wide, ir.Constant(words, [16] * self.lanes)), self._vector)
+        return _wide(b, b.load(place, align=2), self.lanes)
 
     def _spread(self, base, row, stride, column):
         """The fp32 number at [row, column], in every lane."""

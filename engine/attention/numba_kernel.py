@@ -17,11 +17,18 @@ from pathlib import Path
 import numpy as np
 from numba import carray, cfunc, njit, types
 from numba.core.ccallback import CFunc
-from numba.extending import overload
 
 from engine.attention import numba_call, numba_intrinsics
 from engine.attention.numba_call import LOG2_E, RECORD, TASK
-from engine.attention.numba_intrinsics import at, highest, sum_rows, take, total
+from engine.attention.numba_intrinsics import (
+    at,
+    highest,
+    sum_rows,
+    take,
+    to_element,
+    to_fp32,
+    total,
+)
 
 SIGNATURE = types.void(types.CPointer(RECORD))
 EXACT = {"contract"}  # a product and a sum may be rounded as one, and nothing is reordered
@@ -29,36 +36,6 @@ TILE = 8  # tokens of a chunk that read a block while it is in the nearest cache
 
 
 # ---- numbers ---------------------------------------------------------------------------------
-
-
-def to_fp32(element):
-    """An element of an array, which is fp32 or the bits of bf16."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(to_fp32)
-def _to_fp32(element):
-    if isinstance(element, types.Float):
-        return lambda element: element
-    return lambda element: np.uint32(np.uint32(element) << np.uint32(16)).view(np.float32)
-
-
-def to_element(number, array):
-    """The fp32 number as this array holds it: bf16 is rounded to the nearest, halves to even."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(to_element)
-def _to_element(number, array):
-    if isinstance(array.dtype, types.Float):
-        return lambda number, array: number
-
-    def rounded(number, array):
-        bits = np.uint32(np.float32(number).view(np.uint32))
-        up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-        return np.uint16(np.uint32(bits + up) >> np.uint32(16))
-
-    return rounded
 
 
 @njit(fastmath=EXACT, error_model="numpy")
