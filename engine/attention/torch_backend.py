@@ -50,7 +50,7 @@ class TorchPlan:
         self._kv = list(layout.groups)
         self._query_groups: dict[int, list[QueryGroup]] = {}
         self._attentions: dict[tuple[int, AttentionSpec, int], list[GroupAttention]] = {}
-        self._scratch: dict[tuple[int, int], LayerKV] = {}
+        self._own_slots: torch.Tensor | None = None
         self._store_index: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def attend(
@@ -62,8 +62,11 @@ class TorchPlan:
         value: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        kv = kv or self._step_kv(spec, query)
-        if key is not None and value is not None:
+        if kv is None:
+            assert key is not None
+            assert value is not None
+            kv = self._own_kv(key, value)
+        elif key is not None and value is not None:
             self.store(kv, key, value)
         if (groups := self._attentions.get((kv.group, spec, id(bias)))) is None:
             groups = self._prepare(kv.group, spec, query.dtype, bias)
@@ -84,19 +87,23 @@ class TorchPlan:
     ) -> list[GroupAttention]:
         if (groups := self._query_groups.get(kv_group)) is None:
             groups = self._query_groups[kv_group] = query_groups(self._layout, self._kv[kv_group])
-        device, size = self._layout.positions.device, self._layout.block_size
+        size = self._layout.block_size
+        if self._own_slots is not None and kv_group == len(self._layout.groups):
+            slots, size = self._own_slots, 1
+            groups = [replace(group, tables=slots[group.tables].flatten(1)) for group in groups]
+        device = self._layout.positions.device
         kind = FusedAttention if FusedAttention.honours(spec, dtype, device) else MatmulAttention
         return [kind(group, spec, size, dtype, bias) for group in groups]
 
-    def _step_kv(self, spec: AttentionSpec, like: torch.Tensor) -> LayerKV:
-        """Blocks for this step alone: whole sequences without KV attend by the same code."""
-        shape = spec.num_kv_heads, self._layout.block_size, spec.head_dim
-        if (kv := self._scratch.get(shape[::2])) is None:
-            group, blocks = _whole_sequences(self._layout)
+    def _own_kv(self, key: torch.Tensor, value: torch.Tensor) -> LayerKV:
+        """The step's own keys and values as blocks of one token, behind a null one of zeros."""
+        if self._own_slots is None:
+            group, self._own_slots = _whole_sequences(self._layout)
             self._kv.append(group)
-            keys, values = (like.new_zeros(blocks + 1, *shape) for _ in range(2))
-            kv = self._scratch[shape[::2]] = LayerKV(keys, values, len(self._kv) - 1)
-        return kv
+        keys, values = (
+            torch.nn.functional.pad(each, (0, 0, 0, 0, 1, 0)).unsqueeze(2) for each in (key, value)
+        )
+        return LayerKV(keys, values, len(self._kv) - 1)
 
     def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kv[kv.group].token_blocks, self._layout.token_offsets
@@ -301,8 +308,9 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
     return total.to(parts.dtype)
 
 
-def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
-    """Blocks 1, 2, ... for all keys of the step's sequences, and how many these are."""
+def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, torch.Tensor]:
+    """Block tables for sequences that attend to what the step holds of them, as if they had blocks
+    1, 2, ..., and the slots of these, [blocks, block_size]: the number of a token, from 1 on."""
     assert layout.query_lens is not None, "an encoder's step is never captured"
     assert layout.seq_lens is not None
     assert list(layout.query_lens) == list(layout.seq_lens), "an encoder reads a text at once"
@@ -311,5 +319,7 @@ def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, int]:
     firsts = 1 + torch.cat([ends.new_zeros(1), ends[:-1]])
     tables = firsts[:, None] + torch.arange(-(-max(layout.seq_lens) // size), device=device)
     tables = tables.where(tables <= ends[:, None], 0)
-    token_blocks = firsts.repeat_interleave(lengths) + layout.positions // size
-    return GroupLayout(tables, token_blocks), int(ends[-1])
+    blocks = firsts.repeat_interleave(lengths) + layout.positions // size
+    slots = blocks.new_zeros(int(ends[-1]) + 1, size)
+    slots[blocks, layout.token_offsets] = torch.arange(1, len(blocks) + 1, device=device)
+    return GroupLayout(tables, blocks), slots

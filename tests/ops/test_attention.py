@@ -293,6 +293,29 @@ def test_blocks_of_others_and_the_null_block_never_show(dtype: torch.dtype) -> N
         assert blocks[run.unowned].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_texts_without_kv_do_not_reach_each_other(dtype: torch.dtype) -> None:
+    """What a step holds of one is padded to the length of others, NaN of which must not show."""
+    spec = AttentionSpec(4, 2, 32, scale=32**-0.5, kind="full")
+    texts = random_sequences(spec, [3, 70, 65, 1, 64, 130], dtype)
+
+    def attended(members: list[int]) -> list[torch.Tensor]:
+        own = [[each[i] for i in members] for each in (texts.queries, texts.keys, texts.values)]
+        run, lengths = PagedRun(Sequences(spec, *own), 16), [len(query) for query in own[0]]
+        plan = run.backend.plan(run.layout([(n, 0, length) for n, length in enumerate(lengths)]))
+        return list(plan.attend(spec, None, *map(torch.cat, own)).split(lengths))
+
+    together = attended(list(range(6)))
+    check(texts, together)
+    for keys, values in ((texts.keys[1], texts.values[1]), (texts.keys[5], texts.values[5])):
+        keys[-1], values[-1] = float("nan"), float("nan")
+    beside_nan = attended(list(range(6)))
+    assert beside_nan[1].isnan().all()
+    for i in (0, 2, 3, 4):
+        assert torch.equal(together[i], beside_nan[i])
+        assert torch.equal(together[i], attended([i])[0])
+
+
 def test_stale_content_of_own_blocks_never_shows() -> None:
     """A block comes from an earlier owner with finite content behind its last token."""
     sequences = random_sequences(PLAIN, [21, 90])
