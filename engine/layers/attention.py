@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
@@ -36,7 +37,11 @@ class Attention(nn.Module):
         Of an encoder's layer `index` means nothing: it has no KV.
         """
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
-        return batch.plan.attend(self.spec, kv, q, k, v, bias).flatten(1)
+        if nobodys := len(q) - batch.num_tokens:
+            q = q[: batch.num_tokens]
+            k, v = (None if x is None else x[: batch.num_tokens] for x in (k, v))
+        out = batch.plan.attend(self.spec, kv, q, k, v, bias).flatten(1)
+        return F.pad(out, (0, 0, 0, nobodys)) if nobodys else out
 
     def rotated(
         self,
@@ -58,7 +63,8 @@ class Attention(nn.Module):
 
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         """Write a cross layer's keys and values [T, Hkv, D] of the source, once."""
-        batch.plan.store(batch.kv.layers[self.index], k, v)
+        tokens = slice(batch.num_tokens)
+        batch.plan.store(batch.kv.layers[self.index], k[tokens], v[tokens])
 
 
 class RotaryAttention(nn.Module):

@@ -120,8 +120,8 @@ def _batch(
     )
     input_ids = rows.tokens[token_rows, positions].long()
     prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
-    plan = backend.plan(layout)
-    return ForwardBatch(input_ids, prev_ids, positions, inputs.logit_index, kv, plan)
+    index, plan = inputs.logit_index, backend.plan(layout)
+    return ForwardBatch(input_ids, prev_ids, positions, index, kv, plan, len(positions))
 
 
 def decode_batch(
@@ -156,5 +156,5 @@ def decode_batch(
         positions=inputs.positions,
         block_size=kv.block_size,
     )
-    ids = inputs.input_ids, inputs.prev_ids
-    return ForwardBatch(*ids, inputs.positions, numbers[:-1], kv, backend.plan(layout))
+    ids, plan = (inputs.input_ids, inputs.prev_ids), backend.plan(layout)
+    return ForwardBatch(*ids, inputs.positions, numbers[:-1], kv, plan, len(row_ids))

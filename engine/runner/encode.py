@@ -40,7 +40,8 @@ def build_encoder_batch(
         block_size=kv.block_size,
     )
     prev_ids = torch.cat([input_ids[:1], input_ids[:-1]])
-    return ForwardBatch(input_ids, prev_ids, positions, ends - 1, kv, backend.plan(layout))
+    plan = backend.plan(layout)
+    return ForwardBatch(input_ids, prev_ids, positions, ends - 1, kv, plan, len(positions))
 
 
 def _source_blocks(

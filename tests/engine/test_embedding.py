@@ -68,6 +68,28 @@ def test_whole_texts_within_the_budget_and_a_longer_one_alone(
     assert all(driver.embeddings[i].finish == "stop" for i in ids)
 
 
+@pytest.mark.parametrize("prepack", [True, False])
+def test_a_step_of_many_tokens_has_a_multiple_of_sixteen_rows(bert: Path, prepack: bool) -> None:
+    """Else oneDNN would make a kernel for nearly every step, and forget it before it is needed."""
+    driver = Driver(bert, max_num_encoder_tokens=400, prepack=prepack)
+    assert driver.runner.prepacked == prepack
+    encode, rows = driver.runner.model.encode, []
+
+    def noting(batch: Any) -> torch.Tensor:
+        rows.append((batch.num_tokens, len(batch.input_ids)))
+        hidden = encode(batch)
+        assert len(hidden) == len(batch.input_ids)
+        return hidden
+
+    driver.runner.model.encode = noting  # type: ignore[method-assign]
+    for lengths in ([7], [20, 12], [33], [90, 70], [90, 71]):
+        for length in lengths:
+            driver.embed([5] * length)
+        driver.run()
+    many = [33, 160, 161]
+    assert rows == [(7, 7), (32, 32), *zip(many, [48, 160, 176] if prepack else many, strict=True)]
+
+
 @modes
 def test_a_lower_priority_value_goes_first(bert: Path, mode: dict[str, Any]) -> None:
     driver = Driver(bert, max_num_encoder_tokens=10, **mode)

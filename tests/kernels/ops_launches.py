@@ -45,7 +45,7 @@ class NoAttention:
 def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
     """All that a model computes of `tokens`, and drawing one token for each."""
     ids = (meta(tokens) for _ in range(4))
-    batch = ForwardBatch(*ids, kv, NoAttention(tokens))
+    batch = ForwardBatch(*ids, kv, NoAttention(tokens), tokens)
     if kind != "decoder":
         model.encode(batch)
     if kind != "encoder":
