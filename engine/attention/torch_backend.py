@@ -47,10 +47,8 @@ class TorchPlan:
 
     def __init__(self, layout: StepLayout) -> None:
         self._layout = layout
-        self._kv = list(layout.groups)
         self._query_groups: dict[int, list[QueryGroup]] = {}
         self._attentions: dict[tuple[int, AttentionSpec, int], list[GroupAttention]] = {}
-        self._own_slots: torch.Tensor | None = None
         self._store_index: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def attend(
@@ -69,7 +67,7 @@ class TorchPlan:
         elif key is not None and value is not None:
             self.store(kv, key, value)
         if (groups := self._attentions.get((kv.group, spec, id(bias)))) is None:
-            groups = self._prepare(kv.group, spec, query.dtype, bias)
+            groups = self._prepare(kv, spec, query.dtype, bias)
             self._attentions[kv.group, spec, id(bias)] = groups
         if len(groups) == 1 and groups[0].order is None:
             return groups[0](kv, query)
@@ -83,30 +81,27 @@ class TorchPlan:
         return result
 
     def _prepare(
-        self, kv_group: int, spec: AttentionSpec, dtype: torch.dtype, bias: torch.Tensor | None
+        self, kv: LayerKV, spec: AttentionSpec, dtype: torch.dtype, bias: torch.Tensor | None
     ) -> list[GroupAttention]:
-        if (groups := self._query_groups.get(kv_group)) is None:
-            groups = self._query_groups[kv_group] = query_groups(self._layout, self._kv[kv_group])
-        size = self._layout.block_size
-        if self._own_slots is not None and kv_group == len(self._layout.groups):
-            slots, size = self._own_slots, 1
-            groups = [replace(group, tables=slots[group.tables].flatten(1)) for group in groups]
-        device = self._layout.positions.device
+        if (groups := self._query_groups.get(kv.group)) is None:
+            groups = query_groups(self._layout, self._layout.groups[kv.group])
+            self._query_groups[kv.group] = groups
+        device, size = self._layout.positions.device, kv.keys.shape[2]
         kind = FusedAttention if FusedAttention.honours(spec, dtype, device) else MatmulAttention
         return [kind(group, spec, size, dtype, bias) for group in groups]
 
     def _own_kv(self, key: torch.Tensor, value: torch.Tensor) -> LayerKV:
         """The step's own keys and values as blocks of one token, behind a null one of zeros."""
-        if self._own_slots is None:
-            group, self._own_slots = _whole_sequences(self._layout)
-            self._kv.append(group)
+        own = len(self._layout.groups)
+        if own not in self._query_groups:
+            self._query_groups[own] = _whole_sequences(self._layout)
         keys, values = (
             torch.nn.functional.pad(each, (0, 0, 0, 0, 1, 0)).unsqueeze(2) for each in (key, value)
         )
-        return LayerKV(keys, values, len(self._kv) - 1)
+        return LayerKV(keys, values, own)
 
     def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._kv[kv.group].token_blocks, self._layout.token_offsets
+        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         if (index := self._store_index.get((kv.group, key.shape[1]))) is None:
@@ -308,9 +303,9 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
     return total.to(parts.dtype)
 
 
-def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, torch.Tensor]:
-    """Block tables for sequences that attend to what the step holds of them, as if they had blocks
-    1, 2, ..., and the slots of these, [blocks, block_size]: the number of a token, from 1 on."""
+def _whole_sequences(layout: StepLayout) -> list[QueryGroup]:
+    """Sequences that attend to what the step holds of them: grouped as if they had blocks, and
+    their tables then lead to tokens, counted from 1, and to 0 where there is none."""
     assert layout.query_lens is not None, "an encoder's step is never captured"
     assert layout.seq_lens is not None
     assert list(layout.query_lens) == list(layout.seq_lens), "an encoder reads a text at once"
@@ -320,6 +315,7 @@ def _whole_sequences(layout: StepLayout) -> tuple[GroupLayout, torch.Tensor]:
     tables = firsts[:, None] + torch.arange(-(-max(layout.seq_lens) // size), device=device)
     tables = tables.where(tables <= ends[:, None], 0)
     blocks = firsts.repeat_interleave(lengths) + layout.positions // size
-    slots = blocks.new_zeros(int(ends[-1]) + 1, size)
-    slots[blocks, layout.token_offsets] = torch.arange(1, len(blocks) + 1, device=device)
-    return GroupLayout(tables, blocks), slots
+    tokens = blocks.new_zeros(int(ends[-1]) + 1, size)
+    tokens[blocks, layout.token_offsets] = torch.arange(1, len(blocks) + 1, device=device)
+    groups = query_groups(layout, GroupLayout(tables, blocks))
+    return [replace(group, tables=tokens[group.tables].flatten(1)) for group in groups]

@@ -28,10 +28,10 @@ from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, St
 from engine.weights.dummy import random_weights
 from engine.weights.loader import load_weights
 
-# oneDNN makes a kernel for each linear's shape and number of rows, in 0.5 ms for few rows and up to
-# 7 for many, and keeps 1024. Texts together have any number of tokens, so these come in sixteens; a
+# oneDNN makes a kernel for each linear's shape and number of rows, in milliseconds where these are
+# many, and keeps 1024. Texts together have any number of tokens, so these come in sixteens; a
 # decoder's steps are mostly full or one token of each sequence.
-FEW_ROWS, ROW_STEP = 32, 16
+FEW_TOKENS, ROW_STEP = 32, 16
 
 
 class ModelRunner:
@@ -164,7 +164,7 @@ class ModelRunner:
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""
         batch = build_encoder_batch(encodes, self.kv, self.backend, self.device)
-        if self.prepacked and batch.num_tokens > FEW_ROWS:
+        if self.prepacked and batch.num_tokens > FEW_TOKENS:
             batch = batch.filled_up(-(-batch.num_tokens // ROW_STEP) * ROW_STEP)
         hidden = self.model.encode(batch)[: batch.num_tokens]
         return pooled(hidden, encodes) if encodes[0].pooling else None
