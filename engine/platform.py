@@ -40,6 +40,19 @@ def cpu_has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_cpu_features())
 
 
+def onednn_multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether oneDNN has matmuls of this dtype here: bf16 it has with AVX-512 and newer only."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def emulates(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether bf16 is widened product by product here: many rows take far longer than in fp32."""
+    bf16 = device.type == "cpu" and dtype == torch.bfloat16
+    return bf16 and not onednn_multiplies(dtype, device)
+
+
 def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN takes AMX for this dtype: it then sums in an order that depends on how many
     rows there are. ONEDNN_MAX_CPU_ISA names the best instructions it may use."""

@@ -146,13 +146,18 @@ def memory(ready: Ready) -> list[str]:
 
 
 def arithmetic(ready: Ready) -> list[str]:
-    """What an answer depends on besides its request, where it does."""
-    if not ready.amx:
-        return []
-    return [
-        "  note      this CPU's AMX computes bf16: logits differ in their last bits with what "
-        "shares a step; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 makes them equal, and slower"
-    ]
+    """What the dtype costs on this CPU: equal bits, or time."""
+    if ready.amx:
+        return [
+            "  note      this CPU's AMX computes bf16: logits differ in their last bits with what "
+            "shares a step; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 makes them equal, and slower"
+        ]
+    if ready.emulated:
+        return [
+            "  note      this CPU has no instructions for bf16: prompts and many streams are "
+            "several times slower than with --dtype float32, which takes twice the memory"
+        ]
+    return []
 
 
 def curl(service: Service, ready: Ready, url: str, has_keys: bool) -> str:

@@ -18,6 +18,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.query_groups import FUSED_SPLIT, SPLIT, QueryGroup, query_groups
 from engine.attention.spec import AttentionSpec
 from engine.ops.relative import relative_buckets
+from engine.platform import onednn_multiplies
 
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
 # the sum over splits; bf16 products of few multiplications are not given to oneDNN at all.
@@ -161,13 +162,15 @@ class GroupAttention(ABC):
 class FusedAttention(GroupAttention):
     """By torch's own kernel for CPUs, which never writes the scores down.
 
-    In bf16 it gives a row the same bits whatever the other rows, and hidden keys change none.
+    In bf16 it gives a row the same bits whatever the other rows, and hidden keys change none; with
+    oneDNN's matmuls, that is: without them torch has its own, which do not.
     """
 
     @staticmethod
     def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
         wide = spec.head_dim >= FUSED_HEAD_DIM
-        return device.type == "cpu" and dtype == torch.bfloat16 and not spec.softcap and wide
+        bf16 = dtype == torch.bfloat16 and onednn_multiplies(dtype, device)
+        return bf16 and not spec.softcap and wide
 
     def __init__(
         self,

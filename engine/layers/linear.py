@@ -59,8 +59,3 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
             :1
         ]
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-
-def can_prepack(device: torch.device) -> bool:
-    """oneDNN packing needs a CPU and a torch built with it."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available()

@@ -14,11 +14,17 @@ from engine.config import EngineConfig, model_folder, read_json
 from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead
-from engine.layers.linear import Linear, can_prepack
+from engine.layers.linear import Linear
 from engine.memory import MemoryPlan, margin, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
-from engine.platform import available_memory, select_device, select_dtype, total_memory
+from engine.platform import (
+    available_memory,
+    onednn_multiplies,
+    select_device,
+    select_dtype,
+    total_memory,
+)
 from engine.runner.graphs import batch_sizes
 from engine.runner.mixed import mixed_shapes
 from engine.runner.rows import SequenceRows
@@ -145,7 +151,7 @@ class Blueprint:
 
     def _packed_bytes(self) -> tuple[int, int]:
         """(bytes of packed weights, those of them that an embedding keeps unpacked as well)."""
-        if not (self.config.prepack and can_prepack(self.device)):
+        if not (self.config.prepack and onednn_multiplies(self.dtype, self.device)):
             return 0, 0
         modules, size = list(self.module.modules()), self.dtype.itemsize
         linears = [m.weight for m in modules if isinstance(m, Linear)]

@@ -10,8 +10,14 @@ from torch import nn
 
 from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
-from engine.layers.linear import can_prepack
-from engine.platform import available_memory, cpu_count, multiplies_in_amx, to_device
+from engine.platform import (
+    available_memory,
+    cpu_count,
+    emulates,
+    multiplies_in_amx,
+    onednn_multiplies,
+    to_device,
+)
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint
@@ -65,7 +71,7 @@ class ModelRunner:
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
-        self.prepacked = config.prepack and can_prepack(self.device)
+        self.prepacked = config.prepack and onednn_multiplies(self.dtype, self.device)
         if self.prepacked:
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module)
@@ -277,6 +283,7 @@ class ModelRunner:
             start_token=self.blueprint.start_token,
             embedding_size=self.embedding_size,
             amx=multiplies_in_amx(self.device, self.dtype),
+            emulated=emulates(self.dtype, self.device),
             memory=self.ledger(),
         )
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests need it: bfloat16 products, and speed."""
+"""Triton's interpreter as the tests need it: products, and speed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from triton.runtime import interpreter
 @cache
 def mend() -> None:
     """Once, for good."""
-    _multiply_bfloat16()
+    _multiply_like_a_gpu()
     _replace_the_language_once_a_launch()
 
 
-def _multiply_bfloat16() -> None:
-    """The interpreter holds bfloat16 as 16-bit integers, and would multiply these."""
-    product = interpreter.InterpreterBuilder.create_dot
+def _multiply_like_a_gpu() -> None:
+    """The interpreter holds bfloat16 as 16-bit integers, and would multiply these. And NumPy's
+    matmul sums in an order that depends on a row's place among others, which a GPU's does not: in
+    double precision that is lost when the product is rounded."""
 
     def widened(x: Any) -> Any:
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        bits = x.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+        if x.dtype.scalar == tl.bfloat16:
+            return (x.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return x.data.astype(np.float64)
 
-    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
-        return product(self, widened(a), widened(b), *more)
+    def create_dot(self: Any, a: Any, b: Any, sum_: Any, *more: Any) -> Any:
+        product = np.matmul(widened(a), widened(b)).astype(sum_.data.dtype)
+        return interpreter.TensorHandle(product + sum_.data, sum_.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
 

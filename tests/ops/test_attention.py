@@ -13,6 +13,7 @@ from engine.attention.query_groups import MAX_PADDING, SPLIT, query_groups
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch_backend import FusedAttention
+from engine.platform import onednn_multiplies
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,6 +200,13 @@ FUSED = {
 }
 
 
+fused = pytest.mark.skipif(
+    not onednn_multiplies(torch.bfloat16, torch.device("cpu")),
+    reason="torch's fused kernel is used where oneDNN has bf16, which it has not on this CPU",
+)
+
+
+@fused
 @pytest.mark.parametrize("spec", FUSED.values(), ids=FUSED)
 def test_fused(spec: AttentionSpec) -> None:
     """Torch's own kernel, up to beyond its split of keys."""
@@ -210,6 +218,7 @@ def test_fused(spec: AttentionSpec) -> None:
         check(sequences, PagedRun(sequences, 16).chunked(50))
 
 
+@fused
 def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     relative = RelativeBias(num_buckets=8, max_distance=16, bidirectional=False)
     spec = AttentionSpec(4, 2, 32, scale=0.2, relative=relative)

@@ -290,6 +290,11 @@ def test_the_banner_tells_where_bits_depend_on_the_batch() -> None:
     assert arithmetic(INFO) == []
 
 
+def test_the_banner_tells_that_bf16_is_slow_on_a_cpu_without_it() -> None:
+    (note,) = arithmetic(msgspec.structs.replace(INFO, emulated=True))
+    assert "--dtype float32" in note
+
+
 def test_the_banner_tells_what_windows_save() -> None:
     """Gemma 2 at 8k: 13 of 26 layers see 4096 tokens."""
     ready = msgspec.structs.replace(
