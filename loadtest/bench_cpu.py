@@ -1,6 +1,7 @@
 """`make bench`: tokens/s over HTTP beside `transformers` generate, same model, same run.
 
-A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end. Rounds
+A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end, both in
+the dtype that Penstock takes on this CPU. Rounds
 of all alternate, so that a drift of the machine's speed meets each; medians are printed. Penstock
 runs twice, with its attention in torch and compiled by Numba, where that is installed. transformers
 runs in process with its whole batch given at once, which flatters it: no HTTP, no
@@ -27,6 +28,8 @@ from typing import Any
 
 import torch
 
+from engine.layers.linear import pack, packed_linear
+from engine.platform import DTYPES, onednn_multiplies, select_dtype
 from loadtest.http_client import closed_loop
 from loadtest.random_model import LLAMA_125M, write_random_llama
 
@@ -85,9 +88,9 @@ class Penstock:
 
 
 class Transformers:
-    """`generate` in this process, a static batch, bf16 like ours."""
+    """`generate` in this process, a static batch, in the dtype of ours."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
         from transformers.generation.streamers import BaseStreamer
 
@@ -101,7 +104,7 @@ class Transformers:
             def end(self) -> None: ...
 
         self.clock = Clock
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def measure(self, load: Load, batch: int, seed: int) -> Figures:
         ids = torch.tensor(load.prompts(batch, seed))
@@ -124,14 +127,19 @@ class Transformers:
         return batch * load.new / wall, (statistics.median(gaps) if gaps else wall / load.new) * 1e3
 
 
-def matmul_rate() -> float:
-    """GFLOP/s of a bf16 matmul of the model's shape: what this machine's arithmetic is worth."""
+def matmul_rate(dtype: torch.dtype) -> float:
+    """GFLOP/s of a matmul of the model's shape, the faster of torch's two: what this machine's
+    arithmetic is worth."""
     rows, inner, outer = 128, 576, 3072
-    x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(outer, inner).bfloat16()
+    x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
+    ways = [lambda: torch.nn.functional.linear(x, weight)]
+    if onednn_multiplies(dtype, x.device):
+        packed = pack(weight)
+        ways.append(lambda: packed_linear(x, packed, None))
     best = float("inf")
-    for _ in range(50):
+    for multiply in ways * 50:
         began = time.perf_counter()
-        torch.nn.functional.linear(x, weight)
+        multiply()
         best = min(best, time.perf_counter() - began)
     return 2 * rows * inner * outer / best / 1e9
 
@@ -147,8 +155,8 @@ def read_rate() -> float:
     return data.nbytes / best / 1e9
 
 
-def bound(load: Load, streams: int, gflops: float, gbytes: float) -> float:
-    """Output tokens/s that no server can exceed here in bf16.
+def bound(load: Load, streams: int, gflops: float, gbytes: float, item: int) -> float:
+    """Output tokens/s that no server can exceed here with numbers of `item` bytes.
 
     Prompts cost their multiplications; a step of decoding the larger of its multiplications and of
     reading all weights and the contexts' KV once.
@@ -158,9 +166,9 @@ def bound(load: Load, streams: int, gflops: float, gbytes: float) -> float:
     attention = c["hidden_size"] * head_dim * (c["num_attention_heads"] + c["num_key_value_heads"])
     layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
     body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
-    kv = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes a token
+    kv = 2 * item * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes a token
     prefill = 2 * body * load.prompt * streams / (gflops * 1e9)
-    read = (2 * (body + head) + kv * streams * (load.prompt + load.new / 2)) / (gbytes * 1e9)
+    read = (item * (body + head) + kv * streams * (load.prompt + load.new / 2)) / (gbytes * 1e9)
     step = max(2 * (body + head) * streams / (gflops * 1e9), read)
     return streams * load.new / (prefill + load.new * step)
 
@@ -171,6 +179,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="of both")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--flags", default="", help="more flags for `penstock serve`")
@@ -188,18 +197,21 @@ def main() -> None:
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate rounds of each at each concurrency; all figures of all rounds."""
     load, rows = Load(options.prompt, options.new), dict[str, Any]()
+    dtype = select_dtype(options.dtype, torch.device("cpu"))
+    name_of_dtype = str(dtype).removeprefix("torch.")
     rates: list[tuple[float, float]] = []
-    peer = None if options.no_peer else Transformers(folder)
+    peer = None if options.no_peer else Transformers(folder, dtype)
     backends = BACKENDS if find_spec("numba") else {"penstock": "torch"}
     for round_number in range(options.rounds + 1):  # the first warms all up and is not counted
-        rates.append((matmul_rate(), read_rate()))
+        rates.append((matmul_rate(dtype), read_rate()))
         for concurrency in options.concurrency:
             row = rows.setdefault(
                 str(concurrency), {name: [] for name in (*BACKENDS, "transformers")}
             )
             measured: dict[str, Figures] = {}
             for name, backend in backends.items():
-                flags = ["--attention-backend", backend, *options.flags.split()]
+                flags = ["--attention-backend", backend, "--dtype", name_of_dtype]
+                flags += options.flags.split()
                 measured[name], seconds = serve_and_measure(
                     folder, flags, load, concurrency, round_number
                 )
@@ -214,6 +226,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "cpu_count": os.cpu_count(),
         "torch": torch.__version__,
+        "dtype": name_of_dtype,
         "machine": [{"gflops": gflops, "gbytes": gbytes} for gflops, gbytes in rates],
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m loadtest.bench_cpu " + " ".join(sys.argv[1:]),
@@ -255,12 +268,13 @@ def print_table(report: dict[str, Any]) -> None:
                 measured, gaps = map(statistics.median, zip(*row[name], strict=True))
                 rates[name], cells[name] = measured, f"{measured:.0f} · {gaps:.1f} ms"
         peer = rates.pop("transformers", None)
-        limit = bound(load, int(streams), gflops, gbytes)
+        limit = bound(load, int(streams), gflops, gbytes, DTYPES[report["dtype"]].itemsize)
         ratios = " · ".join(f"{rate / peer:.1f}" for rate in rates.values()) if peer else ""
         shares = " · ".join(f"{rate / limit:.0%}" for rate in rates.values())
         print("|", " | ".join([streams, *(cells.get(n, "") for n in names), ratios, shares]), "|")
     print(
-        f"\nbf16 matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s: medians of the run."
+        f"\n{report['dtype']} matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s: "
+        "medians of the run."
     )
 
 

@@ -118,6 +118,11 @@ def _from_shares(loads: list[Load], saturation: Point) -> list[Load]:
     if not saturation.completed:
         kinds = ", ".join(saturation.messages.values())
         raise BenchError(f"No request was answered while saturation was looked for. {kinds}")
+    if not saturation.tokens_per_s:
+        raise BenchError(
+            f"No token came within {saturation.seconds:g} s while saturation was looked for. "
+            "Measure longer, with --seconds."
+        )
     # By tokens: few requests may both begin and end within the seconds of the measurement.
     each = saturation.output_tokens / saturation.completed
     rate = saturation.tokens_per_s / each

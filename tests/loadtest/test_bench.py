@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from loadtest import html_page, report, session
+from loadtest.bench import BenchError
 from loadtest.measure import Load, Point, Slo, spread
 from loadtest.session import Asked
 from tests.loadtest.scripted import Scripted, scripted
@@ -85,11 +86,17 @@ async def test_arrivals_and_prompts_are_the_same_for_the_same_seed() -> None:
 
 async def test_a_rate_in_percent_is_of_the_saturation_it_finds() -> None:
     async with scripted(first_s=0.01, at_a_time=1) as server:
-        found = await measured(server, rate="50%,150%", seconds=0.5, rounds=2)
+        found = await measured(server, rate="50%,150%", seconds=1.0, rounds=2)
     half, more = (load for load in report.by_load(found.points))
     assert more.value == pytest.approx(3 * half.value)
     assert 10 < more.value < 150
     assert [len(points) for points in report.by_load(found.points).values()] == [2, 2]
+
+
+async def test_a_server_that_gives_no_token_in_time_has_no_saturation() -> None:
+    async with scripted(first_s=0.5) as server:
+        with pytest.raises(BenchError, match=r"No token came within 0\.2 s.*--seconds"):
+            await measured(server, rate="50%", seconds=0.2)
 
 
 async def test_rejections_are_counted_apart_with_their_latency() -> None:
