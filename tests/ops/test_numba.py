@@ -19,6 +19,7 @@ from numba import config, njit
 from numba.core import caching
 
 from engine.attention.numba_backend import NumbaBackend
+from engine.attention.numba_intrinsics import AVX512
 from engine.attention.numba_kernel import TILE, attention_kernel, exp2, to_element
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
@@ -307,6 +308,7 @@ print(sum(kernel.cache_hits for kernel in kernels), right)
 """
 
 
+@pytest.mark.skipif(not AVX512, reason="this CPU has no AVX-512: every test here is of that")
 def test_a_cpu_without_avx512(tmp_path: Path) -> None:
     """Sums in tiles of eight lanes."""
     environment = {
