@@ -40,17 +40,17 @@ def cpu_has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_cpu_features())
 
 
-def onednn_multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+def onednn_multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN has matmuls of this dtype here: bf16 it has with AVX-512 and newer only."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def emulates(dtype: torch.dtype, device: torch.device) -> bool:
+def emulates(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether bf16 is widened product by product here: many rows take far longer than in fp32."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
-    return bf16 and not onednn_multiplies(dtype, device)
+    return bf16 and not onednn_multiplies(device, dtype)
 
 
 def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,11 +1,10 @@
 """`make bench`: tokens/s over HTTP beside `transformers` generate, same model, same run.
 
 A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end, both in
-the dtype that Penstock takes on this CPU. Rounds
-of all alternate, so that a drift of the machine's speed meets each; medians are printed. Penstock
-runs twice, with its attention in torch and compiled by Numba, where that is installed. transformers
-runs in process with its whole batch given at once, which flatters it: no HTTP, no
-scheduling, no streams.
+the dtype that Penstock takes on this CPU. Rounds of all alternate, so that a drift of the machine's
+speed meets each; medians are printed. Penstock runs twice, with its attention in torch and compiled
+by Numba, where that is installed. transformers runs in process with its whole batch given at once,
+which flatters it: no HTTP, no scheduling, no streams.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,8 +132,8 @@ def matmul_rate(dtype: torch.dtype) -> float:
     arithmetic is worth."""
     rows, inner, outer = 128, 576, 3072
     x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
-    ways = [lambda: torch.nn.functional.linear(x, weight)]
-    if onednn_multiplies(dtype, x.device):
+    ways: list[Callable[[], torch.Tensor]] = [lambda: torch.nn.functional.linear(x, weight)]
+    if onednn_multiplies(x.device, dtype):
         packed = pack(weight)
         ways.append(lambda: packed_linear(x, packed, None))
     best = float("inf")

@@ -20,6 +20,7 @@ from pathlib import Path
 import tokenizers
 import torch
 
+from engine.platform import DTYPES, select_dtype
 from loadtest.bench_cpu import Penstock
 from loadtest.http_client import post_all
 
@@ -78,12 +79,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="folder of a BERT sentence encoder")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    peer = Transformers(options.model, getattr(torch, options.dtype))
-    flags = ["--dtype", options.dtype, "--threads", str(options.threads)]
+    dtype = select_dtype(options.dtype, torch.device("cpu"))
+    peer = Transformers(options.model, dtype)
+    flags = ["--dtype", str(dtype).removeprefix("torch."), "--threads", str(options.threads)]
     names = (f"{CLIENTS} clients", "one request", "transformers")
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds):

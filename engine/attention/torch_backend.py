@@ -169,7 +169,7 @@ class FusedAttention(GroupAttention):
     @staticmethod
     def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
         wide = spec.head_dim >= FUSED_HEAD_DIM
-        bf16 = dtype == torch.bfloat16 and onednn_multiplies(dtype, device)
+        bf16 = dtype == torch.bfloat16 and onednn_multiplies(device, dtype)
         return bf16 and not spec.softcap and wide
 
     def __init__(

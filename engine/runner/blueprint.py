@@ -151,7 +151,7 @@ class Blueprint:
 
     def _packed_bytes(self) -> tuple[int, int]:
         """(bytes of packed weights, those of them that an embedding keeps unpacked as well)."""
-        if not (self.config.prepack and onednn_multiplies(self.dtype, self.device)):
+        if not (self.config.prepack and onednn_multiplies(self.device, self.dtype)):
             return 0, 0
         modules, size = list(self.module.modules()), self.dtype.itemsize
         linears = [m.weight for m in modules if isinstance(m, Linear)]

@@ -71,7 +71,7 @@ class ModelRunner:
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
-        self.prepacked = config.prepack and onednn_multiplies(self.dtype, self.device)
+        self.prepacked = config.prepack and onednn_multiplies(self.device, self.dtype)
         if self.prepacked:
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module)
@@ -283,7 +283,7 @@ class ModelRunner:
             start_token=self.blueprint.start_token,
             embedding_size=self.embedding_size,
             amx=multiplies_in_amx(self.device, self.dtype),
-            emulated=emulates(self.dtype, self.device),
+            emulated=emulates(self.device, self.dtype),
             memory=self.ledger(),
         )
 

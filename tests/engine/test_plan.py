@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine.config import EngineConfig
@@ -57,6 +58,23 @@ def test_weights_kv_and_rows_to_the_byte(
     assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
     assert found["KV cache"] == runner.kv.num_bytes
     assert (plan.num_blocks, plan.max_model_len) == (40, runner.max_model_len)
+
+
+def test_without_onednns_bf16_weights_are_not_packed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN refuses them on a CPU older than AVX-512; neither plan nor start may count on it."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    config = CONFIG | {"num_gpu_blocks_override": 40, "dtype": "bfloat16"}
+    driver = Driver(checkpoint, **config)
+    facts = driver.runner.facts()
+    assert facts.emulated
+    plan = Blueprint(EngineConfig(model=str(checkpoint), **config)).memory_plan()
+    assert "packed weights" not in plan.taken
+    assert [e.found for e in facts.memory if e.what == "weights"] == [plan.taken["weights"]]
+    request = driver.submit([5, 6, 7], max_tokens=4)
+    driver.run()
+    assert len(driver.tokens(request)) == 4
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_bert], ids=["decoder", "encoder"])

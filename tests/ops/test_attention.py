@@ -201,7 +201,7 @@ FUSED = {
 
 
 fused = pytest.mark.skipif(
-    not onednn_multiplies(torch.bfloat16, torch.device("cpu")),
+    not onednn_multiplies(torch.device("cpu"), torch.bfloat16),
     reason="torch's fused kernel is used where oneDNN has bf16, which it has not on this CPU",
 )
 

@@ -46,7 +46,7 @@ def test_packed_plain_and_exact(sizes: tuple[int, int], bias: bool, dtype: torch
     offset = linear.bias.double() if bias else 0
     x = rows(33, sizes[0], dtype)
     check(linear(x), x.double() @ weight.T + offset, dtype)
-    if onednn_multiplies(dtype, CPU):
+    if onednn_multiplies(CPU, dtype):
         linear.prepack()
         assert linear.weight is None, "the plain weight would take memory twice"
     for count in (1, 2, 3, 33):
@@ -84,7 +84,7 @@ def test_head(tied: bool, dtype: torch.dtype) -> None:
     plain = head(hidden)
     assert plain.dtype == torch.float32
     check(plain, due, dtype)
-    if onednn_multiplies(dtype, CPU):
+    if onednn_multiplies(CPU, dtype):
         head.prepack()
         packed = head(hidden)
         assert packed.dtype == dtype

@@ -36,6 +36,19 @@ def test_amx(
     assert not platform.multiplies_in_amx(torch.device("cuda"), dtype)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_onednn_has_bf16_on_some_cpus_only(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    assert platform.onednn_multiplies(CPU, torch.float32)
+    assert platform.onednn_multiplies(CPU, torch.bfloat16) is has_bf16
+    assert platform.emulates(CPU, torch.bfloat16) is not has_bf16
+    assert not platform.emulates(CPU, torch.float32)
+    gpu = torch.device("cuda")
+    assert not platform.onednn_multiplies(gpu, torch.bfloat16)
+    assert not platform.emulates(gpu, torch.bfloat16)
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)]
 )
