@@ -150,7 +150,7 @@ class Ready(Message, frozen=True):
     start_token: int | None = None  # with which an encoder–decoder's answer begins
     embedding_size: int = 0  # numbers in an encoder's vectors
     amx: bool = False  # logits' last bits depend on how many rows share a step
-    emulated: bool = False  # this CPU has no instructions for the dtype: float32 is faster
+    emulated: bool = False  # many rows take longer than in fp32: the CPU has no such matmul
     memory: tuple[MemoryEntry, ...] = ()
 
 

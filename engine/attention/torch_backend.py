@@ -162,8 +162,8 @@ class GroupAttention(ABC):
 class FusedAttention(GroupAttention):
     """By torch's own kernel for CPUs, which never writes the scores down.
 
-    In bf16 it gives a row the same bits whatever the other rows, and hidden keys change none; with
-    oneDNN's matmuls, that is: without them torch has its own, which do not.
+    In bf16, where oneDNN multiplies for it, it gives a row the same bits whatever the other rows,
+    and hidden keys change none. With torch's own matmuls it does not.
     """
 
     @staticmethod

@@ -149,9 +149,14 @@ class Blueprint:
         eager = self.config.enforce_eager or self.kind == "encoder"
         return self.device.type == "cuda" and self.backend.captures and not eager
 
+    @property
+    def packs(self) -> bool:
+        """Whether linear weights will be oneDNN's."""
+        return self.config.prepack and onednn_multiplies(self.device, self.dtype)
+
     def _packed_bytes(self) -> tuple[int, int]:
         """(bytes of packed weights, those of them that an embedding keeps unpacked as well)."""
-        if not (self.config.prepack and onednn_multiplies(self.device, self.dtype)):
+        if not self.packs:
             return 0, 0
         modules, size = list(self.module.modules()), self.dtype.itemsize
         linears = [m.weight for m in modules if isinstance(m, Linear)]

@@ -15,7 +15,6 @@ from engine.platform import (
     cpu_count,
     emulates,
     multiplies_in_amx,
-    onednn_multiplies,
     to_device,
 )
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
@@ -71,8 +70,7 @@ class ModelRunner:
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
-        self.prepacked = config.prepack and onednn_multiplies(self.device, self.dtype)
-        if self.prepacked:
+        if blueprint.packs:
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module)
         self.graphs: DecodeGraphs | None = None
@@ -170,7 +168,7 @@ class ModelRunner:
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""
         batch = build_encoder_batch(encodes, self.kv, self.backend, self.device)
-        if self.prepacked and batch.num_tokens > FEW_TOKENS:
+        if batch.num_tokens > FEW_TOKENS and self.blueprint.packs:
             batch = batch.filled_up(-(-batch.num_tokens // ROW_STEP) * ROW_STEP)
         hidden = self.model.encode(batch)[: batch.num_tokens]
         return pooled(hidden, encodes) if encodes[0].pooling else None
