@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,11 @@ def cpu_has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_cpu_features())
 
 
+def cpu_has_amx() -> bool:
+    """Whether this CPU has AMX for bfloat16, used or not."""
+    return "amx_bf16" in _cpu_features()
+
+
 def onednn_multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN has matmuls of this dtype here: bf16 it has with AVX-512 and newer only."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -59,9 +65,10 @@ def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
     may = allowed in ("", "ALL", "DEFAULT") or "AMX" in allowed
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
-    return bf16 and may and "amx_bf16" in _cpu_features()
+    return bf16 and may and cpu_has_amx()
 
 
+@cache
 def _cpu_features() -> set[str]:
     """Every word of /proc/cpuinfo; empty where there is none."""
     try:

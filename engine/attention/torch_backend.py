@@ -18,7 +18,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.query_groups import FUSED_SPLIT, SPLIT, QueryGroup, query_groups
 from engine.attention.spec import AttentionSpec
 from engine.ops.relative import relative_buckets
-from engine.platform import onednn_multiplies
+from engine.platform import cpu_has_amx, onednn_multiplies
 
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
 # the sum over splits; bf16 products of few multiplications are not given to oneDNN at all.
@@ -162,15 +162,16 @@ class GroupAttention(ABC):
 class FusedAttention(GroupAttention):
     """By torch's own kernel for CPUs, which never writes the scores down.
 
-    In bf16, where oneDNN multiplies for it, it gives a row the same bits whatever the other rows,
-    and hidden keys change none. With torch's own matmuls it does not.
+    In bf16 on a CPU with AMX it gives a row the same bits whatever the other rows, and hidden keys
+    change none. On others it does not, and is slower than matmuls by oneDNN: there MKL multiplies
+    for it, in an order that depends on the number of keys.
     """
 
     @staticmethod
     def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
         wide = spec.head_dim >= FUSED_HEAD_DIM
         bf16 = dtype == torch.bfloat16 and onednn_multiplies(device, dtype)
-        return bf16 and not spec.softcap and wide
+        return bf16 and cpu_has_amx() and not spec.softcap and wide
 
     def __init__(
         self,

@@ -13,7 +13,6 @@ from engine.attention.query_groups import MAX_PADDING, SPLIT, query_groups
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch_backend import FusedAttention
-from engine.platform import onednn_multiplies
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,13 +199,15 @@ FUSED = {
 }
 
 
-fused = pytest.mark.skipif(
-    not onednn_multiplies(torch.device("cpu"), torch.bfloat16),
-    reason="torch's fused kernel is used where oneDNN has bf16, which it has not on this CPU",
-)
+@pytest.fixture
+def amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with AMX; without it the fused kernel is right as well, if neither exact nor
+    fast."""
+    monkeypatch.setattr("engine.attention.torch_backend.cpu_has_amx", lambda: True)
+    monkeypatch.setattr("engine.attention.torch_backend.onednn_multiplies", lambda *_: True)
 
 
-@fused
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("spec", FUSED.values(), ids=FUSED)
 def test_fused(spec: AttentionSpec) -> None:
     """Torch's own kernel, up to beyond its split of keys."""
@@ -218,7 +219,7 @@ def test_fused(spec: AttentionSpec) -> None:
         check(sequences, PagedRun(sequences, 16).chunked(50))
 
 
-@fused
+@pytest.mark.usefixtures("amx")
 def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     relative = RelativeBias(num_buckets=8, max_distance=16, bidirectional=False)
     spec = AttentionSpec(4, 2, 32, scale=0.2, relative=relative)
@@ -238,6 +239,7 @@ def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(fused, attended(table), rtol=rtol, atol=atol)
 
 
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize(
     ("change", "dtype"),
     [
@@ -251,6 +253,14 @@ def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_fused_kernel_is_not_asked(change: dict[str, Any], dtype: torch.dtype) -> None:
     spec = replace(FUSED["causal"], **change)
     assert not FusedAttention.honours(spec, dtype, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("amx")
+def test_without_amx_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = FUSED["causal"], torch.bfloat16, torch.device("cpu")
+    assert FusedAttention.honours(*arguments)
+    monkeypatch.setattr("engine.attention.torch_backend.cpu_has_amx", lambda: False)
+    assert not FusedAttention.honours(*arguments)
 
 
 def last_tokens(sequences: Sequences) -> Sequences:
