@@ -60,9 +60,10 @@ class EngineEndpoint:
 
 
 class ClientEndpoint:
-    """The API process's end; `on_message` is called in the event loop for each message."""
+    """The API process's end. What comes is kept from the first moment on, and read in the event
+    loop once that has called `listen`."""
 
-    def __init__(self, address: str, on_message: Callable[[FromEngine], None]) -> None:
+    def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._inbox = _socket(self._context, zmq.PULL)
         self._outbox = _socket(self._context, zmq.PUSH)
@@ -70,6 +71,10 @@ class ClientEndpoint:
         self._outbox.bind(f"{address}/to_engine")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def listen(self, on_message: Callable[[FromEngine], None]) -> None:
+        """From now on `on_message` is called in the running loop for each message."""
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._inbox.fileno(), self._readable)
@@ -101,10 +106,12 @@ class ClientEndpoint:
         """Drops the message where no engine is connected: its end will be told otherwise."""
         with contextlib.suppress(zmq.Again):
             self._outbox.send(self._encode(message), zmq.NOBLOCK)
-        # A send may swallow the edge that announced an arrival.
-        self._loop.call_soon(self._readable)
+        if self._loop is not None:  # a send may swallow the edge that announced an arrival
+            self._loop.call_soon(self._readable)
 
     def close(self) -> None:
-        if not self._inbox.closed:
+        if self._inbox.closed:
+            return
+        if self._loop is not None:
             self._loop.remove_reader(self._inbox.fileno())
-            self._context.destroy(linger=0)
+        self._context.destroy(linger=0)

@@ -1,6 +1,6 @@
 """EngineClient: the engine's async face in the API process.
 
-`ProcessClient` starts the engine as a child process, refuses work the queue has no room for,
+`ProcessClient` has the engine as a child process, refuses work the queue has no room for,
 routes outputs to one `OutputStream` per submission, and notices at once when the child ends.
 """
 
@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-import msgspec
-
-from engine.channel import ClientEndpoint
+from engine.child import EngineChild, how_it_ended
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
@@ -161,9 +154,10 @@ class EngineClient(Protocol):
 
 
 class ProcessClient:
-    """EngineClient over a child process (`python -m engine.process`)."""
+    """EngineClient over a child process (`python -m engine.process`): `child`, where it has been
+    begun already, or else one of its own."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, child: EngineChild | None = None) -> None:
         self.config = config
         self.state: State = "loading"
         self.info: Ready | None = None
@@ -176,37 +170,25 @@ class ProcessClient:
         self._ids = 0
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._begun = child
+        self._child: EngineChild | None = None  # from `start` on
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._death: EngineDeadError | None = None
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._child.process.pid if self._child else None
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
-        address = f"ipc://{self._folder}"
-        self._endpoint = ClientEndpoint(address, self._on_message)
-        # Popen, not multiprocessing: its spawn would pickle the arguments. The child must be
-        # started by the main thread: Linux ties its parent-death signal to the thread.
-        self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork and exec, milliseconds
-            [sys.executable, "-m", "engine.process", address],
-            stdin=subprocess.PIPE,
-            bufsize=0,
-            env=_with_huge_pages(os.environ),
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # killed already: `_watch` tells of it
-            # Stays open: its end of file tells the child we are gone.
-            self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
-        threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
+        self._child = self._begun or EngineChild(self.config)
+        self._endpoint = self._child.endpoint
+        self._endpoint.listen(self._on_message)
+        threading.Thread(target=self._watch, args=(self._child,), daemon=True).start()
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        with process:  # closes the pipe, but only once the engine has ended: it would end it
-            code = process.wait()
+    def _watch(self, child: EngineChild) -> None:
+        code = child.wait()
         with contextlib.suppress(RuntimeError):  # the loop may have closed first
             self._loop.call_soon_threadsafe(self._on_exit, code)
 
@@ -216,11 +198,12 @@ class ProcessClient:
         # With these statuses it has told why, and that may come in after the news of its end.
         while code > 0 and self._fatal is None and self._endpoint.receive(wait_s=1.0):
             pass
-        self._fail(EngineDeadError(self._fatal or _how_it_ended(code)))
+        self._fail(EngineDeadError(self._fatal or how_it_ended(code)))
         self.state = "dead"
         self._dead.set()
         self._ready.set()
-        self._cleanup()
+        if self._child is not None:
+            self._child.close()
 
     def _fail(self, death: EngineDeadError) -> None:
         self._death = death
@@ -228,10 +211,6 @@ class ProcessClient:
             stream.fail(death)
         self._streams.clear()
         self._queue.clear()
-
-    def _cleanup(self) -> None:
-        self._endpoint.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _on_message(self, message: FromEngine) -> None:
         self._last_sign = time.monotonic()
@@ -244,8 +223,8 @@ class ProcessClient:
                 self.info, self.progress = message, Progress("ready", 1.0)
                 if self.state == "loading":
                     self.state = "ready"
-                # Both ends are connected: see channel.py.
-                shutil.rmtree(self._folder, ignore_errors=True)
+                if self._child is not None:
+                    self._child.remove_sockets()  # both ends are connected
                 self._ready.set()
             case Rejected():
                 self._queue.forget([message.id])
@@ -256,8 +235,9 @@ class ProcessClient:
                 self.config_error = message.config_error
                 if message.detail:  # for whoever mends it; users get the message alone
                     sys.stderr.write(message.detail.rstrip() + "\n")
-                if self._process is not None:
-                    self._process.kill()  # for a message it did not send itself: see channel.py
+                if self._child is not None:
+                    # For a message it did not send itself: see channel.py.
+                    self._child.process.kill()
 
     def _on_step(self, outputs: StepOutputs) -> None:
         self.stats = outputs.stats
@@ -346,9 +326,9 @@ class ProcessClient:
             self.state = "draining"
 
     async def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
+        if self._child is None:
             return
+        process = self._child.process
         if self._death is None:
             self._fail(EngineDeadError("The server has shut down."))
             if self.info is None:
@@ -360,27 +340,10 @@ class ProcessClient:
         except TimeoutError:
             process.kill()
         self.state = "dead"
-        self._cleanup()
+        self._child.close()
 
 
 def _prompt_tokens(request: Request) -> int:
     if isinstance(request, EmbedRequest):
         return len(request.tokens)
     return len(request.prompt) + len(request.source)
-
-
-def _with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Lets malloc ask Linux for huge pages, as every step reads all weights. Another C library
-    ignores it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth."""
-    before = environment.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb" in before:
-        return dict(environment)
-    tunables = ":".join(filter(None, [before, "glibc.malloc.hugetlb=1"]))
-    return {**environment, "GLIBC_TUNABLES": tunables}
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"The engine process exited with status {code}."
-    likely = ", likely out of memory; lower --max-model-len or --kv-cache-memory-bytes"
-    return f"The engine process was killed by signal {-code}{likely if code == -9 else ''}."

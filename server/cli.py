@@ -119,10 +119,15 @@ def serve(**values: Any) -> None:
         raise _fail(error, exits.BAD_CONFIG) from None
     except ListenError as error:
         raise _fail(error, exits.CANNOT_LISTEN) from None
-    from engine.client import ProcessClient
-    from server.launch import run  # only now: what is wrong so far is told within half a second
+    from engine.child import EngineChild  # only now: what is wrong so far is told within 0.5 s
 
-    raise typer.Exit(run(server_config, engine_config, ProcessClient(engine_config), listener))
+    with EngineChild(engine_config) as child:  # it imports torch while we import the server
+        from engine.client import ProcessClient
+        from server.launch import run
+
+        client = ProcessClient(engine_config, child)
+        status = run(server_config, engine_config, client, listener)
+    raise typer.Exit(status)
 
 
 def _check_temporary_folder() -> None:

@@ -369,6 +369,29 @@ def test_sigterm_while_loading(loading: Server, record_property: Record) -> None
     assert "Traceback" not in loading.log
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_is_there(number: signal.Signals, llama: Path) -> None:
+    """The engine is begun while the server's own modules are still imported."""
+    with starting(llama) as server:
+        engine = eventually(lambda: server.children, "the engine process is there")[0]
+        server.signal(number)
+        assert server.status() != exits.CLEAN or "listening" in server.log
+        eventually(lambda: not alive(engine), "the engine is gone")
+        assert list(server.temp.iterdir()) == []
+        assert "Traceback" not in server.log
+
+
+def test_what_the_server_refuses_leaves_no_engine(llama: Path, tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% if %}")
+    with starting(llama, "--chat-template", template) as server:
+        engine = eventually(lambda: server.children, "the engine process is there")[0]
+        assert server.status() == exits.BAD_CONFIG
+        assert "broken.jinja" in server.last_line
+        assert not alive(engine)
+        assert list(server.temp.iterdir()) == []
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(llama: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as holder,

@@ -63,10 +63,15 @@ class Engine:
 class Client:
     """The API process's end, collecting what comes."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, listening: bool = True) -> None:
         self.received: list[FromEngine] = []
         self._news = asyncio.Event()
-        self.endpoint = ClientEndpoint(address, self._take)
+        self.endpoint = ClientEndpoint(address)
+        if listening:
+            self.listen()
+
+    def listen(self) -> None:
+        self.endpoint.listen(self._take)
 
     def _take(self, message: FromEngine) -> None:
         self.received.append(message)
@@ -146,10 +151,13 @@ async def test_no_wake_up_is_lost(address: str) -> None:
     assert len(client.received) == due
 
 
-async def test_what_came_before_the_loop_looked_is_seen(address: str) -> None:
-    client = Client(address)
+@pytest.mark.parametrize("listening", [True, False])
+async def test_what_came_before_the_loop_looked_is_seen(listening: bool, address: str) -> None:
+    client = Client(address, listening=listening)
     engine = Engine(address, lambda endpoint, messages: None)
     time.sleep(0.5)  # noqa: ASYNC251 - the loop must stand while the greetings arrive
+    if not listening:
+        client.listen()
     await client.greeted()
     await client.end(engine)
 
@@ -176,7 +184,8 @@ async def test_a_handler_may_send_and_close(address: str) -> None:
             endpoint.close()
             done.set()
 
-    endpoint = ClientEndpoint(address, take)
+    endpoint = ClientEndpoint(address)
+    endpoint.listen(take)
     engine = Engine(address, flood)
     async with asyncio.timeout(60):
         await done.wait()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.client import OutputStream, ProcessClient, _with_huge_pages
+from engine.child import _with_huge_pages
+from engine.client import OutputStream, ProcessClient
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
@@ -61,14 +60,32 @@ class FakeEndpoint:
         return [message.ids for message in self.sent if isinstance(message, Abort)]
 
 
+class FakeChild:
+    """The engine's process, of which there is only what the client does to it."""
+
+    def __init__(self) -> None:
+        self.endpoint = FakeEndpoint()
+        self.process = self
+        self.killed = self.sockets_removed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def remove_sockets(self) -> None:
+        self.sockets_removed = True
+
+    def close(self) -> None:
+        self.endpoint.close()
+
+
 class Client(ProcessClient):
     """A client whose engine is the test."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, **config: Any) -> None:
         super().__init__(EngineConfig(**config))
-        self.endpoint = FakeEndpoint()
-        self._endpoint: Any = self.endpoint
-        self._folder = folder
+        self.child: Any = FakeChild()
+        self._child = self.child
+        self._endpoint = self.endpoint = self.child.endpoint
         self._on_message(READY)
 
     def request(self, length: int = 3) -> GenerateRequest:
@@ -93,8 +110,8 @@ class Client(ProcessClient):
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> Client:
-    return Client(tmp_path, max_num_queued_reqs=3, max_num_queued_tokens=100)
+async def client() -> Client:
+    return Client(max_num_queued_reqs=3, max_num_queued_tokens=100)
 
 
 def token(request_id: int, value: int, finish: Any = None) -> TokenOutput:
@@ -198,8 +215,8 @@ async def test_retry_after_follows_the_pace_within_a_minute(
     assert refused.value.retry_after == expected
 
 
-async def test_only_a_ready_engine_is_given_work(tmp_path: Path) -> None:
-    client = Client(tmp_path)
+async def test_only_a_ready_engine_is_given_work() -> None:
+    client = Client()
     client.state = "loading"
     with pytest.raises(EngineUnavailableError) as refused:
         client.admit(1)
@@ -341,16 +358,9 @@ async def test_death_fails_every_stream_with_its_reason(
 
 async def test_an_engine_that_reports_its_end_is_ended(client: Client) -> None:
     """It would end by itself, but not where the message stands for one that nobody could read."""
-
-    class Process:
-        killed = False
-
-        def kill(self) -> None:
-            self.killed = True
-
-    client._process = process = Process()
+    assert not client.child.killed
     client._on_message(Fatal("The engine sent a message that cannot be read."))
-    assert process.killed
+    assert client.child.killed
 
 
 async def test_a_configuration_error_is_told_apart(client: Client) -> None:
@@ -361,9 +371,10 @@ async def test_a_configuration_error_is_told_apart(client: Client) -> None:
         await client.wait_ready()
 
 
-async def test_loading_is_told_step_by_step(tmp_path: Path) -> None:
-    client = Client(tmp_path)
+async def test_loading_is_told_step_by_step() -> None:
+    client = Client()
     client.state, client.info = "loading", None
+    client.child.sockets_removed = False
     client._ready.clear()
     client._on_message(Progress("loading weights", 0.5))
     assert client.progress == Progress("loading weights", 0.5)
@@ -374,7 +385,7 @@ async def test_loading_is_told_step_by_step(tmp_path: Path) -> None:
     assert await waiting is READY
     assert client.state == "ready"
     # The socket files are gone: both ends are connected, and nothing else may connect.
-    assert not os.path.exists(tmp_path)  # noqa: ASYNC240
+    assert client.child.sockets_removed
 
 
 async def test_the_age_of_the_last_step_counts_only_while_there_is_work(client: Client) -> None:

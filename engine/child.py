@@ -1,0 +1,84 @@
+"""EngineChild: the engine's process as its parent holds it, and the sockets to it.
+
+Apart from the client, which belongs to an event loop: `penstock serve` begins the engine before it
+imports its own modules, so that torch and they are imported at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine.channel import ClientEndpoint
+from engine.config import EngineConfig
+
+
+class EngineChild:
+    """A running `python -m engine.process`; as a context manager, it ends with the block.
+
+    To be made by the main thread: Linux ties a child's parent-death signal to the thread.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        address = f"ipc://{self._folder}"
+        self.endpoint = ClientEndpoint(address)
+        # Popen, not multiprocessing: its spawn would pickle the arguments.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "engine.process", address],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            env=_with_huge_pages(os.environ),
+        )
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # killed already: `wait` tells of it
+            # Stays open: its end of file tells the child we are gone.
+            self.process.stdin.write(msgspec.json.encode(config) + b"\n")
+
+    def __enter__(self) -> EngineChild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.wait()
+        self.close()
+
+    def wait(self) -> int:
+        """Waits for its end; returns the exit status."""
+        with self.process:  # closes the pipe, but only once it has ended: that would end it
+            return self.process.wait()
+
+    def close(self) -> None:
+        """Of a process that has ended. Idempotent."""
+        self.endpoint.close()
+        self.remove_sockets()
+
+    def remove_sockets(self) -> None:
+        """Idempotent; changes nothing once both ends are connected: see channel.py."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def how_it_ended(code: int) -> str:
+    """The exit status of an engine that told no cause, in words."""
+    if code >= 0:
+        return f"The engine process exited with status {code}."
+    likely = ", likely out of memory; lower --max-model-len or --kv-cache-memory-bytes"
+    return f"The engine process was killed by signal {-code}{likely if code == -9 else ''}."
+
+
+def _with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """Lets malloc ask Linux for huge pages, as every step reads all weights. Another C library
+    ignores it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth."""
+    before = environment.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" in before:
+        return dict(environment)
+    tunables = ":".join(filter(None, [before, "glibc.malloc.hugetlb=1"]))
+    return {**environment, "GLIBC_TUNABLES": tunables}
