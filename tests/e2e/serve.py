@@ -39,7 +39,7 @@ class Server:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
         with self._stderr.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "server", "serve", *arguments],
+                [*INTERRUPTIBLE, sys.executable, "-m", "server", "serve", *arguments],
                 stderr=stream,
                 cwd=ROOT,
                 env={**clean, "TMPDIR": str(self.temp), **env},
