@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -61,15 +62,22 @@ class Penstock:
         self.process = subprocess.Popen(
             [*command, "--log-level", "warning", *flags], stderr=subprocess.DEVNULL
         )
+        try:
+            self._wait_ready(began + 120)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_seconds = time.monotonic() - began
+
+    def _wait_ready(self, deadline: float) -> None:
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5).close()
-                break
+                return
             except OSError:
-                if self.process.poll() is not None or time.monotonic() - began > 120:
+                if self.process.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit("penstock did not become ready") from None
                 time.sleep(0.05)
-        self.start_seconds = time.monotonic() - began
 
     def measure(self, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
         """Output tokens/s and the median gap in ms."""
@@ -184,6 +192,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--flags", default="", help="more flags for `penstock serve`")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name) / "llama-125m"
         write_random_llama(folder, LLAMA_125M)

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import statistics
 import time
 from pathlib import Path
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     torch.set_num_threads(options.threads)
     dtype = select_dtype(options.dtype, torch.device("cpu"))
     peer = Transformers(options.model, dtype)

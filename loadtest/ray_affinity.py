@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -63,6 +64,13 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             text=True,
         )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_ready(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:  # ends with the process
             if "Ray Serve listens" in line:
@@ -113,6 +121,7 @@ def main() -> None:
     parser.add_argument("--kv-blocks", type=int, default=4096, help="of each replica")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     results: dict[str, list[dict[str, float]]] = {}
     for number in range(options.rounds):
         requests = bodies(options.trace, options.requests, seed=number)

@@ -238,6 +238,7 @@ def main() -> int:
     parser.add_argument("--calm", type=float, default=10, help="seconds around each restart")
     parser.add_argument("--json", type=Path, help="write the report here, too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     if shutil.which("nginx") is None:
         raise SystemExit("rolling_restart needs nginx (Debian: apt-get install nginx-light)")
     with tempfile.TemporaryDirectory(prefix="restart-") as folder:
