@@ -21,7 +21,8 @@ from engine.ops.relative import relative_buckets
 from engine.platform import cpu_has_amx, onednn_multiplies
 
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
-# the sum over splits; bf16 products of few multiplications are not given to oneDNN at all.
+# the sum over splits; bf16 products of few multiplications are not given to oneDNN at all, and one
+# row alone has a kernel of its own on CPUs with AVX-512 but no bf16.
 ROWS_FP32 = 4
 SMALL_PRODUCT = 16**3
 # The fused kernel takes 32 rows at a time, or a multiple of that. Heads narrower than 32 would make
@@ -290,7 +291,7 @@ def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype) -> int:
     """How many rows of padding keep a matmul in the kernel that all other shapes take."""
     if dtype == torch.float32:
         return -rows % ROWS_FP32
-    return max(0, SMALL_PRODUCT // products_per_row + 1 - rows)
+    return max(0, 2 - rows, SMALL_PRODUCT // products_per_row + 1 - rows)
 
 
 def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
