@@ -22,7 +22,7 @@ from engine.platform import cpu_has_amx, onednn_multiplies
 
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
 # the sum over splits; bf16 products of few multiplications are not given to oneDNN at all, and one
-# row alone has a kernel of its own on CPUs with AVX-512 but no bf16.
+# row alone has a kernel of its own: in the fused attention, and where AVX-512 lacks bf16.
 ROWS_FP32 = 4
 SMALL_PRODUCT = 16**3
 # The fused kernel takes 32 rows at a time, or a multiple of that. Heads narrower than 32 would make
@@ -190,9 +190,7 @@ class FusedAttention(GroupAttention):
         self._scale = spec.scale
         (_, rows, dim), num_keys = self._rows, self._num_keys
         last = num_keys % FUSED_SPLIT or min(num_keys, FUSED_SPLIT)
-        # A row left alone would take another kernel than several.
-        left = rows % FUSED_ROWS or FUSED_ROWS
-        self._padding = max(_missing_rows(left, last * dim, dtype), 2 - left)
+        self._padding = _missing_rows(rows % FUSED_ROWS or FUSED_ROWS, last * dim, dtype)
         mask = _mask(group, spec, num_keys, dtype, bias)
         if mask.shape[1] == 1:  # the same for all heads
             mask = mask.expand(-1, spec.num_heads // heads, -1, -1)
