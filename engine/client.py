@@ -170,8 +170,7 @@ class ProcessClient:
         self._ids = 0
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
-        self._begun = child
-        self._child: EngineChild | None = None  # from `start` on
+        self._child = child
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._death: EngineDeadError | None = None
@@ -182,7 +181,8 @@ class ProcessClient:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._child = self._begun or EngineChild(self.config)
+        if self._child is None:
+            self._child = EngineChild(self.config)
         self._endpoint = self._child.endpoint
         self._endpoint.listen(self._on_message)
         threading.Thread(target=self._watch, args=(self._child,), daemon=True).start()

@@ -53,6 +53,12 @@ def onednn_multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def onednn_emulates(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN has matmuls of bf16 here without instructions for it: AVX-512 alone."""
+    native = cpu_has_bf16() and _onednn_may_use("BF16", "FP16", "AMX")
+    return dtype == torch.bfloat16 and onednn_multiplies(device, dtype) and not native
+
+
 def emulates(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether bf16 is widened product by product here: many rows take far longer than in fp32."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
@@ -61,11 +67,15 @@ def emulates(device: torch.device, dtype: torch.dtype) -> bool:
 
 def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN takes AMX for this dtype: it then sums in an order that depends on how many
-    rows there are. ONEDNN_MAX_CPU_ISA names the best instructions it may use."""
-    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
-    may = allowed in ("", "ALL", "DEFAULT") or "AMX" in allowed
+    rows there are."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
-    return bf16 and may and cpu_has_amx()
+    return bf16 and _onednn_may_use("AMX") and cpu_has_amx()
+
+
+def _onednn_may_use(*instructions: str) -> bool:
+    """Whether ONEDNN_MAX_CPU_ISA, which names the best instructions it may use, names these."""
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    return allowed in ("", "ALL", "DEFAULT") or any(word in allowed for word in instructions)
 
 
 @cache

@@ -18,7 +18,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.query_groups import FUSED_SPLIT, SPLIT, QueryGroup, query_groups
 from engine.attention.spec import AttentionSpec
 from engine.ops.relative import relative_buckets
-from engine.platform import cpu_has_amx, onednn_multiplies
+from engine.platform import cpu_has_amx, onednn_emulates, onednn_multiplies
 
 # Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
 # the sum over splits; bf16 products of few multiplications are not given to oneDNN at all, and one
@@ -190,7 +190,8 @@ class FusedAttention(GroupAttention):
         self._scale = spec.scale
         (_, rows, dim), num_keys = self._rows, self._num_keys
         last = num_keys % FUSED_SPLIT or min(num_keys, FUSED_SPLIT)
-        self._padding = _missing_rows(rows % FUSED_ROWS or FUSED_ROWS, last * dim, dtype)
+        left = rows % FUSED_ROWS or FUSED_ROWS
+        self._padding = _missing_rows(left, last * dim, dtype, fewest=2)
         mask = _mask(group, spec, num_keys, dtype, bias)
         if mask.shape[1] == 1:  # the same for all heads
             mask = mask.expand(-1, spec.num_heads // heads, -1, -1)
@@ -236,7 +237,8 @@ class MatmulAttention(GroupAttention):
         self._keys = self._pieces.view(matmuls, num_keys, dim).transpose(1, 2)
         # When the scores are there, values are gathered over the keys.
         self._values = self._pieces.view(matmuls * self._splits, -1, dim)
-        self._padding = _missing_rows(rows, matmuls * num_keys * dim, dtype)
+        fewest = 2 if onednn_emulates(group.tables.device, dtype) else 1
+        self._padding = _missing_rows(rows, matmuls * num_keys * dim, dtype, fewest)
         mask = _mask(group, spec, num_keys, dtype, bias).expand(-1, spec.num_heads, -1, -1)
         mask = mask.reshape(matmuls, rows, num_keys)
         self._mask = torch.nn.functional.pad(mask, (0, 0, 0, self._padding))
@@ -285,11 +287,11 @@ def _mask(
     return bias[buckets].permute(0, 3, 1, 2).masked_fill(hidden[:, None], float("-inf"))
 
 
-def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype) -> int:
+def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype, fewest: int) -> int:
     """How many rows of padding keep a matmul in the kernel that all other shapes take."""
     if dtype == torch.float32:
         return -rows % ROWS_FP32
-    return max(0, 2 - rows, SMALL_PRODUCT // products_per_row + 1 - rows)
+    return max(0, fewest - rows, SMALL_PRODUCT // products_per_row + 1 - rows)
 
 
 def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:

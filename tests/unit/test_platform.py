@@ -37,6 +37,31 @@ def test_amx(
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize(
+    ("allowed", "features", "has_bf16", "expected"),
+    [
+        ("DEFAULT", {"avx512f", "avx512_bf16"}, True, False),
+        ("AVX512_CORE_BF16", {"avx512f", "amx_bf16"}, True, False),
+        ("AVX512_CORE", {"avx512f", "avx512_bf16"}, True, True),
+        ("DEFAULT", {"avx512f"}, True, True),
+        ("DEFAULT", {"avx2"}, False, False),
+    ],
+)
+def test_onednn_emulates_bf16_where_avx512_lacks_it(
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: str,
+    features: set[str],
+    has_bf16: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(platform, "_cpu_features", lambda: features)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
+    assert platform.onednn_emulates(CPU, torch.bfloat16) is expected
+    assert not platform.onednn_emulates(CPU, torch.float32)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_onednn_has_bf16_on_some_cpus_only(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
