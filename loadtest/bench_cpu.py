@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from engine.layers.linear import pack, packed_linear
+from engine.layers.linear import PackedWeight
 from engine.platform import DTYPES, onednn_multiplies, select_dtype
 from loadtest.http_client import closed_loop
 from loadtest.random_model import LLAMA_125M, write_random_llama
@@ -142,8 +142,8 @@ def matmul_rate(dtype: torch.dtype) -> float:
     x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
     ways: list[Callable[[], torch.Tensor]] = [lambda: torch.nn.functional.linear(x, weight)]
     if onednn_multiplies(x.device, dtype):
-        packed = pack(weight)
-        ways.append(lambda: packed_linear(x, packed, None))
+        packed = PackedWeight(weight)
+        ways.append(lambda: packed(x))
     best = float("inf")
     for multiply in ways * 50:
         began = time.perf_counter()

@@ -6,22 +6,17 @@ the longest one's. They never use a CPU's matrix units: long chunks are faster t
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
-from numba.core.ccallback import CFunc
 
 from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.numba_call import LOG2_E, Call
-from engine.attention.numba_kernel import TILE, attention_kernel, store_kernel
 from engine.attention.spec import AttentionSpec
+from engine.kernels.cpu.attention import TILE, attention_kernel, store_kernel
+from engine.kernels.cpu.call import LOG2_E, AttentionCall
+from engine.kernels.cpu.threads import in_all_threads, parallel
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
-Parallel = Callable[[int, int, int, int], None]  # function, its argument, threads, flags
 
 
 class NumbaBackend:
@@ -33,12 +28,11 @@ class NumbaBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._parallel = _parallel()
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         if self._device.type != "cpu":
             return f"needs a CPU, not {self._device}"
-        if self._parallel is None:
+        if parallel() is None:
             return "needs a torch whose threads are OpenMP's"
         if dtype not in DTYPES:
             return f"computes in {', '.join(map(str, DTYPES))}, not {dtype}"
@@ -49,20 +43,18 @@ class NumbaBackend:
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
-        assert self._parallel is not None
-        return NumbaPlan(layout, self._parallel)
+        return NumbaPlan(layout)
 
 
 class NumbaPlan:
     """One step's tasks, and what the kernels are told of it in every layer."""
 
-    def __init__(self, layout: StepLayout, parallel: Parallel) -> None:
-        self._layout, self._parallel = layout, parallel
-        self._threads = torch.get_num_threads()
+    def __init__(self, layout: StepLayout) -> None:
+        self._layout = layout
         tasks = _tasks(layout)
         self._tasks = torch.tensor(tasks)
         self._stores_ahead = any(task[-1] for task in tasks)
-        self._calls: dict[tuple[int, AttentionSpec], Call] = {}
+        self._calls: dict[tuple[int, AttentionSpec], AttentionCall] = {}
 
     def attend(
         self,
@@ -92,8 +84,8 @@ class NumbaPlan:
         store = store_kernel(dim, size, half)
         attention = attention_kernel(shared, dim, size, half)
         if self._stores_ahead:
-            self._run(store, call)
-        self._run(attention, call)
+            in_all_threads(store, call)
+        in_all_threads(attention, call)
         return out
 
     def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,13 +94,13 @@ class NumbaPlan:
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         raise AssertionError("only cross layers, which are refused, store without attending")
 
-    def _call(self, spec: AttentionSpec, group: int) -> Call:
+    def _call(self, spec: AttentionSpec, group: int) -> AttentionCall:
         tables = self._layout.groups[group].block_tables
         blocks, offsets = self._layout.groups[group].token_blocks, self._layout.token_offsets
         for tensor in (tables[0], blocks, offsets):
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
-        return Call(
+        return AttentionCall(
             num_tasks=len(self._tasks),
             tasks=self._tasks.data_ptr(),
             heads=spec.num_kv_heads,
@@ -120,13 +112,6 @@ class NumbaPlan:
             scale=spec.scale * LOG2_E,
             softcap=(spec.softcap or 0.0) * LOG2_E,
         )
-
-    def _run(self, kernel: CFunc, call: Call) -> None:
-        """In all threads at once, until they have taken every task."""
-        counter = ctypes.c_int64(0)
-        call.counter = ctypes.addressof(counter)
-        assert kernel.address is not None
-        self._parallel(kernel.address, ctypes.addressof(call), self._threads, 0)
 
 
 def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int, bool]]:
@@ -146,19 +131,3 @@ def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int, bool]]:
             tasks.append((number, token + done, some, position, ahead))
         token += count
     return tasks
-
-
-def _parallel() -> Parallel | None:
-    """GOMP_parallel of the OpenMP torch itself runs on, or None.
-
-    The threads torch computes with spin a while when they have nothing to do; threads of Numba's
-    own would compete with them for the cores.
-    """
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        run = ctypes.CDLL(str(library)).GOMP_parallel  # found in what the library needs
-    except (OSError, AttributeError):
-        return None
-    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    run.restype = None
-    return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.linear import pack, packed_linear
+from engine.layers.linear import PackedWeight
 from engine.ops.embedding import embed
 from engine.ops.linear import linear
 
@@ -60,22 +60,22 @@ class LMHead(nn.Module):
         super().__init__()
         self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
         self._tied_to = [tied_to] if tied_to else []  # in a list: not a submodule, not loaded twice
-        self._packed: torch.Tensor | None = None
+        self._packed: PackedWeight | None = None
 
     @property
     def num_weights(self) -> int:
         """Of the table it multiplies with, its own or another's."""
         return (self._tied_to[0].weight if self.weight is None else self.weight).numel()
 
-    def prepack(self) -> None:
+    def prepack(self, *, compiled: bool = False) -> None:
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         assert weight is not None
-        self._packed = pack(weight.data)
+        self._packed = PackedWeight(weight.data, compiled=compiled)
         self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
-            return packed_linear(hidden, self._packed, None)
+            return self._packed(hidden)
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         assert weight is not None
         return linear(hidden, weight, dtype=torch.float32)

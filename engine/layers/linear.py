@@ -7,6 +7,8 @@ with one exception: a single row takes another kernel when it is long. It is com
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -33,29 +35,49 @@ class Linear(nn.Module):
             rows += size
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, in_features))
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
-        self._packed: torch.Tensor | None = None
+        self._packed: PackedWeight | None = None
 
-    def prepack(self) -> None:
+    def prepack(self, *, compiled: bool = False) -> None:
         """Reorder the weight for oneDNN and let go of the plain one. CPU only; irreversible."""
         assert self.weight is not None
-        self._packed = pack(self.weight.data)
+        self._packed = PackedWeight(self.weight.data, self.bias, compiled=compiled)
         self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
-            return packed_linear(x, self._packed, self.bias)
+            return self._packed(x)
         assert self.weight is not None
         return linear(x, self.weight, self.bias)
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """An opaque oneDNN tensor of `weight` [out, in]."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+class PackedWeight:
+    """A weight [out, in] as oneDNN keeps it, and the product with it and with its bias.
 
+    `compiled`: few rows are multiplied by our own kernel, where there is one that gives the same
+    bits.
+    """
 
-def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if x.shape[0] == 1:
-        return torch.ops.mkldnn._linear_pointwise(torch.cat((x, x)), packed, bias, "none", [], "")[
-            :1
-        ]
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, compiled: bool = False
+    ) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+        self._bias = bias
+        self._few_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._most = 0  # rows that are few
+        if compiled:
+            from engine.kernels.cpu.linear import few_rows
+
+            if kernel := few_rows(weight, self._packed, bias):
+                self._few_rows, self._most = kernel, kernel.most
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, out] for x [T, in]."""
+        if self._few_rows is not None and len(x) <= self._most:
+            return self._few_rows(x)
+        rows = torch.cat((x, x)) if len(x) == 1 else x
+        y = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        return y[: len(x)] if len(x) == 1 else y

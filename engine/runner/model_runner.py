@@ -72,7 +72,7 @@ class ModelRunner:
             )
         if blueprint.packs:
             progress(Progress("prepacking weights", 0.0))
-            _prepack(blueprint.module)
+            _prepack(blueprint.module, compiled=self.backend.name == "numba")
         self.graphs: DecodeGraphs | None = None
         self.mixed: MixedGraphs | None = None
         self.reserve = Reserve()
@@ -286,7 +286,7 @@ class ModelRunner:
         )
 
 
-def _prepack(model: nn.Module) -> None:
+def _prepack(model: nn.Module, *, compiled: bool) -> None:
     for module in model.modules():
         if callable(prepack := getattr(module, "prepack", None)):
-            prepack()
+            prepack(compiled=compiled)

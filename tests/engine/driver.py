@@ -203,7 +203,7 @@ class Driver:
         assert self.tapes.replays
         runner, model = self.runner, cast(nn.Module, self.runner.model)
         weights = [*model.parameters(), *model.buffers()]
-        packed = [module._packed for module in model.modules() if hasattr(module, "_packed")]
+        packed = [m._packed._packed for m in model.modules() if getattr(m, "_packed", None)]
         owners = [runner.rows, runner.graphs, *runner.kv.layers]
         if runner.mixed:
             owners.append(runner.mixed)

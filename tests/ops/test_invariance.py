@@ -249,9 +249,10 @@ def folder(
     )
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "bfloat16-numba"])
 def runner(folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
-    return load(folder, dtype=request.param, max_num_seqs=33)
+    dtype, _, backend = request.param.partition("-")
+    return load(folder, dtype=dtype, max_num_seqs=33, attention_backend=backend or "torch")
 
 
 def prompts() -> list[list[int]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.layers.embedding import Embedding, LMHead
-from engine.layers.linear import Linear, pack, packed_linear
+from engine.layers.linear import Linear, PackedWeight
 from engine.platform import onednn_multiplies
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,6 +96,6 @@ def test_head(tied: bool, dtype: torch.dtype) -> None:
 @packing
 def test_packed_weight_is_a_copy() -> None:
     weight = torch.ones(4, 8)
-    packed = pack(weight)
+    packed = PackedWeight(weight)
     weight.zero_()
-    assert torch.equal(packed_linear(torch.ones(2, 8), packed, None), torch.full((2, 4), 8.0))
+    assert torch.equal(packed(torch.ones(2, 8)), torch.full((2, 4), 8.0))

@@ -18,12 +18,14 @@ import torch
 from numba import config, njit
 from numba.core import caching
 
+from engine.attention import numba_backend
 from engine.attention.numba_backend import NumbaBackend
-from engine.attention.numba_intrinsics import AVX512
-from engine.attention.numba_kernel import TILE, attention_kernel, exp2, to_element
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.errors import ConfigError
+from engine.kernels.cpu.attention import TILE, attention_kernel, exp2
+from engine.kernels.cpu.intrinsics import AVX512, to_element
+from engine.kernels.cpu.threads import parallel
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 from tests.ops.test_attention import FEATURES as EVERY_FEATURE
 from tests.ops.test_attention import LENGTHS, PLAIN, TOLERANCE, check
@@ -238,8 +240,8 @@ def test_refusals() -> None:
 
 
 def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("backend", "kernel", "call"):
-        monkeypatch.delitem(sys.modules, f"engine.attention.numba_{module}")
+    for module in ("attention.numba_backend", "kernels.cpu.attention", "kernels.cpu.call"):
+        monkeypatch.delitem(sys.modules, f"engine.{module}")
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.raises(ConfigError, match=r"not installed: pip install 'penstock\[numba\]'"):
         select_backend([PLAIN], torch.float32, CPU, "numba")
@@ -257,6 +259,7 @@ def test_torch_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(name)
 
+    monkeypatch.setattr(numba_backend, "parallel", parallel.__wrapped__)
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     with pytest.raises(ConfigError, match="a torch whose threads are OpenMP's"):
         select_backend([PLAIN], torch.float32, CPU, "numba")
@@ -298,7 +301,7 @@ def test_kept_machine_code_is_the_next_processs(tmp_path: Path) -> None:
 
 KERNELS_AT_WORK = """
 import torch
-from engine.attention.numba_kernel import attention_kernel, store_kernel
+from engine.kernels.cpu.attention import attention_kernel, store_kernel
 from tests.ops.test_numba import PLAIN, dense, paged, random_sequences
 sequences = random_sequences(PLAIN, [20])
 found = paged(sequences, 16).whole()
@@ -316,7 +319,7 @@ def test_a_cpu_without_avx512(tmp_path: Path) -> None:
         "NUMBA_CPU_FEATURES": "+avx2,+fma",
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
-    narrow = "from engine.attention.numba_intrinsics import LANES; print(LANES)"
+    narrow = "from engine.kernels.cpu.intrinsics import LANES; print(LANES)"
     assert python(environment, "-c", narrow).stdout.split() == ["8"]
     some = "test_shapes or depend and gqa-3 and scores and 64"
     ran = python(environment, "-m", "pytest", "-q", "-p", "no:xdist", __file__, "-k", some)

@@ -15,6 +15,8 @@ from numba.extending import intrinsic
 FEATURES = config.CPU_FEATURES or binding.get_host_cpu_features().flatten()
 AVX512 = "+avx512f" in FEATURES.split(",")
 LANES, ROWS, COLUMNS = (16, 4, 4) if AVX512 else (8, 4, 2)
+AVX512_BF16 = "+avx512bf16" in FEATURES.split(",")
+PREFETCH = 4096  # bytes ahead, of what is read in order
 INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FP32 = ir.FloatType()
 CACHE_LINE = 64
@@ -180,9 +182,7 @@ class _Sums:
         return b.shuffle_vector(b.insert_element(nothing, number, INT32(0)), nothing, first)
 
     def _prefetch(self, row):
-        prefetch = _instruction(
-            self._builder, "llvm.prefetch.p0", ir.VoidType(), [cgutils.voidptr_t, *[INT32] * 3]
-        )
+        prefetch = _prefetch(self._builder)
         element = INT16 if self._half else FP32
         size = _bytes(element)
         for column in range(0, self._width, CACHE_LINE // size):
@@ -196,6 +196,114 @@ class _Sums:
         stride = INT64(stride) if isinstance(stride, int) else stride
         number = b.add(b.mul(row, stride), column)
         return b.inttoptr(b.add(base, b.mul(number, INT64(_bytes(element)))), kind.as_pointer())
+
+
+class _BF16(ir.Type):
+    """llvmlite has no type for it."""
+
+    def _to_string(self):
+        return "bfloat"
+
+
+BF16 = _BF16()  # one: types are compared
+
+
+@intrinsic(prefer_literal=True)
+def multiply_panel(
+    typing, weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased
+):
+    """out[r, :width] = x[r] times a panel [pairs, width, 2] of a weight, and the bias. All bf16.
+
+    Pairs of inputs are multiplied and added in order (AVX512_BF16), anew after `split` of them, and
+    these sums added in order: that is how oneDNN does it.
+    """
+    arguments = weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased
+    shape = rows.literal_value, width.literal_value, biased.literal_value
+
+    def code(context, builder, signature, values):
+        _Panel(builder, values, *shape).multiply()
+        return context.get_dummy_value()
+
+    return types.void(*arguments), code
+
+
+class _Panel:
+    """The code of `multiply_panel` for one shape."""
+
+    def __init__(self, builder, values, rows, width, biased):
+        self._weight, self._bias, self._pairs, self._split = values[:4]
+        self._x, self._x_bytes, self._out, self._out_bytes = values[4:8]
+        self._builder, self._biased, self._rows = builder, biased, rows
+        self._columns = range(width // 16)
+        self._sum, self._words = ir.VectorType(FP32, 16), ir.VectorType(INT32, 16)
+        self._pair = ir.VectorType(BF16, 32)
+        self._rounded = ir.VectorType(BF16, 16)
+        of = "llvm.x86.avx512bf16.{}.512"
+        self._multiply = _instruction(
+            builder, of.format("dpbf16ps"), self._sum, [self._sum, self._pair, self._pair]
+        )
+        self._round = _instruction(builder, of.format("cvtneps2bf16"), self._rounded, [self._sum])
+
+    def multiply(self):
+        b, zeros = self._builder, ir.Constant(self._sum, None)
+        tile = [(row, column) for row in range(self._rows) for column in self._columns]
+        totals = {at: cgutils.alloca_once_value(b, zeros) for at in tile}
+        sums = {at: cgutils.alloca_once_value(b, zeros) for at in tile}
+        for place in totals.values():
+            b.store(zeros, place)
+        with cgutils.for_range_slice(b, INT64(0), self._pairs, self._split) as (first, _):
+            for place in sums.values():
+                b.store(zeros, place)
+            end = b.add(first, self._split)
+            end = b.select(b.icmp_signed("<", end, self._pairs), end, self._pairs)
+            with cgutils.for_range(b, b.sub(end, first)) as loop:
+                self._add_pair(b.add(first, loop.index), sums)
+            for at in tile:
+                b.store(b.fadd(b.load(totals[at]), b.load(sums[at])), totals[at])
+        for (row, column), total in totals.items():
+            self._write(row, column, b.load(total))
+
+    def _add_pair(self, pair, sums):
+        b, size = self._builder, CACHE_LINE * len(self._columns)
+        here = b.add(self._weight, b.mul(pair, INT64(size)))
+        prefetch = _prefetch(b)
+        weights = []
+        for column in self._columns:
+            place = b.add(here, INT64(CACHE_LINE * column))
+            weights.append(b.load(b.inttoptr(place, self._pair.as_pointer()), align=CACHE_LINE))
+            ahead = b.inttoptr(b.add(place, INT64(PREFETCH)), cgutils.voidptr_t)
+            b.call(prefetch, [ahead, INT32(0), INT32(2), INT32(1)])
+        for row in range(self._rows):
+            inputs = self._spread(row, pair)
+            for column in self._columns:
+                place = sums[row, column]
+                b.store(b.call(self._multiply, [b.load(place), inputs, weights[column]]), place)
+
+    def _spread(self, row, pair):
+        """A row's two inputs in every lane."""
+        b = self._builder
+        place = b.add(b.add(self._x, b.mul(self._x_bytes, INT64(row))), b.mul(pair, INT64(4)))
+        word = b.load(b.inttoptr(place, INT32.as_pointer()), align=2)
+        nothing = ir.Constant(self._words, ir.Undefined)
+        first = ir.Constant(self._words, None)
+        words = b.shuffle_vector(b.insert_element(nothing, word, INT32(0)), nothing, first)
+        return b.bitcast(words, self._pair)
+
+    def _write(self, row, column, total):
+        b, size = self._builder, 32 * column
+        if self._biased:
+            bits = ir.VectorType(INT16, 16)
+            place = b.inttoptr(b.add(self._bias, INT64(size)), bits.as_pointer())
+            total = b.fadd(total, _wide(b, b.load(place, align=2), 16))
+        place = b.add(b.add(self._out, b.mul(self._out_bytes, INT64(row))), INT64(size))
+        place = b.inttoptr(place, self._rounded.as_pointer())
+        b.store(b.call(self._round, [total]), place, align=2)
+
+
+def _prefetch(builder):
+    return _instruction(
+        builder, "llvm.prefetch.p0", ir.VoidType(), [cgutils.voidptr_t, *[INT32] * 3]
+    )
 
 
 def _bytes(element):

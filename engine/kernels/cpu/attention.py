@@ -10,17 +10,15 @@ as its output is one over keys, weights times the rows of a matrix, and one func
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.core.ccallback import CFunc
 
-from engine.attention import numba_call, numba_intrinsics
-from engine.attention.numba_call import LOG2_E, RECORD, TASK
-from engine.attention.numba_intrinsics import (
+from engine.kernels.cpu.call import ATTENTION_RECORD, LOG2_E, TASK
+from engine.kernels.cpu.compile import EXACT, compiled
+from engine.kernels.cpu.intrinsics import (
     at,
     highest,
     sum_rows,
@@ -30,8 +28,7 @@ from engine.attention.numba_intrinsics import (
     total,
 )
 
-SIGNATURE = types.void(types.CPointer(RECORD))
-EXACT = {"contract"}  # a product and a sum may be rounded as one, and nothing is reordered
+SIGNATURE = types.void(types.CPointer(ATTENTION_RECORD))
 TILE = 8  # tokens of a chunk that read a block while it is in the nearest cache
 
 
@@ -108,7 +105,7 @@ def store_kernel(dim: int, block_size: int, half: bool) -> CFunc:
                 for token in range(task[1], task[1] + task[2]):
                     store_token(call, token, number % call.heads, dim, block_size, kind)
 
-    return _compiled(store, dim, block_size, half)
+    return compiled(store, SIGNATURE, dim, block_size, half)
 
 
 @njit(inline="always")
@@ -201,21 +198,4 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFun
                         see_block(softmax, t * shared, blocks, begin, end, softcap, shape)
             write_outputs(call, task, head, sums, totals, shared, dim, kind)
 
-    return _compiled(attend, shared, dim, block_size, half)
-
-
-def _compiled(body, *shape: int) -> CFunc:
-    """Once: for the next start it is kept on disk, where there is room.
-
-    Under a name of its own for every shape and version of the source: Numba writes the list of what
-    it keeps under a name and the code apart, so of two processes that write at once one may leave
-    its list and the other its code. Under these names both are of the same.
-    """
-    files = __file__, numba_intrinsics.__file__, numba_call.__file__
-    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
-    body.__qualname__ = "_".join([body.__name__, *map(str, map(int, shape)), digest])
-    options = {"fastmath": EXACT, "error_model": "numpy"}
-    try:
-        return cfunc(SIGNATURE, cache=True, **options)(body)
-    except (RuntimeError, OSError):  # no place for it, or a full one
-        return cfunc(SIGNATURE, **options)(body)
+    return compiled(attend, SIGNATURE, shared, dim, block_size, half)
