@@ -13,7 +13,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.kernels.cpu.attention import TILE, attention_kernel, store_kernel
 from engine.kernels.cpu.call import LOG2_E, AttentionCall
-from engine.kernels.cpu.threads import in_all_threads, parallel
+from engine.kernels.cpu.threads import in_threads, parallel
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
@@ -84,8 +84,8 @@ class NumbaPlan:
         store = store_kernel(dim, size, half)
         attention = attention_kernel(shared, dim, size, half)
         if self._stores_ahead:
-            in_all_threads(store, call)
-        in_all_threads(attention, call)
+            in_threads(store, call)
+        in_threads(attention, call)
         return out
 
     def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.dispatch import compiled_for, kernels_for
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -14,6 +14,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         from engine.kernels.gated import activate
 
         return activate(gate_up, "silu", gated=True)
+    if compiled_for(gate_up):
+        from engine.kernels.cpu.rows import activate as activate_rows
+
+        return activate_rows(gate_up, "silu")
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -24,6 +28,10 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
         from engine.kernels.gated import activate
 
         return activate(gate_up, "gelu_tanh", gated=True)
+    if compiled_for(gate_up):
+        from engine.kernels.cpu.rows import activate as activate_rows
+
+        return activate_rows(gate_up, "gelu_tanh")
     gate, up = gate_up.chunk(2, dim=-1)
     return gelu_tanh(gate) * up
 

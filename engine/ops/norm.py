@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.dispatch import compiled_for, kernels_for
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
@@ -22,6 +22,10 @@ def rms_norm(
         from engine.kernels.norm import norm
 
         return norm(x, None, weight, None, eps, offset=offset)[1]
+    if compiled_for(x):
+        from engine.kernels.cpu.rows import norm as norm_rows
+
+        return norm_rows(x, None, weight, eps, offset=offset)[1]
     if offset and weight is not None:
         weight = 1.0 + weight.float()
     if x.dtype == torch.float32:
@@ -60,6 +64,10 @@ def add_rms_norm(
         return norm(x, delta, weight, None, eps, offset=offset, post=post)
     if post is not None:
         delta = rms_norm(delta, post, eps, offset=offset)
+    if compiled_for(x):
+        from engine.kernels.cpu.rows import norm as norm_rows
+
+        return norm_rows(x, delta, weight, eps, offset=offset)
     total = x + delta
     return total, rms_norm(total, weight, eps, offset=offset)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.dispatch import compiled_for, kernels_for
 from engine.ops.norm import rms_norm
 
 
@@ -20,6 +20,10 @@ def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tens
         from engine.kernels.rotary import rotate
 
         return rotate(x_THD, cos_T1D, sin_T1D)
+    if compiled_for(x_THD):
+        from engine.kernels.cpu.rows import rotate as rotate_rows
+
+        return rotate_rows(x_THD, cos_T1D, sin_T1D)
     rolled = torch.roll(x_THD, x_THD.shape[-1] // 2, dims=-1)
     return (x_THD * cos_T1D).addcmul_(rolled, sin_T1D)
 

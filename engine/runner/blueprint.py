@@ -150,6 +150,11 @@ class Blueprint:
         return self.device.type == "cuda" and self.backend.captures and not eager
 
     @property
+    def compiles(self) -> bool:
+        """Whether Numba's kernels were asked for."""
+        return self.backend.name == "numba"
+
+    @property
     def packs(self) -> bool:
         """Whether linear weights will be oneDNN's."""
         return self.config.prepack and onednn_multiplies(self.device, self.dtype)

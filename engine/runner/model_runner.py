@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
+from engine.ops.dispatch import compiled_kernels
 from engine.platform import (
     available_memory,
     cpu_count,
@@ -72,7 +73,7 @@ class ModelRunner:
             )
         if blueprint.packs:
             progress(Progress("prepacking weights", 0.0))
-            _prepack(blueprint.module, compiled=self.backend.name == "numba")
+            _prepack(blueprint.module, compiled=blueprint.compiles)
         self.graphs: DecodeGraphs | None = None
         self.mixed: MixedGraphs | None = None
         self.reserve = Reserve()
@@ -95,6 +96,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
+        with compiled_kernels(self.blueprint.compiles):
+            return self._launch(step)
+
+    def _launch(self, step: Step) -> PendingStep:
         launched_at = time.monotonic()
         # Two launches a layer, and large batches take a block in nearly every step.
         if step.scrub and self.backend.reads_masked:

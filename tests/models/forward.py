@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.kv_cache import KVCache
+from engine.ops.dispatch import compiled_kernels
 from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encode import build_encoder_batch
@@ -55,7 +56,8 @@ def forward(
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
         batch = build_batch(Step(0, tuple(slices), (), (), ()), runner.rows, kv, runner.backend)
-        result = runner.model.logits(runner.model.forward(batch))
+        with compiled_kernels(runner.blueprint.compiles):
+            result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)
     assert not any(kv.layers[0].keys[0].flatten().tolist()), "the null block was written"

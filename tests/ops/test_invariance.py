@@ -17,6 +17,7 @@ import torch
 from engine.attention.query_groups import SPLIT
 from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
+from engine.ops.dispatch import compiled_kernels
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
 from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
@@ -72,8 +73,14 @@ def test_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @dtypes
+@pytest.mark.parametrize("compiled", [False, True], ids=["torch", "numba"])
 @pytest.mark.parametrize("size", [64, 576, 1536])
-def test_row_wise_operations(size: int, dtype: torch.dtype) -> None:
+def test_row_wise_operations(size: int, compiled: bool, dtype: torch.dtype) -> None:
+    with compiled_kernels(compiled):
+        check_row_wise_operations(size, dtype)
+
+
+def check_row_wise_operations(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(128, size, generator=generator).mul(3).to(dtype)
     weight = torch.randn(size, generator=generator).to(dtype)

@@ -23,7 +23,8 @@ from engine.attention.numba_backend import NumbaBackend
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.errors import ConfigError
-from engine.kernels.cpu.attention import TILE, attention_kernel, exp2
+from engine.kernels.cpu.attention import TILE, attention_kernel
+from engine.kernels.cpu.exp2 import exp2
 from engine.kernels.cpu.intrinsics import AVX512, to_element
 from engine.kernels.cpu.threads import parallel
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences

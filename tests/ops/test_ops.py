@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from engine.ops.dispatch import compiled_kernels
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
 from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
@@ -18,6 +20,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (1.6e-2, 1e-3)}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 shapes = pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 64), (5, 97), (33, 576)], ids=str)
+
+
+@pytest.fixture(params=["torch", "numba"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Who computes, where Numba's kernels do."""
+    with compiled_kernels(request.param == "numba"):
+        yield request.param
 
 
 def draw(*shape: int, dtype: torch.dtype, scale: float = 3.0, seed: int = 0) -> torch.Tensor:

@@ -80,3 +80,30 @@ LINEAR_RECORD = record(LINEAR)
 
 class LinearCall(ctypes.Structure):
     _fields_ = structure(LINEAR)
+
+
+# ---- row by row ------------------------------------------------------------------------------
+
+ROWS = {
+    "counter": "int64",  # address of the number of the next rows
+    "rows": "int64",
+    "at_once": "int64",  # rows taken off the counter
+    "size": "int64",  # of a row of `out`, in elements, as are the strides
+    "x": "int64",  # address of [rows, ...]
+    "x_stride": "int64",
+    "other": "int64",  # address of what is added to x, or 0
+    "other_stride": "int64",
+    "sum": "int64",  # address of [rows, size], where the sum goes
+    "weight": "int64",  # address of [size], or 0
+    "out": "int64",  # address of [rows, size]
+    "eps": "float64",
+    "offset": "float64",  # added to each weight
+    "dim": "int64",  # of a head
+    "cos": "int64",  # address of [rows, dim]
+    "sin": "int64",  # address of [rows, dim]
+}
+ROWS_RECORD = record(ROWS)
+
+
+class RowsCall(ctypes.Structure):
+    _fields_ = structure(ROWS)

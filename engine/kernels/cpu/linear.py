@@ -17,7 +17,7 @@ from numba.core.ccallback import CFunc
 from engine.kernels.cpu.call import LINEAR_RECORD, LinearCall
 from engine.kernels.cpu.compile import compiled
 from engine.kernels.cpu.intrinsics import AVX512_BF16, multiply_panel, take
-from engine.kernels.cpu.threads import in_all_threads, parallel
+from engine.kernels.cpu.threads import in_threads, parallel
 from engine.platform import multiplies_in_amx
 
 SIGNATURE = types.void(types.CPointer(LINEAR_RECORD))
@@ -58,7 +58,7 @@ class FewRows:
         call = self._call
         call.x, call.x_bytes, call.rows = x.data_ptr(), 2 * x.stride(0), len(x)
         call.out = out.data_ptr()
-        in_all_threads(self._kernel, call)
+        in_threads(self._kernel, call)
         return out
 
 

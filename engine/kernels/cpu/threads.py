@@ -29,9 +29,9 @@ def parallel() -> Parallel | None:
     return run
 
 
-def in_all_threads(kernel, call: ctypes.Structure) -> None:
-    """Until they have taken every task off the call's counter."""
-    run, counter = parallel(), ctypes.c_int64(0)
+def in_threads(kernel, call: ctypes.Structure, most: int | None = None) -> None:
+    """In all threads, or in `most` of them, until they have taken every task off the counter."""
+    run, counter, threads = parallel(), ctypes.c_int64(0), torch.get_num_threads()
     assert run is not None
     call.counter = ctypes.addressof(counter)
-    run(kernel.address, ctypes.addressof(call), torch.get_num_threads(), 0)
+    run(kernel.address, ctypes.addressof(call), threads if most is None else min(most, threads), 0)

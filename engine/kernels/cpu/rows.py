@@ -1,0 +1,249 @@
+"""Norms, activations and rotations on a CPU: each reads a token's numbers once and writes once.
+
+torch makes a tensor of every operation in them. All compute in fp32, and a row like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from numba import carray, njit, types
+from numba.core.ccallback import CFunc
+
+from engine.kernels.cpu.call import LOG2_E, ROWS_RECORD, RowsCall
+from engine.kernels.cpu.compile import EXACT, compiled
+from engine.kernels.cpu.exp2 import exp2
+from engine.kernels.cpu.intrinsics import at, take, to_element, to_fp32
+from engine.kernels.cpu.threads import in_threads
+
+SIGNATURE = types.void(types.CPointer(ROWS_RECORD))
+# A sum over a row goes lane by lane: in an order of its own, the same for every row.
+SUMMING = EXACT | {"reassoc"}
+PART = 2**14  # numbers that are worth a thread
+
+
+# ---- what torch calls ------------------------------------------------------------------------
+
+
+def norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    *,
+    offset: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + delta and its RMS norm, [..., N] each; without a delta, x itself.
+
+    `offset` adds one to the weights. x and delta are dense but for the stride between rows.
+    """
+    size = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype)
+    total = x if delta is None else torch.empty(x.shape, dtype=x.dtype)
+    assert weight is None or weight.dtype == x.dtype
+    flat, other = _flat(x), None if delta is None else _flat(delta)
+    call = RowsCall(
+        rows=len(flat),
+        size=size,
+        x=flat.data_ptr(),
+        x_stride=flat.stride(0),
+        other=0 if other is None else other.data_ptr(),
+        other_stride=0 if other is None else other.stride(0),
+        sum=total.data_ptr(),
+        weight=0 if weight is None else weight.data_ptr(),
+        out=out.data_ptr(),
+        eps=eps,
+        offset=float(offset),
+    )
+    _run(norm_kernel(x.dtype == torch.bfloat16), call)
+    return total, out
+
+
+def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+    """silu or gelu_tanh of the first half of each row [T, 2 * N] times its second: [T, N]."""
+    assert gate_up.stride(1) == 1
+    out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=gate_up.dtype)
+    call = RowsCall(
+        rows=len(out),
+        size=out.shape[1],
+        x=gate_up.data_ptr(),
+        x_stride=gate_up.stride(0),
+        out=out.data_ptr(),
+    )
+    _run(activation_kernel(kind, gate_up.dtype == torch.bfloat16), call)
+    return out
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """ops.rotary.apply_rotary: x [T, H, D], a token's heads side by side; cos and sin [T, 1, D]."""
+    assert x[0].is_contiguous()
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    assert cos.dtype == sin.dtype == x.dtype
+    out = torch.empty(x.shape, dtype=x.dtype)
+    call = RowsCall(
+        rows=len(out),
+        size=out[0].numel(),
+        x=x.data_ptr(),
+        x_stride=x.stride(0),
+        out=out.data_ptr(),
+        dim=x.shape[2],
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+    )
+    _run(rotation_kernel(x.dtype == torch.bfloat16), call)
+    return out
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """[rows, N], without a copy where there is one stride between rows."""
+    assert x.stride(-1) == 1
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _run(kernel: CFunc, call: RowsCall) -> None:
+    call.at_once = max(1, PART // (4 * call.size))
+    in_threads(kernel, call, most=max(1, call.rows * call.size // PART))
+
+
+# ---- the kernels -----------------------------------------------------------------------------
+
+
+@njit(inline="always")
+def row_of(address, row, stride, size, kind, item):
+    return carray(at(address + item * stride * row), (size,), kind)
+
+
+@njit(fastmath=SUMMING, error_model="numpy")
+def add(x, other, total):
+    """Their sum as it is kept, and the sum of its squares."""
+    squares = np.float32(0)
+    for i in range(len(total)):
+        total[i] = to_element(to_fp32(x[i]) + to_fp32(other[i]), total)
+        squares += to_fp32(total[i]) * to_fp32(total[i])
+    return squares
+
+
+@njit(fastmath=SUMMING, error_model="numpy")
+def square(x):
+    squares = np.float32(0)
+    for i in range(len(x)):
+        squares += to_fp32(x[i]) * to_fp32(x[i])
+    return squares
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def scale(x, by, weight, offset, out):
+    for i in range(len(out)):
+        out[i] = to_element(to_fp32(x[i]) * by * (to_fp32(weight[i]) + offset), out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def scale_alone(x, by, out):
+    for i in range(len(out)):
+        out[i] = to_element(to_fp32(x[i]) * by, out)
+
+
+@cache
+def norm_kernel(half: bool) -> CFunc:
+    kind, item = np.uint16 if half else np.float32, 2 if half else 4
+
+    def norm_rows(pointer):
+        call = carray(pointer, 1)[0]
+        size = call.size
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.rows:
+                return
+            for row in range(first, min(first + call.at_once, call.rows)):
+                x = row_of(call.x, row, call.x_stride, size, kind, item)
+                out = row_of(call.out, row, size, size, kind, item)
+                if call.other:
+                    other = row_of(call.other, row, call.other_stride, size, kind, item)
+                    total = row_of(call.sum, row, size, size, kind, item)
+                    squares = add(x, other, total)
+                else:
+                    total, squares = x, square(x)
+                mean = squares / np.float32(size) + np.float32(call.eps)
+                by = np.float32(1) / np.sqrt(mean)
+                if call.weight:
+                    weight = row_of(call.weight, 0, 0, size, kind, item)
+                    scale(total, by, weight, np.float32(call.offset), out)
+                else:
+                    scale_alone(total, by, out)
+
+    return compiled(norm_rows, SIGNATURE, half)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def silu_mul(gate, up, out):
+    for i in range(len(out)):
+        x = to_fp32(gate[i])
+        e = exp2(np.float32(-LOG2_E) * abs(x))
+        share = (np.float32(1) if x > 0 else e) / (np.float32(1) + e)
+        out[i] = to_element(x * share * to_fp32(up[i]), out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def gelu_tanh_mul(gate, up, out):
+    for i in range(len(out)):
+        x = to_fp32(gate[i])
+        y = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+        e = exp2(np.float32(-2 * LOG2_E) * abs(y))
+        share = (np.float32(1) if y > 0 else e) / (np.float32(1) + e)
+        out[i] = to_element(x * share * to_fp32(up[i]), out)
+
+
+@cache
+def activation_kernel(which: str, half: bool) -> CFunc:
+    kind, item = np.uint16 if half else np.float32, 2 if half else 4
+    compute = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[which]
+
+    def activate_rows(pointer):
+        call = carray(pointer, 1)[0]
+        size = call.size
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.rows:
+                return
+            for row in range(first, min(first + call.at_once, call.rows)):
+                both = row_of(call.x, row, call.x_stride, 2 * size, kind, item)
+                compute(both[:size], both[size:], row_of(call.out, row, size, size, kind, item))
+
+    activate_rows.__name__ = f"activate_{which}"
+    return compiled(activate_rows, SIGNATURE, half)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def rotate_head(x, cos, sin, out):
+    half = len(x) // 2
+    for i in range(half):
+        first, second = to_fp32(x[i]), to_fp32(x[half + i])
+        out[i] = to_element(first * to_fp32(cos[i]) + second * to_fp32(sin[i]), out)
+        turned = second * to_fp32(cos[half + i]) + first * to_fp32(sin[half + i])
+        out[half + i] = to_element(turned, out)
+
+
+@cache
+def rotation_kernel(half: bool) -> CFunc:
+    kind, item = np.uint16 if half else np.float32, 2 if half else 4
+
+    def rotate_rows(pointer):
+        call = carray(pointer, 1)[0]
+        size, dim = call.size, call.dim
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.rows:
+                return
+            for row in range(first, min(first + call.at_once, call.rows)):
+                x = row_of(call.x, row, call.x_stride, size, kind, item)
+                out = row_of(call.out, row, size, size, kind, item)
+                cos = row_of(call.cos, row, dim, dim, kind, item)
+                sin = row_of(call.sin, row, dim, dim, kind, item)
+                for head in range(0, size, dim):
+                    rotate_head(x[head : head + dim], cos, sin, out[head : head + dim])
+
+    return compiled(rotate_rows, SIGNATURE, half)
