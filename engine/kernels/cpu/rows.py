@@ -63,14 +63,14 @@ def norm(
 
 
 def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
-    """silu or gelu_tanh of the first half of each row [T, 2 * N] times its second: [T, N]."""
-    assert gate_up.stride(1) == 1
-    out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=gate_up.dtype)
+    """silu or gelu_tanh of the first half of each row [..., 2 * N] times its second: [..., N]."""
+    flat = _flat(gate_up)
+    out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
     call = RowsCall(
-        rows=len(out),
-        size=out.shape[1],
-        x=gate_up.data_ptr(),
-        x_stride=gate_up.stride(0),
+        rows=len(flat),
+        size=out.shape[-1],
+        x=flat.data_ptr(),
+        x_stride=flat.stride(0),
         out=out.data_ptr(),
     )
     _run(activation_kernel(kind, gate_up.dtype == torch.bfloat16), call)
