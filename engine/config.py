@@ -77,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "auto takes our Triton kernels on a GPU, torch on a CPU. numba compiles kernels for a "
-            "CPU: tokens come faster, long prompts take longer.",
+            "CPU, not only of attention: tokens come faster.",
         ),
     ] = "auto"
     load_format: Annotated[

@@ -1,7 +1,7 @@
 """Paged attention on a CPU by kernels that Numba compiles when a model is loaded.
 
 Beside `torch_backend` they copy no keys and values, and pay for a sequence's own length, not for
-the longest one's. They never use a CPU's matrix units: long chunks are faster there.
+the longest one's. They never use a CPU's matrix unit: where it has one (AMX), chunks are torch's.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import torch
 
 from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
+from engine.attention.query_groups import chunk_groups
 from engine.attention.spec import AttentionSpec
+from engine.attention.torch_backend import FusedAttention
 from engine.kernels.cpu.attention import TILE, attention_kernel, store_kernel
 from engine.kernels.cpu.call import LOG2_E, AttentionCall
 from engine.kernels.cpu.threads import in_threads, parallel
+from engine.platform import multiplies_in_amx
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
@@ -24,10 +27,12 @@ class NumbaBackend:
 
     name = "numba"
     captures = False  # it works from the lengths on the host
-    reads_masked = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # A token then has other bits in a chunk than alone, as in linear layers with AMX anyway.
+        self._fuses = multiplies_in_amx(device, torch.bfloat16)
+        self.reads_masked = self._fuses  # as torch does
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         if self._device.type != "cpu":
@@ -43,15 +48,18 @@ class NumbaBackend:
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
-        return NumbaPlan(layout)
+        return NumbaPlan(layout, fuses=self._fuses)
 
 
 class NumbaPlan:
     """One step's tasks, and what the kernels are told of it in every layer."""
 
-    def __init__(self, layout: StepLayout) -> None:
+    def __init__(self, layout: StepLayout, *, fuses: bool = False) -> None:
+        """Chunks are given to torch's fused attention if it `fuses`, where that honours a spec."""
         self._layout = layout
-        tasks = _tasks(layout)
+        self._fuses = fuses and layout.num_decodes < len(layout.lengths)
+        self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
+        tasks = _tasks(layout, stores_chunks=self._fuses)
         self._tasks = torch.tensor(tasks)
         self._stores_ahead = any(task[-1] for task in tasks)
         self._calls: dict[tuple[int, AttentionSpec], AttentionCall] = {}
@@ -70,6 +78,8 @@ class NumbaPlan:
         assert value is not None
         if (call := self._calls.get((kv.group, spec))) is None:
             call = self._calls[kv.group, spec] = self._call(spec, kv.group)
+            if self._fuses and FusedAttention.honours(spec, query.dtype, query.device):
+                call.num_attended = self._layout.num_decodes
         shared, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
         out = torch.empty(query.shape, dtype=query.dtype)
         for tensor in (query, key, value):
@@ -85,7 +95,12 @@ class NumbaPlan:
         attention = attention_kernel(shared, dim, size, half)
         if self._stores_ahead:
             in_threads(store, call)
-        in_threads(attention, call)
+        if call.num_attended:
+            in_threads(attention, call)
+        if call.num_attended < call.num_tasks:
+            turned = kv.keys.view(*kv.keys.shape[:2], dim, size).transpose(2, 3)
+            for chunks in self._fused(kv.group, spec, query.dtype):
+                chunks.attend(LayerKV(turned, kv.values, kv.group), query, out)
         return out
 
     def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,6 +108,15 @@ class NumbaPlan:
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         raise AssertionError("only cross layers, which are refused, store without attending")
+
+    def _fused(self, group: int, spec: AttentionSpec, dtype: torch.dtype) -> list[FusedAttention]:
+        """The step's chunks in layers of this kind."""
+        if (chunks := self._chunks.get((group, spec))) is None:
+            groups = chunk_groups(self._layout, self._layout.groups[group])
+            size = self._layout.block_size
+            chunks = [FusedAttention(each, spec, size, dtype, None) for each in groups]
+            self._chunks[group, spec] = chunks
+        return chunks
 
     def _call(self, spec: AttentionSpec, group: int) -> AttentionCall:
         tables = self._layout.groups[group].block_tables
@@ -102,6 +126,7 @@ class NumbaPlan:
             assert tensor.is_contiguous()
         return AttentionCall(
             num_tasks=len(self._tasks),
+            num_attended=len(self._tasks),
             tasks=self._tasks.data_ptr(),
             heads=spec.num_kv_heads,
             tables=tables.data_ptr(),
@@ -114,8 +139,8 @@ class NumbaPlan:
         )
 
 
-def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int, bool]]:
-    """What a thread does at once, see TASK.
+def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[tuple[int, int, int, int, bool]]:
+    """What a thread does at once, see TASK. Decodes come first, of which each is one task.
 
     Of a chunk's tokens the later need the earlier. A block that a step fills may be another's
     prefix in this very step, whose task may come first. What else a single token brings is read by
@@ -127,7 +152,8 @@ def _tasks(layout: StepLayout) -> list[tuple[int, int, int, int, bool]]:
     for number, (count, length) in enumerate(zip(layout.query_lens, layout.seq_lens, strict=True)):
         for done in range(0, count, TILE):
             some, position = min(TILE, count - done), length - count + done
-            ahead = some > 1 or (position + 1) % size == 0
+            chunk = stores_chunks and number >= layout.num_decodes
+            ahead = chunk or some > 1 or (position + 1) % size == 0
             tasks.append((number, token + done, some, position, ahead))
         token += count
     return tasks

@@ -41,8 +41,17 @@ def query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
         return [_captured_group(layout, kv)]
     decodes, reach = layout.num_decodes, _reach(layout, kv)
     groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
-    first = decodes  # the number of a sequence, and then of its first token
-    token = decodes
+    return groups + chunk_groups(layout, kv, reach)
+
+
+def chunk_groups(
+    layout: StepLayout, kv: GroupLayout, reach: list[Reach] | None = None
+) -> list[QueryGroup]:
+    """What is left without the decodes."""
+    assert layout.query_lens is not None
+    reach = reach or _reach(layout, kv)
+    groups: list[QueryGroup] = []
+    first = token = layout.num_decodes  # the number of a sequence, and then of its first token
     while first < len(reach):
         members = slice(first, _end_of_group(layout, reach, first))
         groups.append(_chunk_group(layout, kv, members, reach[members], token))

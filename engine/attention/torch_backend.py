@@ -75,11 +75,7 @@ class TorchPlan:
             return groups[0](kv, query)
         result = torch.empty_like(query)
         for group in groups:
-            output = group(kv, query)
-            if group.order is None:
-                result[group.tokens] = output
-            else:
-                result.index_copy_(0, group.order, output)
+            group.attend(kv, query, result)
         return result
 
     def _prepare(
@@ -140,6 +136,13 @@ class GroupAttention(ABC):
             len(self._index), block_size, dim, dtype=dtype, device=table.device
         )
         self._padding = 0  # rows
+
+    def attend(self, kv: LayerKV, query: torch.Tensor, result: torch.Tensor) -> None:
+        """Write the group's tokens into the step's [T, H, D]."""
+        if self.order is None:
+            result[self.tokens] = self(kv, query)
+        else:
+            result.index_copy_(0, self.order, self(kv, query))
 
     def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
         """[S * count, H, D] for the queries [T, H, D]."""

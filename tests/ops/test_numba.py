@@ -19,9 +19,11 @@ from numba import config, njit
 from numba.core import caching
 
 from engine.attention import numba_backend
+from engine.attention.kv_cache import LayerKV
 from engine.attention.numba_backend import NumbaBackend
 from engine.attention.selection import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.attention.torch_backend import FusedAttention
 from engine.errors import ConfigError
 from engine.kernels.cpu.attention import TILE, attention_kernel
 from engine.kernels.cpu.exp2 import exp2
@@ -116,6 +118,72 @@ def test_a_block_is_anothers_in_the_step_that_fills_it(before: int) -> None:
     due = dense(sequences)
     torch.testing.assert_close(run.outputs[1][32:].double(), due[1][32:], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(run.outputs[0].double(), due[0], rtol=1e-5, atol=1e-5)
+
+
+# ---- with a matrix unit ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As with AMX; and of each call of torch's kernel, how many sequences it had."""
+    calls: list[int] = []
+
+    def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
+        return dtype == torch.bfloat16 and not spec.softcap
+
+    def attend(self: FusedAttention, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
+        calls.append(self._shape[0])
+        return compute(self, kv, query)
+
+    compute = FusedAttention.__call__
+    monkeypatch.setattr(numba_backend, "multiplies_in_amx", lambda device, dtype: True)
+    monkeypatch.setattr(FusedAttention, "honours", honours)
+    monkeypatch.setattr(FusedAttention, "__call__", attend)
+    return calls
+
+
+MATRIX = {
+    "causal": AttentionSpec(6, 2, 64, scale=0.125),
+    "window": AttentionSpec(4, 4, 32, scale=0.2, window=20),
+}
+
+
+@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("spec", MATRIX.values(), ids=MATRIX)
+def test_chunks_are_torchs(spec: AttentionSpec, size: int, fused: list[int]) -> None:
+    """In steps of chunks, of decodes, and of both, among them a chunk of one token."""
+    lengths = [33, 5, 48, 17, 100, 70, 1]
+    sequences = random_sequences(spec, lengths, torch.bfloat16)
+    run = paged(sequences, size)
+    assert run.backend.reads_masked
+    run.step([(0, 0, 32), (1, 0, 4), (2, 0, 10), (3, 0, 16)])
+    assert sum(fused) == 4
+    run.step([(0, 32, 1), (1, 4, 1), (2, 10, 30), (3, 16, 1), (4, 0, 99)])
+    assert sum(fused) == 6
+    run.step([(6, 0, 1), (4, 99, 1)])
+    assert sum(fused) == 6
+    run.step([(2, 40, 8), (5, 0, 1)])
+    run.step([(5, 1, 69)])
+    check(sequences, run.outputs)
+
+
+def test_a_chunk_of_one_token_behind_another(fused: list[int]) -> None:
+    """What is left of a prompt; nobody but the chunks' own kernel attends to it."""
+    sequences = random_sequences(MATRIX["causal"], [40, 31], torch.bfloat16)
+    run = paged(sequences, 16)
+    plan, kv = NumbaBackend(CPU).plan(run.layout([(0, 0, 40), (1, 0, 1)])), run.cache.layers[0]
+    parts = (sequences.queries, sequences.keys, sequences.values)
+    found = plan.attend(MATRIX["causal"], kv, *(torch.cat((p[0], p[1][:1])) for p in parts))
+    assert sum(fused) == 2
+    right = dense(sequences)
+    torch.testing.assert_close(found[:40].double(), right[0], rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found[40:].double(), right[1][:1], rtol=2e-2, atol=2e-2)
+
+
+def test_a_softcap_is_numbas(fused: list[int]) -> None:
+    sequences = random_sequences(replace(MATRIX["causal"], softcap=2.0), [40], torch.bfloat16)
+    check(sequences, paged(sequences, 16).whole())
+    assert not fused
 
 
 # ---- equal bits ------------------------------------------------------------------------------

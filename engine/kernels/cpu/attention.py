@@ -159,7 +159,7 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFun
         softmax = q, sums, tops, totals, keep, scores
         while True:
             number = take(call.counter)
-            if number >= call.num_tasks * call.heads:
+            if number >= call.num_attended * call.heads:
                 return
             head, task = number % call.heads, tasks[number // call.heads]
             table, count, position = tables[task[0]], task[2], task[3]

@@ -33,6 +33,7 @@ TASK = 5
 ATTENTION = {
     "counter": "int64",  # address of the number of the next task
     "num_tasks": "int64",
+    "num_attended": "int64",  # of these the first; of the others keys and values are stored
     "tasks": "int64",  # address of [tasks, TASK]
     "heads": "int64",  # of keys and values; each task is done for every one
     "tables": "int64",  # address of [sequences, table_stride] blocks
