@@ -27,7 +27,7 @@ from engine.attention.torch_backend import FusedAttention
 from engine.errors import ConfigError
 from engine.kernels.cpu.attention import TILE, attention_kernel
 from engine.kernels.cpu.exp2 import exp2
-from engine.kernels.cpu.intrinsics import AVX512, to_element
+from engine.kernels.cpu.intrinsics import AVX512, AVX512_BF16, to_element
 from engine.kernels.cpu.threads import parallel
 from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 from tests.ops.test_attention import FEATURES as EVERY_FEATURE
@@ -361,20 +361,26 @@ def test_machine_code_that_cannot_be_kept(
 
 def test_kept_machine_code_is_the_next_processs(tmp_path: Path) -> None:
     """Nothing in its name differs from process to process; and it computes."""
-    for hits in (0, 2):
+    count = 6 + AVX512_BF16
+    for hits in (0, count):
         ran = python({"NUMBA_CACHE_DIR": str(tmp_path)}, "-c", KERNELS_AT_WORK)
         assert ran.stdout.split() == [str(hits), "True"], ran.stderr
     names = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
-    assert len(names) == 2, "every shape has its own"
+    assert len(names) == count, "every shape has its own"
 
 
 KERNELS_AT_WORK = """
 import torch
 from engine.kernels.cpu.attention import attention_kernel, store_kernel
+from engine.kernels.cpu.intrinsics import AVX512_BF16
+from engine.kernels.cpu.linear import few_rows_kernel
+from engine.kernels.cpu.rows import GELU_TANH, NORM, ROTATION, SILU, rows_kernel
 from tests.ops.test_numba import PLAIN, dense, paged, random_sequences
 sequences = random_sequences(PLAIN, [20])
 found = paged(sequences, 16).whole()
-kernels = attention_kernel(1, 8, 16, False), store_kernel(8, 16, False)
+kernels = [attention_kernel(1, 8, 16, False), store_kernel(8, 16, False)]
+kernels += [rows_kernel(what, False) for what in (NORM, SILU, GELU_TANH, ROTATION)]
+kernels += [few_rows_kernel(64, True)] if AVX512_BF16 else []
 right = torch.allclose(found[0].double(), dense(sequences)[0], atol=1e-5)
 print(sum(kernel.cache_hits for kernel in kernels), right)
 """

@@ -16,7 +16,7 @@ from numba.core.ccallback import CFunc
 
 from engine.kernels.cpu.call import LINEAR_RECORD, LinearCall
 from engine.kernels.cpu.compile import compiled
-from engine.kernels.cpu.intrinsics import AVX512_BF16, multiply_panel, take
+from engine.kernels.cpu.intrinsics import AVX512_BF16, CACHE_LINE, multiply_panel, take
 from engine.kernels.cpu.threads import in_threads, parallel
 from engine.platform import multiplies_in_amx
 
@@ -71,8 +71,10 @@ def few_rows(
     bf16 = weight.dtype == torch.bfloat16 and AVX512_BF16
     if not bf16 or parallel() is None or not hasattr(torch.ops.mkldnn, "data_ptr"):
         return None
-    width = _width(weight, packed) if torch.ops.mkldnn._nbytes(packed) == weight.nbytes else None
-    if width is None:
+    aligned = torch.ops.mkldnn.data_ptr(packed) % CACHE_LINE == 0
+    if torch.ops.mkldnn._nbytes(packed) != weight.nbytes or not aligned:
+        return None
+    if (width := _width(weight, packed)) is None:
         return None
     shape = (*weight.shape, width, bias is not None)
     if shape not in _splits:

@@ -23,6 +23,8 @@ SIGNATURE = types.void(types.CPointer(ROWS_RECORD))
 # A sum over a row goes lane by lane: in an order of its own, the same for every row.
 SUMMING = EXACT | {"reassoc"}
 PART = 2**14  # numbers that are worth a thread
+NORM, SILU, GELU_TANH, ROTATION = range(4)  # what is done with a row
+ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 
 
 # ---- what torch calls ------------------------------------------------------------------------
@@ -58,7 +60,7 @@ def norm(
         eps=eps,
         offset=float(offset),
     )
-    _run(norm_kernel(x.dtype == torch.bfloat16), call)
+    _run(rows_kernel(NORM, x.dtype == torch.bfloat16), call)
     return total, out
 
 
@@ -73,7 +75,7 @@ def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
         x_stride=flat.stride(0),
         out=out.data_ptr(),
     )
-    _run(activation_kernel(kind, gate_up.dtype == torch.bfloat16), call)
+    _run(rows_kernel(ACTIVATIONS[kind], gate_up.dtype == torch.bfloat16), call)
     return out
 
 
@@ -94,7 +96,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
     )
-    _run(rotation_kernel(x.dtype == torch.bfloat16), call)
+    _run(rows_kernel(ROTATION, x.dtype == torch.bfloat16), call)
     return out
 
 
@@ -147,35 +149,22 @@ def scale_alone(x, by, out):
         out[i] = to_element(to_fp32(x[i]) * by, out)
 
 
-@cache
-def norm_kernel(half: bool) -> CFunc:
-    kind, item = np.uint16 if half else np.float32, 2 if half else 4
-
-    def norm_rows(pointer):
-        call = carray(pointer, 1)[0]
-        size = call.size
-        while True:
-            first = take(call.counter) * call.at_once
-            if first >= call.rows:
-                return
-            for row in range(first, min(first + call.at_once, call.rows)):
-                x = row_of(call.x, row, call.x_stride, size, kind, item)
-                out = row_of(call.out, row, size, size, kind, item)
-                if call.other:
-                    other = row_of(call.other, row, call.other_stride, size, kind, item)
-                    total = row_of(call.sum, row, size, size, kind, item)
-                    squares = add(x, other, total)
-                else:
-                    total, squares = x, square(x)
-                mean = squares / np.float32(size) + np.float32(call.eps)
-                by = np.float32(1) / np.sqrt(mean)
-                if call.weight:
-                    weight = row_of(call.weight, 0, 0, size, kind, item)
-                    scale(total, by, weight, np.float32(call.offset), out)
-                else:
-                    scale_alone(total, by, out)
-
-    return compiled(norm_rows, SIGNATURE, half)
+@njit(inline="always")
+def norm_row(call, row, kind, item):
+    size = call.size
+    x = row_of(call.x, row, call.x_stride, size, kind, item)
+    out = row_of(call.out, row, size, size, kind, item)
+    if call.other:
+        other = row_of(call.other, row, call.other_stride, size, kind, item)
+        total = row_of(call.sum, row, size, size, kind, item)
+        squares = add(x, other, total)
+    else:
+        total, squares = x, square(x)
+    by = np.float32(1) / np.sqrt(squares / np.float32(size) + np.float32(call.eps))
+    if call.weight:
+        scale(total, by, row_of(call.weight, 0, 0, size, kind, item), np.float32(call.offset), out)
+    else:
+        scale_alone(total, by, out)
 
 
 @njit(fastmath=EXACT, error_model="numpy")
@@ -197,26 +186,6 @@ def gelu_tanh_mul(gate, up, out):
         out[i] = to_element(x * share * to_fp32(up[i]), out)
 
 
-@cache
-def activation_kernel(which: str, half: bool) -> CFunc:
-    kind, item = np.uint16 if half else np.float32, 2 if half else 4
-    compute = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[which]
-
-    def activate_rows(pointer):
-        call = carray(pointer, 1)[0]
-        size = call.size
-        while True:
-            first = take(call.counter) * call.at_once
-            if first >= call.rows:
-                return
-            for row in range(first, min(first + call.at_once, call.rows)):
-                both = row_of(call.x, row, call.x_stride, 2 * size, kind, item)
-                compute(both[:size], both[size:], row_of(call.out, row, size, size, kind, item))
-
-    activate_rows.__name__ = f"activate_{which}"
-    return compiled(activate_rows, SIGNATURE, half)
-
-
 @njit(fastmath=EXACT, error_model="numpy")
 def rotate_head(x, cos, sin, out):
     half = len(x) // 2
@@ -227,23 +196,41 @@ def rotate_head(x, cos, sin, out):
         out[half + i] = to_element(turned, out)
 
 
+@njit(inline="always")
+def rotate_row(call, row, kind, item):
+    size, dim = call.size, call.dim
+    x = row_of(call.x, row, call.x_stride, size, kind, item)
+    out = row_of(call.out, row, size, size, kind, item)
+    cos = row_of(call.cos, row, dim, dim, kind, item)
+    sin = row_of(call.sin, row, dim, dim, kind, item)
+    for head in range(0, size, dim):
+        rotate_head(x[head : head + dim], cos, sin, out[head : head + dim])
+
+
 @cache
-def rotation_kernel(half: bool) -> CFunc:
+def rows_kernel(what: int, half: bool) -> CFunc:
+    """Does it with rows off the counter. `what` is a number, not a function: code that closes over
+    a function is compiled anew in every process."""
     kind, item = np.uint16 if half else np.float32, 2 if half else 4
 
-    def rotate_rows(pointer):
+    def over_rows(pointer):
         call = carray(pointer, 1)[0]
-        size, dim = call.size, call.dim
+        size = call.size
         while True:
             first = take(call.counter) * call.at_once
             if first >= call.rows:
                 return
             for row in range(first, min(first + call.at_once, call.rows)):
-                x = row_of(call.x, row, call.x_stride, size, kind, item)
-                out = row_of(call.out, row, size, size, kind, item)
-                cos = row_of(call.cos, row, dim, dim, kind, item)
-                sin = row_of(call.sin, row, dim, dim, kind, item)
-                for head in range(0, size, dim):
-                    rotate_head(x[head : head + dim], cos, sin, out[head : head + dim])
+                if what == NORM:
+                    norm_row(call, row, kind, item)
+                elif what == ROTATION:
+                    rotate_row(call, row, kind, item)
+                else:
+                    both = row_of(call.x, row, call.x_stride, 2 * size, kind, item)
+                    out = row_of(call.out, row, size, size, kind, item)
+                    if what == SILU:
+                        silu_mul(both[:size], both[size:], out)
+                    else:
+                        gelu_tanh_mul(both[:size], both[size:], out)
 
-    return compiled(rotate_rows, SIGNATURE, half)
+    return compiled(over_rows, SIGNATURE, what, half)
