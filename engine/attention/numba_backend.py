@@ -98,9 +98,10 @@ class NumbaPlan:
         if call.num_attended:
             in_threads(attention, call)
         if call.num_attended < call.num_tasks:
-            turned = kv.keys.view(*kv.keys.shape[:2], dim, size).transpose(2, 3)
+            keys = kv.keys.view(*kv.keys.shape[:2], dim, size).transpose(2, 3)
+            turned = LayerKV(keys, kv.values, kv.group)
             for chunks in self._fused(kv.group, spec, query.dtype):
-                chunks.attend(LayerKV(turned, kv.values, kv.group), query, out)
+                chunks.attend(turned, query, out)
         return out
 
     def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,8 +53,7 @@ class Linear(nn.Module):
 class PackedWeight:
     """A weight [out, in] as oneDNN keeps it, and the product with it and with its bias.
 
-    `compiled`: few rows are multiplied by our own kernel, where there is one that gives the same
-    bits.
+    `compiled`: few rows are multiplied by our own kernel, where there is one for this weight.
     """
 
     def __init__(
@@ -76,8 +75,9 @@ class PackedWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, out] for x [T, in]."""
-        if self._few_rows is not None and len(x) <= self._most:
+        count = x.shape[0]
+        if self._few_rows is not None and count <= self._most:
             return self._few_rows(x)
-        rows = torch.cat((x, x)) if len(x) == 1 else x
+        rows = torch.cat((x, x)) if count == 1 else x
         y = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-        return y[: len(x)] if len(x) == 1 else y
+        return y[:1] if count == 1 else y

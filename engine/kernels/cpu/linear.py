@@ -52,11 +52,11 @@ class FewRows:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, outputs] for x [rows, inputs]."""
-        assert len(x) <= self.most
+        rows, call = x.shape[0], self._call
+        assert rows <= self.most
         assert x.stride(1) == 1
-        out = torch.empty(len(x), self._outputs, dtype=torch.bfloat16)
-        call = self._call
-        call.x, call.x_bytes, call.rows = x.data_ptr(), 2 * x.stride(0), len(x)
+        out = torch.empty(rows, self._outputs, dtype=torch.bfloat16)
+        call.x, call.x_bytes, call.rows = x.data_ptr(), 2 * x.stride(0), rows
         call.out = out.data_ptr()
         in_threads(self._kernel, call)
         return out
