@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
     EngineUnavailableError,
+    RemoteTraceback,
     RequestRejectedError,
 )
 from engine.protocol import (
@@ -41,6 +42,7 @@ from engine.protocol import (
 )
 from engine.waiting import WaitingQueue
 
+log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "draining", "dead"]
 Request = GenerateRequest | EmbedRequest
 Output = TypeVar("Output", TokenOutput, EmbedOutput)
@@ -234,7 +236,7 @@ class ProcessClient:
                 self._fatal = message.message
                 self.config_error = message.config_error
                 if message.detail:  # for whoever mends it; users get the message alone
-                    sys.stderr.write(message.detail.rstrip() + "\n")
+                    log.error("the engine failed", exc_info=RemoteTraceback(message.detail))
                 if self._child is not None:
                     # For a message it did not send itself: see channel.py.
                     self._child.process.kill()

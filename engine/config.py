@@ -17,6 +17,8 @@ from msgspec import Meta
 
 from engine.errors import ConfigError
 
+# As /proc/cpuinfo calls the instructions that multiply bfloat16, of x86 and of Arm.
+BF16_CPU_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 DEMO_MODEL = "demo"
 DEMO_FOLDERS = {DEMO_MODEL: "model", "demo-translate": "translate"}  # in engine/demo
 

@@ -44,3 +44,10 @@ class EngineDeadError(EngineUnavailableError):
 
     def __init__(self, message: str) -> None:
         super().__init__("dead", message)
+
+
+class RemoteTraceback(Exception):
+    """The engine process's own traceback, as text: a log shows it where an exception's would be."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"

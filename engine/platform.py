@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.config import BF16_CPU_FEATURES
 from engine.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,8 +38,8 @@ def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 (AVX512_BF16, AMX or Arm's bf16)."""
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_cpu_features())
+    """Whether this CPU multiplies bfloat16."""
+    return not BF16_CPU_FEATURES.isdisjoint(_cpu_features())
 
 
 def cpu_has_amx() -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.config import is_hub_name, model_folder
+from engine.config import BF16_CPU_FEATURES, is_hub_name, model_folder
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.listen import ListenError, listen
@@ -67,10 +67,15 @@ def _versions() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     facts = _key_values(Path("/proc/cpuinfo"))
     flags = set(facts.get("flags", "").split())
+    arm = set(facts.get("Features", "").split())
     present = [feature for feature in CPU_FEATURES if feature in flags]
     name = facts.get("model name") or platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    text = f"{name}, {cores} cores for this process; {', '.join(present) or 'features unknown'}"
+    dtype = "float32" if BF16_CPU_FEATURES.isdisjoint(flags | arm) else "bfloat16"
+    text = (
+        f"{name}, {cores} cores for this process; {', '.join(present) or 'features unknown'}; "
+        f"--dtype auto is {dtype} on it"
+    )
     slow = bool(flags) and "avx2" not in flags
     fix = "expect a slow engine: this CPU has no AVX2" if slow else ""
     yield Finding("cpu", "warn" if slow else "ok", text, fix)

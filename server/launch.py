@@ -21,6 +21,7 @@ from server import exits
 from server.app import create_app
 from server.banner import banner, base_url, load_progress, voice
 from server.config import ServerConfig
+from server.connection import MAX_HEAD_BYTES, Connection
 from server.listen import BACKLOG
 from server.service import Service
 
@@ -62,7 +63,8 @@ class Lifetime:
         self.server = Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=Connection,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -83,6 +83,19 @@ class RequestBoundary:
             await response(scope, exchange.receive, exchange.send)
 
 
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(16)}"
+
+
+def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
+    """What every answer carries, whatever its status."""
+    return {
+        "x-request-id": request_id,
+        "openai-processing-ms": str(milliseconds),
+        "openai-version": "2020-10-01",
+    }
+
+
 class Exchange:
     """One request and its answer, as the boundary sees them."""
 
@@ -96,7 +109,7 @@ class Exchange:
         self._complete = False
         self.probed = scope["path"] in PROBED_PATHS
         asked = Headers(scope=scope).get("x-request-id", "")
-        self.id = asked if REQUEST_ID.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
+        self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         state = scope.setdefault("state", {})
         state.update(arrival=self._arrival, request_id=self.id, tenant="")
         structlog.contextvars.clear_contextvars()
@@ -120,9 +133,7 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.id
-            headers["openai-processing-ms"] = str(self._milliseconds())
-            headers["openai-version"] = "2020-10-01"
+            headers.update(answer_headers(self.id, self._milliseconds()))
             if self._client.state == "draining":
                 headers["connection"] = "close"  # a pool must not keep it for its next request
         elif not message.get("more_body"):

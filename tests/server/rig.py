@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.config import EngineConfig
 from server.app import create_app
 from server.config import ServerConfig
+from server.connection import MAX_HEAD_BYTES, Connection
 from server.listen import listen
 from tests.server.fake_engine import FakeEngine
 
@@ -113,7 +114,15 @@ async def serving(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = listener.getsockname()[1]
     server = QuietServer(
-        uvicorn.Config(app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on")
+        uvicorn.Config(
+            app,
+            http=Connection,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+        )
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await eventually(lambda: server.started or task.done(), "uvicorn has started")

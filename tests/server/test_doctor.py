@@ -9,6 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
+from engine.platform import select_dtype
 from server.doctor import Finding, examine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +30,11 @@ def test_the_machine_is_described() -> None:
     assert found["python"].text.startswith(".".join(map(str, sys.version_info[:3])))
     for name in ("torch", "cpu", "gpu", "port"):
         assert name in found
+
+
+def test_the_dtype_is_the_engines() -> None:
+    dtype = str(select_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+    assert by_name()["cpu"].text.endswith(f"--dtype auto is {dtype} on it")
 
 
 def test_settings_are_linted() -> None:

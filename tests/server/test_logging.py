@@ -9,6 +9,7 @@ import random
 import pytest
 import structlog
 
+from engine.errors import RemoteTraceback
 from server.config import ServerConfig
 from server.logging import HANDLER, configure
 from tests.server.fake_engine import NOT_FINITE, FakeEngine
@@ -36,6 +37,18 @@ def test_no_value_breaks_a_line(capsys, form):
     text = capsys.readouterr().err
     assert len(text.splitlines()) == 2
     assert not {"\x1b", "\u2028", "\x85", "\x7f", "\r"} & set(text)
+
+
+def test_an_exception_is_part_of_its_record(capsys):
+    """The engine's too, which comes as text from another process."""
+    configure(ServerConfig(log_format="json"))
+    traceback = "Traceback (most recent call last):\n  File ...\nKeyError: 7"
+    error = RemoteTraceback(traceback)
+    logging.getLogger("engine.client").error("the engine failed", exc_info=error)
+    (line,) = capsys.readouterr().err.splitlines()
+    record = json.loads(line)
+    assert (record["event"], record["level"]) == ("the engine failed", "error")
+    assert record["exception"].endswith(traceback)
 
 
 def test_levels(capsys):

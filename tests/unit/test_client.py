@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -361,6 +362,16 @@ async def test_an_engine_that_reports_its_end_is_ended(client: Client) -> None:
     assert not client.child.killed
     client._on_message(Fatal("The engine sent a message that cannot be read."))
     assert client.child.killed
+
+
+async def test_what_failed_in_the_engine_is_a_record_of_the_log(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    traceback = "Traceback (most recent call last):\n  File ...\nKeyError: 7\n"
+    client._on_message(Fatal("The engine failed: KeyError.", traceback))
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert logging.Formatter().format(record).endswith(traceback.rstrip())
 
 
 async def test_a_configuration_error_is_told_apart(client: Client) -> None:

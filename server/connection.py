@@ -1,0 +1,53 @@
+"""One HTTP/1.1 connection: uvicorn's, but what is not HTTP is refused in the error contract too."""
+
+from __future__ import annotations
+
+import sys
+from http import HTTPStatus
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.errors import ApiError
+from server.middleware import LINGER, answer_headers, new_request_id
+
+MAX_HEAD_BYTES = 65536  # of a request's line and headers; to be given to uvicorn as well
+
+
+class Connection(H11Protocol):
+    """No request is made of what h11 cannot read, so no middleware sees it."""
+
+    _refused = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while h11's error is handled, which says more than `msg`."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun
+            self.transport.close()
+            return
+        answer = _refusal(sys.exc_info()[1])
+        request_id = new_request_id()
+        body = answer.body(request_id)
+        headers = answer_headers(request_id, 0) | {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
+        phrase = HTTPStatus(answer.status).phrase
+        head = h11.Response(status_code=answer.status, headers=list(headers.items()), reason=phrase)
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        # Closing on a client that still sends would reset the connection: it would not read why.
+        self._refused = True
+        self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
+
+
+def _refusal(error: BaseException | None) -> ApiError:
+    if getattr(error, "error_status_hint", 400) == 431:
+        text = f"The request's line and headers are longer than {MAX_HEAD_BYTES} bytes."
+        return ApiError(431, "headers_too_large", text)
+    return ApiError(400, "invalid_http", f"This is not HTTP/1.1: {error}.")
