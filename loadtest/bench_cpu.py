@@ -23,6 +23,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,26 @@ def read_rate() -> float:
     return data.nbytes / best / 1e9
 
 
+def weight_rate(dtype: torch.dtype) -> float:
+    """GB/s at which one row is multiplied by weights of the model's shape that no cache holds, by
+    what multiplies without Numba."""
+    outer, inner = 3072, 576
+    count = 2**29 // (outer * inner * dtype.itemsize)
+    x, weights = torch.ones(1, inner, dtype=dtype), torch.ones(count, outer, inner, dtype=dtype)
+    packs = onednn_multiplies(x.device, dtype)
+    layers: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        PackedWeight(weight) if packs else partial(torch.nn.functional.linear, weight=weight)
+        for weight in weights
+    ]
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        for layer in layers:
+            layer(x)
+        best = min(best, time.perf_counter() - began)
+    return weights.nbytes / best / 1e9
+
+
 def bound(load: Load, streams: int, gflops: float, gbytes: float, item: int) -> float:
     """Output tokens/s that no server can exceed here with numbers of `item` bytes.
 
@@ -208,11 +229,17 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     load, rows = Load(options.prompt, options.new), dict[str, Any]()
     dtype = select_dtype(options.dtype, torch.device("cpu"))
     name_of_dtype = str(dtype).removeprefix("torch.")
-    rates: list[tuple[float, float]] = []
+    rates: list[dict[str, float]] = []
     peer = None if options.no_peer else Transformers(folder, dtype)
     backends = BACKENDS if find_spec("numba") else {"penstock": "torch"}
     for round_number in range(options.rounds + 1):  # the first warms all up and is not counted
-        rates.append((matmul_rate(dtype), read_rate()))
+        rates.append(
+            {
+                "gflops": matmul_rate(dtype),
+                "gbytes": read_rate(),
+                "weight_gbytes": weight_rate(dtype),
+            }
+        )
         for concurrency in options.concurrency:
             row = rows.setdefault(
                 str(concurrency), {name: [] for name in (*BACKENDS, "transformers")}
@@ -236,7 +263,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "torch": torch.__version__,
         "dtype": name_of_dtype,
-        "machine": [{"gflops": gflops, "gbytes": gbytes} for gflops, gbytes in rates],
+        "machine": rates,
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m loadtest.bench_cpu " + " ".join(sys.argv[1:]),
         "load": asdict(load),
@@ -258,9 +285,9 @@ def serve_and_measure(
 
 
 def print_table(report: dict[str, Any]) -> None:
-    gflops, gbytes = (
+    gflops, gbytes, weight_gbytes = (
         statistics.median(measured[key] for measured in report["machine"])
-        for key in ("gflops", "gbytes")
+        for key in ("gflops", "gbytes", "weight_gbytes")
     )
     load = Load(**report["load"])
     names = {"penstock": "Penstock", "numba": "with Numba", "transformers": "transformers"}
@@ -282,8 +309,8 @@ def print_table(report: dict[str, Any]) -> None:
         shares = " · ".join(f"{rate / limit:.0%}" for rate in rates.values())
         print("|", " | ".join([streams, *(cells.get(n, "") for n in names), ratios, shares]), "|")
     print(
-        f"\n{report['dtype']} matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s: "
-        "medians of the run."
+        f"\n{report['dtype']} matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s, "
+        f"weights for one row at {weight_gbytes:.1f} GB/s: medians of the run."
     )
 
 

@@ -1,6 +1,6 @@
 """Linear layers of few rows on a CPU that multiplies bf16 (AVX512_BF16).
 
-What takes the time there is reading the weight, and oneDNN reads it at half of the memory's rate.
+What takes the time there is reading the weight, and oneDNN reads it below the memory's rate.
 This reads oneDNN's own packed bytes, so there is no second copy, and sums in oneDNN's order, so a
 row has the same bits among few and among many.
 """
