@@ -30,11 +30,13 @@ def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """bfloat16 where the device has instructions for it, else float32."""
     if wanted != "auto":
         return DTYPES[wanted]
-    if device.type == "cuda":
-        # Without saying so, older chips count as well, which emulate it; our kernels do not.
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if native else torch.float32
-    return torch.bfloat16 if cpu_has_bf16() else torch.float32
+    native = gpu_has_bf16() if device.type == "cuda" else cpu_has_bf16()
+    return torch.bfloat16 if native else torch.float32
+
+
+def gpu_has_bf16() -> bool:
+    """Whether the GPU multiplies bfloat16; torch emulates it on older ones, our kernels do not."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def cpu_has_bf16() -> bool:
@@ -109,8 +111,12 @@ def available_memory(device: torch.device) -> int:
                 free = int(line.split()[1]) * 1024
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        stat = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").split()
+        counts = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
+        # Files in memory, as the checkpoint just read, are dropped when somebody needs it.
+        used -= counts["active_file"] + counts["inactive_file"]
         free = min(free, max(limit - used, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):
         pass  # no such file, or "max": no limit
     return free
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -87,3 +89,22 @@ def test_a_gpu_that_only_emulates_bf16_computes_in_fp32(
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     assert platform.select_dtype("auto", torch.device("cuda")) == dtype
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "files", "free"),
+    [(8, 7, 4, 5), (8, 7, 0, 1), (8, 9, 0, 0), ("max", 7, 4, 40), (100, 7, 4, 40)],
+)
+def test_memory_free_in_a_container(
+    monkeypatch: pytest.MonkeyPatch, limit: int | str, used: int, files: int, free: int
+) -> None:
+    """Of its limit, and what it holds of files is no loss: among them the checkpoint just read."""
+    gib = 2**30
+    there = {
+        "/proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {40 * gib // 1024} kB\n",
+        "/sys/fs/cgroup/memory.max": str(limit if limit == "max" else int(limit) * gib) + "\n",
+        "/sys/fs/cgroup/memory.current": f"{used * gib}\n",
+        "/sys/fs/cgroup/memory.stat": f"anon 5\nactive_file {files * gib}\ninactive_file 0\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: there[str(path)])
+    assert platform.available_memory(CPU) == free * gib
