@@ -359,6 +359,25 @@ def test_machine_code_that_cannot_be_kept(
     assert not list(tmp_path.rglob("*.nbc"))
 
 
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [b"", b"half of it"])
+def test_machine_code_that_a_crash_left_broken(
+    kind: str, left: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A start goes on without it, the next one keeps it anew."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+
+    def start() -> int:
+        kernel = attention_kernel.__wrapped__(1, 8, 16, False)
+        assert kernel.address
+        return kernel.cache_hits
+
+    assert [start(), start()] == [0, 1]
+    (file,) = tmp_path.rglob(f"*.{kind}")
+    file.write_bytes(left)
+    assert [start(), start(), start()] == [0, 0, 1]
+
+
 def test_kept_machine_code_is_the_next_processs(tmp_path: Path) -> None:
     """Nothing in its name differs from process to process; and it computes."""
     count = 6 + AVX512_BF16

@@ -108,7 +108,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 
 def _run(kernel: CFunc, call: RowsCall) -> None:
     call.at_once = max(1, PART // (4 * call.size))
-    in_threads(kernel, call, most=max(1, call.rows * call.size // PART))
+    in_threads(kernel, call, alone=call.rows * call.size < 2 * PART)
 
 
 # ---- the kernels -----------------------------------------------------------------------------

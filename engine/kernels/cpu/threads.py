@@ -29,9 +29,13 @@ def parallel() -> Parallel | None:
     return run
 
 
-def in_threads(kernel, call: ctypes.Structure, most: int | None = None) -> None:
-    """In all threads, or in `most` of them, until they have taken every task off the counter."""
-    run, counter, threads = parallel(), ctypes.c_int64(0), torch.get_num_threads()
+def in_threads(kernel, call: ctypes.Structure, *, alone: bool = False) -> None:
+    """In all threads, until they have taken every task off the counter, or in the caller's `alone`.
+
+    Never in some: OpenMP ends the threads that a smaller team leaves out, and starts new ones.
+    """
+    run, counter = parallel(), ctypes.c_int64(0)
     assert run is not None
     call.counter = ctypes.addressof(counter)
-    run(kernel.address, ctypes.addressof(call), threads if most is None else min(most, threads), 0)
+    threads = 1 if alone else torch.get_num_threads()
+    run(kernel.address, ctypes.addressof(call), threads, 0)
