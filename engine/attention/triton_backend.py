@@ -18,6 +18,7 @@ from engine.kernels.decode_attention import decode_attention
 from engine.kernels.extend_attention import extend_attention
 from engine.kernels.store_kv import store_kv
 from engine.ops.relative import relative_buckets
+from engine.platform import gpu_has_bf16
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -37,6 +38,8 @@ class TritonBackend:
             return f"needs a GPU, not {self._device}; tests set TRITON_INTERPRET=1"
         if dtype not in DTYPES:
             return f"computes in {', '.join(map(str, DTYPES))}, not {dtype}"
+        if self._device.type == "cuda" and dtype == torch.bfloat16 and not gpu_has_bf16():
+            return "needs a GPU that multiplies bfloat16, or --dtype float32"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is beyond {MAX_HEAD_DIM}"
         return None

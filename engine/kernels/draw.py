@@ -24,8 +24,8 @@ HIGHEST = tl.constexpr((1 << 31) - 1)
 
 @triton.jit
 def _order(x):
-    """int32 that order as the fp32 do; its own inverse on the bits."""
-    bits = x.to(tl.int32, bitcast=True)
+    """int32 that order as the fp32 do, both zeros alike; its own inverse on the bits."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

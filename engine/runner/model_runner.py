@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -33,6 +34,8 @@ from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 from engine.weights.dummy import random_weights
 from engine.weights.loader import load_weights
+
+log = logging.getLogger(__name__)
 
 # oneDNN makes a kernel for each linear's shape and number of rows, in milliseconds where these are
 # many, and keeps 1024. Texts together have any number of tokens, so these come in sixteens; a
@@ -76,6 +79,7 @@ class ModelRunner:
             _prepack(blueprint.module, compiled=blueprint.compiles)
         self.graphs: DecodeGraphs | None = None
         self.mixed: MixedGraphs | None = None
+        self._improves = True
         self.reserve = Reserve()
         if self.device.type == "cuda":
             progress(Progress("measuring the largest step", 0.0))
@@ -166,9 +170,17 @@ class ModelRunner:
 
     def improve(self) -> bool:
         """Use an idle moment to capture one more step; False where nothing is left to do."""
-        if self.graphs and self.graphs.capture_next():
-            return True
-        return self.mixed is not None and self.mixed.capture_next()
+        if not self._improves:
+            return False
+        try:
+            if self.graphs and self.graphs.capture_next():
+                return True
+            self._improves = self.mixed is not None and self.mixed.capture_next()
+        except torch.OutOfMemoryError as error:
+            # Others have taken what was foreseen. A step without a recording runs kernel by kernel.
+            log.warning("no memory to capture more steps: %s", error)
+            self._improves = False
+        return self._improves
 
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""

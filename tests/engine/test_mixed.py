@@ -64,6 +64,26 @@ def test_idle_turns_record_them_after_the_decodes(checkpoint: Path) -> None:
     assert not driver.runner.improve()
 
 
+def test_without_memory_for_more_recordings_it_goes_on_with_those_it_has(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver, mixed = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
+    driver.turn(2)
+
+    def taken(shape: Shape) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2.00 MiB")
+
+    mixed.capture = taken  # type: ignore[method-assign]
+    driver.turn(3)
+    assert "2.00 MiB" in caplog.text
+    assert len(caplog.records) == 1, "tried once"
+    assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
+    request = driver.submit(list(range(3, 16)), max_tokens=4)
+    mixed.shapes.clear()  # the driver would record what a step asks for
+    driver.run()
+    assert len(driver.tokens(request)) == 4
+
+
 def test_what_has_no_recording_runs_eagerly(checkpoint: Path) -> None:
     """Only decodes are replayed, two recordings each: the driver's help is taken away."""
     driver, mixed = captured(checkpoint, max_num_seqs=2)

@@ -283,3 +283,13 @@ def test_wide_heads_take_what_a_small_chip_has() -> None:
     assert [stages(256, Features(1.0), chip) for chip in (small, large, None)] == [4, 5, 5]
     assert [stages(128, Features(1.0), chip) for chip in (small, large)] == [5, 5]
     assert stages(64, biased, small) == 2
+
+
+def test_gpus_that_emulate_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They also have too little shared memory for the tiles of bf16: a start would fail later."""
+    spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+    backend = TritonBackend(torch.device("cuda"))
+    for native in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda native=native, **_: native)
+        assert backend.refuses(spec, torch.float32) is None
+        assert (backend.refuses(spec, torch.bfloat16) is None) == native

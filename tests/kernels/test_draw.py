@@ -67,6 +67,15 @@ def test_tokens(vocabulary: int, rows: int, quantised: bool) -> None:
     assert torch.equal(logits, before)
 
 
+@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_k": 2}, {"top_p": 0.2}, {"temperature": 0}])
+def test_zeros_of_both_signs_are_alike(params: dict[str, float]) -> None:
+    logits = torch.tensor([[-1.0, -0.0, 0.0, -0.0, -2.0]]).repeat(20, 1)
+    rows = params_of([row(seed=n, **params) for n in range(20)])
+    due = draw(logits, rows)
+    with kernels_everywhere():
+        assert draw(logits, rows).tolist() == due.tolist()
+
+
 def replace_rows(params, rows):
     return replace(params, **{name: getattr(params, name)[rows] for name in params.__slots__})
 
