@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import Linear
-from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu_mul
+from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 # By the names configs have for them.
@@ -18,8 +18,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
+    "silu": silu,
+    "swish": silu,
 }
 GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 

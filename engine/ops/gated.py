@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -19,7 +21,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
         return activate_rows(gate_up, "silu")
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return silu(gate) * up
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -36,9 +38,26 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return gelu_tanh(gate) * up
 
 
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + exp(-x)) (arXiv 1702.03118)."""
+    if not _splits_change_bits(x):
+        return F.silu(x)
+    return x / (-x).exp_().add_(1.0)
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """The tanh form of GELU, called gelu_new by GPT-2's config (arXiv 1606.08415)."""
-    return F.gelu(x, approximate="tanh")
+    if not _splits_change_bits(x):
+        return F.gelu(x, approximate="tanh")
+    inner = (x * x).mul_(0.044715).add_(1.0).mul_(x)
+    return x / inner.mul_(-2 * math.sqrt(2 / math.pi)).exp_().add_(1.0)
+
+
+def _splits_change_bits(x: torch.Tensor) -> bool:
+    """Whether torch's own silu, gelu_tanh and sigmoid give an element other bits at the end of a
+    thread's piece of the tensor, so that they depend on how many tokens share the step. Its exp and
+    tanh have the same everywhere."""
+    return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
@@ -53,8 +72,7 @@ def relu_squared(x: torch.Tensor) -> torch.Tensor:
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
     """1 / (1 + exp(-x)), computed in fp32.
 
-    By tanh: torch's own sigmoid rounds the last elements of an fp32 tensor on a CPU differently,
-    so that a token's gate would depend on how many tokens share the step.
+    By tanh, see `_splits_change_bits`.
     """
     return (0.5 * torch.tanh(0.5 * x.float()) + 0.5).to(x.dtype)
 

@@ -7,7 +7,7 @@ which rounding to bf16 would hide otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from engine.attention.query_groups import SPLIT
 from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
 from engine.ops.dispatch import compiled_kernels
-from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
+from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu, silu_mul
 from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
@@ -70,6 +70,38 @@ def test_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
         for first in (0, 128 - count):
             part = linear(x[first : first + count].clone())
             assert torch.equal(part, together[first : first + count]), f"{count} rows"
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    yield torch.set_num_threads
+    torch.set_num_threads(1)
+
+
+@dtypes
+@pytest.mark.parametrize("number", [2, 3, 6])
+@pytest.mark.parametrize("size", [50, 2730, 4864])
+def test_activations_in_threads(
+    size: int, number: int, dtype: torch.dtype, threads: Callable[[int], None]
+) -> None:
+    """Each computes a piece of the elements, which begins and ends anywhere in a token's."""
+    x = torch.randn(64, 2 * size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    operations = {
+        "silu_mul": silu_mul,
+        "silu": silu,
+        "gelu_tanh_mul": gelu_tanh_mul,
+        "gelu_tanh": gelu_tanh,
+        "gelu": gelu,
+        "relu_squared": relu_squared,
+        "sigmoid": sigmoid,
+        "softcap": lambda x: softcap(x, 2.0),
+    }
+    for name, operation in operations.items():
+        together = operation(x)
+        threads(number)
+        for count in (*range(1, 24), 64):
+            assert torch.equal(operation(x[:count].clone()), together[:count]), (name, count)
+        threads(1)
 
 
 @dtypes
