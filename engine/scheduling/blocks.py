@@ -25,7 +25,9 @@ class BlockHasher:
 
     def root(self, salt: str, source: Sequence[int]) -> bytes:
         """What all hashes of a sequence rest on: its tenant, and the source its answer is about."""
-        return self._digest(source, salt.encode()) if source else salt.encode()
+        tenant = salt.encode()
+        # A source has any length: its last tokens must not be read as the beginning of a salt.
+        return self._digest(source, self._digest((), tenant)) if source else tenant
 
     def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes) -> None:
         """Append to `hashes` those of the full blocks of `tokens` it does not cover yet."""

@@ -138,8 +138,12 @@ class Scheduler:
         scrub: list[int] = []
         budget = self.max_num_batched_tokens
         preemptions = self._preemptions
+        # A chunk, however it ranks, leaves a token to each that waits for its next one.
+        decodes = sum(s.num_uncomputed == 1 for s in self.running)
         for sequence in list(self.running):
-            count = min(sequence.num_uncomputed, budget)
+            due = sequence.num_uncomputed
+            decodes -= due == 1
+            count = min(due, budget, max(budget - decodes, 1))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
             # One token more, within a block: nothing to take, and to give back only after a chunk.

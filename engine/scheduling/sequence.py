@@ -21,6 +21,7 @@ class Sequence:
         "hashes",
         "id",
         "num_computed",
+        "num_matched",
         "num_registered",
         "num_tokens",
         "params",
@@ -49,6 +50,7 @@ class Sequence:
         self.encode_due: bool = False  # the KV of its source is not there yet
         self.root: bytes = b""  # what its hashes rest on
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
+        self.num_matched: int = 0  # blocks of each table that the prefix cache had at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
         self.was_chunk: bool = False  # its last slice had several tokens
         self.row: int = -1

@@ -65,7 +65,7 @@ class BlockTables:
                 table += self.pool.allocate(-(-length // size) - len(table))
         sequence.tables = tables
         sequence.num_computed = matched * size
-        sequence.num_registered = matched
+        sequence.num_matched = sequence.num_registered = matched
         self._register_source(sequence)
         return True
 
@@ -175,14 +175,19 @@ class BlockTables:
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
-        """Whatever holds these tokens for this sequence alone must not be found again."""
-        names = [_name(digest, number) for digest in sequence.hashes for number, _ in self._own]
-        for number in self.cross:
-            names += self._source_names(sequence, number)
-        for name in names:
-            block = self.pool.find(name)
-            if block and not self.pool.is_shared(block):
-                self.pool.forget(block)
+        """What this sequence has written must not be found again, nor what it alone has found."""
+        for number, group in enumerate(self.groups):
+            if group.cross:
+                names = self._source_names(sequence, number)
+                found = 0 if sequence.encode_due else len(names)
+            else:
+                names = [_name(digest, number) for digest in sequence.hashes]
+                found = sequence.num_matched
+            written = sequence.tables[number][found:]
+            for name in names:
+                block = self.pool.find(name)
+                if block and (block in written or not self.pool.is_shared(block)):
+                    self.pool.forget(block)
 
     def _hash(self, sequence: Sequence) -> None:
         if self.hasher is not None:

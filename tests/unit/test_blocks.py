@@ -191,3 +191,16 @@ def test_only_full_blocks_are_hashed_and_growing_gives_the_same_chain() -> None:
         hasher.extend(grown, tokens[:length], b"salt")
         assert len(grown) == length // 4
     assert grown == hashes(tokens, salt="salt")
+
+
+def test_no_source_and_salt_are_read_as_others() -> None:
+    """A source's last tokens could be the bytes a longer salt begins with."""
+    hasher = BlockHasher(4, b"key")
+    pairs = [
+        ([5, 6], "\x01\0\0\0"),
+        ([5, 6, 1], ""),
+        ([5], "\x06\0\0\0\x01\0\0\0"),
+        ([5, 6, 1], "a"),
+    ]
+    roots = {hasher.root(salt, source) for source, salt in pairs}
+    assert len(roots) == len(pairs)

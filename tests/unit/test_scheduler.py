@@ -173,6 +173,31 @@ def test_decodes_come_first_and_a_prompt_gets_what_the_budget_leaves() -> None:
     assert shapes == [d + c for d, c in zip(decodes, chunks, strict=True)]
 
 
+def test_a_chunk_of_better_priority_leaves_the_others_their_tokens() -> None:
+    """One long prompt cannot freeze the streams of others."""
+    simulation = small(max_num_batched_tokens=6)
+    ordinary = [simulation.add([n], max_tokens=20) for n in range(3)]
+    simulation.turn()
+    urgent = simulation.add(list(range(9)), max_tokens=2, priority=-1)
+    simulation.turn()  # admitted behind those that run, with what these leave
+    for count in (3, 3):
+        step = simulation.scheduler.schedule()
+        assert step
+        assert [s.id for s in step.slices if s.count == 1] == ordinary
+        assert [(s.id, s.count) for s in step.slices if s.count > 1] == [(urgent, count)]
+        simulation._retire(step)
+
+
+def test_with_less_budget_than_decodes_a_chunk_still_goes_on() -> None:
+    simulation = small(max_num_batched_tokens=2, max_num_seqs=4)
+    for n in range(3):
+        simulation.add([n], max_tokens=20)
+        simulation.turn()
+    urgent = simulation.add([1] * 5, max_tokens=2, priority=-1)
+    simulation.drain()
+    assert simulation.outputs[urgent] == simulation.expected[urgent]
+
+
 def test_a_step_tells_which_prompts_it_computes() -> None:
     simulation = small(max_num_batched_tokens=6)
     simulation.add([1] * 13, max_tokens=3)
@@ -315,6 +340,22 @@ def test_the_content_of_a_failed_sequence_is_forgotten() -> None:
     again = simulation.add(list(range(11)), 1)
     simulation.drain()
     assert simulation.admitted[again] == 0
+
+
+def test_what_a_failed_sequence_has_written_is_forgotten_though_others_share_it() -> None:
+    simulation = small(max_num_batched_tokens=12)
+    prompt = list(range(11))
+    simulation.add(prompt, 8, fails_at=1)
+    simulation.turn()
+    sharer = simulation.add([*prompt[:8], *range(20)], 2)  # finds its blocks, and is still a chunk
+    simulation.turn()
+    assert simulation.admitted[sharer] == 8
+    assert simulation.scheduler.sequences.keys() == {sharer}, "the other has failed meanwhile"
+    again = simulation.add(prompt, 1)
+    simulation.turn()
+    assert simulation.admitted[again] == 0
+    simulation.abort(sharer)
+    simulation.drain()
 
 
 def test_every_block_just_allocated_is_scrubbed_and_no_other() -> None:
