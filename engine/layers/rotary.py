@@ -11,6 +11,15 @@ from torch import nn
 
 from engine.errors import ConfigError
 
+# What each type's formula has no default for.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -31,23 +40,26 @@ class RopeScaling:
         """From a Hugging Face config's `rope_scaling` or `rope_parameters`, either spelling."""
         given = _rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
-        if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+        if kind not in NEEDED:
             raise ConfigError(
-                f"rope_scaling type {kind!r} is not known; known are default, linear, dynamic, "
-                "llama3 and yarn."
+                f"rope_scaling type {kind!r} is not known; known are {', '.join(NEEDED)}."
             )
         if kind == "yarn" and {"mscale", "mscale_all_dim"} & given.keys():
             raise ConfigError("rope_scaling yarn with mscale is not supported.")
         partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor")
         if (partial or 1.0) != 1.0:
             raise ConfigError("rope_scaling with a partial_rotary_factor is not supported.")
-        own = config["max_position_embeddings"]
+        if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
+            raise ConfigError(f"rope_scaling type {kind} in config.json lacks {missing[0]}.")
+        original = config["max_position_embeddings"]
+        if kind != "dynamic":  # of which the reference reads no other length
+            original = _number(given, "original_max_position_embeddings", original)
         return cls(
             kind=kind,
             factor=_number(given, "factor", 1.0),
             low_freq_factor=_number(given, "low_freq_factor", 1.0),
             high_freq_factor=_number(given, "high_freq_factor", 4.0),
-            original_max_positions=int(_number(given, "original_max_position_embeddings", own)),
+            original_max_positions=int(original),
             beta_fast=_number(given, "beta_fast", 32.0),
             beta_slow=_number(given, "beta_slow", 1.0),
             attention_factor=(

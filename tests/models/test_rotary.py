@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.errors import ConfigError
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_frequencies, rope_theta
 from engine.ops.rotary import apply_rotary
 
@@ -27,6 +28,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "attention_factor": 0.7},
     {"rope_type": "yarn", "factor": 1.0, **ORIGINAL},
     {"rope_type": "dynamic", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 3.0, **ORIGINAL},  # which the reference does not read
 ]
 
 
@@ -68,6 +70,26 @@ def test_frequencies_are_those_of_transformers(parameters: dict[str, Any], head_
         )
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
         assert scale == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking"),
+    [
+        ("linear", "factor"),
+        ("dynamic", "factor"),
+        ("yarn", "factor"),
+        ("llama3", "factor"),
+        ("llama3", "low_freq_factor"),
+        ("llama3", "high_freq_factor"),
+    ],
+)
+def test_what_a_type_has_no_default_for_is_not_guessed(kind: str, lacking: str) -> None:
+    given = {"rope_type": kind, **LLAMA3}
+    saved = {"max_position_embeddings": 256, "rope_parameters": given}
+    RopeScaling.from_hf(saved)
+    for absent in ({k: v for k, v in given.items() if k != lacking}, given | {lacking: None}):
+        with pytest.raises(ConfigError, match=f"{kind} in config.json lacks {lacking}"):
+            RopeScaling.from_hf(saved | {"rope_parameters": absent})
 
 
 def test_dynamic_beyond_the_original_length_is_the_reference_at_the_longest_length() -> None:
