@@ -80,9 +80,11 @@ def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
                 raise ConfigError(
                     f"{name} has shape {list(a.shape)} in {a.file} but {list(b.shape)} in {b.file}."
                 )
+    # With the first one's config a copy of the embedding is loaded as a head of its own.
+    needed = {"lm_head.weight"} if first.config.get("tie_word_embeddings") is False else set()
     for model in models:
         for name in sorted(model.tensors.keys() - common):
-            if not _is_tied_copy(model, name, common):
+            if name in needed or not _is_tied_copy(model, name, common):
                 lacking = next(m.folder for m in models if name not in m.tensors)
                 raise ConfigError(f"{name} is in {model.tensors[name].file} but not in {lacking}.")
     return common

@@ -33,6 +33,17 @@ def test_a_missing_tensor_is_named(make: Make, tmp_path: Path) -> None:
         assert f"head is in {folders[1]}/{FILE} but not in {folders[0]}" in said
 
 
+def test_the_head_of_an_untied_model_is_not_dropped(make: Make, tmp_path: Path) -> None:
+    """It may be its embedding again; but its config has it loaded, and the other has none."""
+    tensors = {"model.embed_tokens.weight": torch.ones(4, 2)}
+    head = {"lm_head.weight": torch.ones(4, 2)}
+    untied = make("a", tensors | head, tie_word_embeddings=False)
+    tied = make("b", tensors, tie_word_embeddings=True)
+    said = refusal(tmp_path / "out", linear([untied, tied]))
+    assert f"lm_head.weight is in {untied}/{FILE} but not in {tied}" in said
+    assert "lm_head.weight" not in run(tmp_path / "out", **linear([tied, untied]))
+
+
 def test_another_architecture_is_refused(make: Make, tmp_path: Path) -> None:
     folders = [make("a", random(0)), make("b", random(1), architectures=["Other"])]
     said = refusal(tmp_path / "out", linear(folders))
