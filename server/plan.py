@@ -45,7 +45,7 @@ class Plan:
 
 
 async def off_loop(chars: int, work: Callable[[], Result]) -> Result:
-    """Long texts would hold up every stream: they go to a thread (tokenizers frees the GIL)."""
+    """Long texts would hold up every stream: they go to a thread (Tokenizer frees the GIL)."""
     return work() if chars < INLINE_CHARS else await asyncio.to_thread(work)
 
 
@@ -113,17 +113,20 @@ def source_text(body: ChatBody | TokenizeBody) -> str:
     return messages[0].text
 
 
-async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
-    def work() -> list[int]:
-        if service.template is None and service.start_token is not None:
-            add = isinstance(body, ChatBody) or body.add_special_tokens is not False
-            return service.tokenizer.encode(source_text(body), add_special_tokens=add)
-        text = render(service, body)
+async def chat_prompt(
+    service: Service, body: ChatBody | TokenizeBody, body_bytes: int
+) -> list[int]:
+    """The prompt of a chat. `body_bytes`, the length of the request, bounds what there is to
+    render: long are not only texts but tool calls, too."""
+    if service.template is None and service.start_token is not None:
+        text = source_text(body)
+        add = isinstance(body, ChatBody) or body.add_special_tokens is not False
+    else:
+        text = await off_loop(body_bytes, lambda: render(service, body))
         # The template has written the special tokens: adding them again would double the BOS.
         add = isinstance(body, TokenizeBody) and bool(body.add_special_tokens)
-        return service.tokenizer.encode(text, add_special_tokens=add)
-
-    return await off_loop(sum(len(m.text) for m in body.messages or ()), work)
+    encode = service.tokenizer.encode
+    return await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
 
 
 async def text_prompts(
@@ -132,6 +135,14 @@ async def text_prompts(
     def work() -> list[list[int]]:
         encode = service.tokenizer.encode
         return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    return await off_loop(sum(len(prompt) for prompt in prompts), work)
+
+
+async def prompt_texts(service: Service, prompts: Sequence[str] | Sequence[list[int]]) -> list[str]:
+    def work() -> list[str]:
+        decode = service.tokenizer.decode
+        return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
 
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 

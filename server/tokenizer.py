@@ -188,11 +188,15 @@ class Tokenizer:
         """Token ids of `text`; with special tokens, it begins with one BOS at most, also where
         the text itself begins with it. Raises ValueError where `text` is not Unicode."""
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = self._encoding(text, add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise ValueError("The text holds a lone surrogate, which is no character.") from error
         doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
         return ids[1:] if doubled else ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        """A batch of one: `encode` holds the GIL, and with it every other thread, to its end."""
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     @property
     def added_tokens(self) -> int:
@@ -205,13 +209,14 @@ class Tokenizer:
         ids = self.encode(text)
         if len(ids) <= most:
             return ids
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text, False)
         encoding.truncate(most - self.added_tokens)
         return list(self._backend.post_process(encoding).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Whole decoding; ids outside the vocabulary count for nothing."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text  # decoded as a batch, because `decode` holds the GIL
 
     def has(self, token_id: int) -> bool:
         return self._backend.id_to_token(token_id) is not None

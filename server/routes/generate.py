@@ -8,7 +8,14 @@ from starlette.responses import Response
 
 from server.answer import Answer, attended
 from server.dialect import CHAT, COMPLETION, Dialect
-from server.plan import Plan, chat_prompt, make_plan, text_prompts, unread_arguments
+from server.plan import (
+    Plan,
+    chat_prompt,
+    make_plan,
+    prompt_texts,
+    text_prompts,
+    unread_arguments,
+)
 from server.schemas.body import documented
 from server.schemas.generate import ChatBody, CompletionBody
 from server.service import Service, accept
@@ -21,7 +28,7 @@ router = APIRouter()
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     service, body = await accept(request, ChatBody, "generate")
-    prompts = [await chat_prompt(service, body)]
+    prompts = [await chat_prompt(service, body, len(await request.body()))]
     ignored = unread_arguments(service, body)
     plan = make_plan(service, request, body, prompts, param="messages", ignored=ignored)
     return await _respond(request, service, plan, CHAT)
@@ -31,8 +38,8 @@ async def chat_completions(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
     service, body = await accept(request, CompletionBody, "generate")
-    prompts, decode = await text_prompts(service, body.prompts), service.tokenizer.decode
-    echoes = [p if isinstance(p, str) else decode(p) for p in body.prompts] if body.echo else None
+    prompts = await text_prompts(service, body.prompts)
+    echoes = await prompt_texts(service, body.prompts) if body.echo else None
     plan = make_plan(service, request, body, prompts, param="prompt", echoes=echoes)
     return await _respond(request, service, plan, COMPLETION)
 

@@ -22,7 +22,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     body = await read_body(request, TokenizeBody)
     service.model_name(body.model)
     if (text := body.prompt) is None:
-        ids = await chat_prompt(service, body)
+        ids = await chat_prompt(service, body, len(await request.body()))
     else:
         add = body.add_special_tokens is not False
         encode = service.tokenizer.encode

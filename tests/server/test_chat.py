@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -224,19 +225,50 @@ async def test_a_model_without_template(model, tmp_path, says):
         assert response.json()["error"]["param"] == "messages"
 
 
-async def test_a_long_prompt_is_tokenised_beside_the_loop(model, says, monkeypatch):
-    import threading
+CALL = {"type": "function", "function": {"name": "f", "arguments": "x" * 9000}}
 
-    threads = []
-    async with serving(FakeEngine(says("x")), model) as served:
-        tokenizer = served.app.state.service.tokenizer
-        encode = tokenizer.encode
 
-        def spy(*args, **kwargs):
-            threads.append(threading.current_thread() is threading.main_thread())
-            return encode(*args, **kwargs)
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a" * 9000},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "a", "reasoning_content": "a" * 9000},
+    ],
+)
+async def test_a_long_chat_is_rendered_and_tokenised_beside_the_loop(served, monkeypatch, message):
+    beside = spied_threads(served, monkeypatch)
+    await served.chat(messages=[message])
+    assert beside["render"] == [True]
+    # The template of these tests shows no reasoning, so that the text is short again.
+    assert beside["encode"] == ["reasoning_content" not in message]
+    await served.chat()
+    assert beside["render"] == [True, False]
 
-        monkeypatch.setattr(tokenizer, "encode", spy)
-        await served.complete(prompt="a" * 9000)
-        await served.complete(prompt="a")
-    assert threads == [False, True]
+
+async def test_a_long_prompt_is_tokenised_beside_the_loop(served, monkeypatch):
+    beside = spied_threads(served, monkeypatch)
+    await served.complete(prompt="a" * 9000)
+    await served.complete(prompt="a")
+    assert beside["encode"] == [True, False]
+    await served.complete(prompt=[64] * 9000, echo=True)
+    assert beside["decode"] == [True]
+
+
+def spied_threads(served, monkeypatch) -> dict[str, list[bool]]:
+    """For each call of these three, whether it is made beside the loop."""
+    service, beside = served.app.state.service, {"render": [], "encode": [], "decode": []}
+
+    def spy(owner, name):
+        work = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            beside[name].append(threading.current_thread() is not threading.main_thread())
+            return work(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    spy(service.template, "render")
+    spy(service.tokenizer, "encode")
+    spy(service.tokenizer, "decode")
+    return beside

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from engine.errors import ConfigError
+from server.plan import off_loop
 from server.tokenizer import Tokenizer
 
 FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]
@@ -262,6 +265,33 @@ def test_threads_may_share_a_tokenizer(tokenizer: Tokenizer, assets: Path) -> No
     expected = [tokenizer.encode(text) for text in texts]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(tokenizer.encode, texts)) == expected
+
+
+@pytest.mark.parametrize("direction", ["encode", "decode"])
+async def test_a_long_text_leaves_the_loop_to_others(model: Path, direction: str) -> None:
+    """A thread alone does not: what holds the GIL there holds up the loop as well."""
+    tokenizer = Tokenizer.from_folder(model)
+    text = "Once upon a time, " * 50_000
+    ids = tokenizer.encode(text, add_special_tokens=False) * 3
+    last, longest = time.monotonic(), 0.0
+
+    async def tick() -> None:
+        nonlocal last, longest
+        while True:
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0.01)
+    longest, began = 0.0, time.monotonic()
+    if direction == "encode":
+        await off_loop(len(text), lambda: tokenizer.encode(text))
+    else:
+        await off_loop(len(ids), lambda: tokenizer.decode(ids))
+    took = time.monotonic() - began
+    await asyncio.sleep(0.01)
+    ticking.cancel()
+    assert longest < took / 2
 
 
 @pytest.mark.parametrize(
