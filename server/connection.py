@@ -23,6 +23,11 @@ class Connection(H11Protocol):
         if not self._refused:
             super().data_received(data)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, TimeoutError) and self.scope:  # of the kernel's --send-timeout
+            self.scope["state"]["stalled"] = True
+        super().connection_lost(exc)
+
     def send_400_response(self, msg: str) -> None:
         """Called while h11's error is handled, which says more than `msg`."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import math
 import os
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from server.config import ServerConfig
 
 BACKLOG = 2048
+INT32 = 2**31 - 1
 LISTENING = "0A"  # st in /proc/net/tcp
 
 
@@ -30,6 +32,7 @@ def listen(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _cut_off_readers_that_stall(listener, config.send_timeout)
         listener.bind(address)
         # At once: with SO_REUSEADDR two processes may bind a port until one of them listens.
         listener.listen(BACKLOG)
@@ -37,6 +40,15 @@ def listen(config: ServerConfig) -> socket.socket:
         listener.close()
         raise ListenError(_explain(config, error)) from None
     return listener
+
+
+def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None:
+    """Has the kernel do it (RFC 5482), for every connection accepted here: a closed transport would
+    wait for ever to flush. Where the system cannot, only streams are cut off, by their own clock.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = min(math.ceil(seconds * 1000), INT32)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def is_loopback(host: str) -> bool:

@@ -18,6 +18,9 @@ from starlette.types import Receive, Scope, Send
 from server.answer import Answer
 from server.errors import ClientGone, StreamBroken
 
+# The kernel ends a connection for good (listen.py); this clock is for systems where it does not.
+AFTER_KERNEL_S = 5.0
+
 log = structlog.get_logger("server.stream")
 
 
@@ -32,7 +35,7 @@ class TokenStream(EventSourceResponse):
             headers={"cache-control": "no-cache", **answer.headers()},
             ping=config.ping_interval,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            send_timeout=config.send_timeout,
+            send_timeout=config.send_timeout + AFTER_KERNEL_S,
             # Accepted streams go on while the server drains; who drains also ends the engine.
             shutdown_grace_period=config.drain_timeout + 10,
         )
@@ -59,4 +62,5 @@ class TokenStream(EventSourceResponse):
             self._generation.close(error)
             raise ClientGone from None
         finally:
-            self._generation.close()
+            stalled = "stalled" in scope["state"]  # as the connection ended it
+            self._generation.close(SendTimeoutError() if stalled else None)

@@ -46,6 +46,7 @@ class Served:
     http: httpx2.AsyncClient
     openai: openai.AsyncOpenAI
     app: Any
+    connections: set[Any]  # the open ones, as the server sees them
 
     @property
     def address(self) -> tuple[str, int]:
@@ -142,7 +143,7 @@ async def serving(
                 http_client=openai.DefaultAsyncHttpxClient(verify=False),
             ) as sdk,
         ):
-            yield Served(engine, port, http, sdk, app)
+            yield Served(engine, port, http, sdk, app, server.server_state.connections)
     finally:
         server.leave.set()
         await asyncio.wait({task}, timeout=10)

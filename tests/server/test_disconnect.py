@@ -69,15 +69,37 @@ async def test_finished_requests_are_not_aborted(served):
     assert await served.metric("aborts_total") == 0
 
 
-async def test_a_reader_that_stops_is_cut_off(model, encode):
+async def stall(served: Served, **fields) -> socket.socket:
+    """A client that asks and never reads."""
+    loop, sock = asyncio.get_running_loop(), socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await loop.sock_connect(sock, served.address)
+    await loop.sock_sendall(sock, request(n=16, logprobs=5, **fields))
+    await eventually(lambda: bool(served.engine.requests), "the request runs")
+    return sock
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs TCP_USER_TIMEOUT")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reader_that_stops_is_cut_off(model, encode, stream, caplog):
+    engine = FakeEngine(lambda r: encode("a"), delay=0.01 if stream else 0.0)
+    async with serving(engine, model, send_buffer=4096, send_timeout=1.0) as served:
+        with await stall(served, stream=stream):
+            await eventually(lambda: not engine.running, "the request is done or aborted")
+            await eventually(lambda: not served.connections, "the connection is gone")
+        aborts = await served.metric("aborts_total", reason="send_timeout")
+        assert (aborts, len(engine.aborted)) == ((1, 16) if stream else (0, 0))
+        assert await served.metric("aborts_total") == aborts
+    assert "ASGI callable" not in caplog.text
+
+
+async def test_where_the_kernel_cuts_off_nobody_streams_do(model, encode, monkeypatch):
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
+    monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
     engine = FakeEngine(lambda r: encode("a"), delay=0.01)
     async with serving(engine, model, send_buffer=4096, send_timeout=0.3) as served:
-        loop = asyncio.get_running_loop()
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.setblocking(False)
-            await loop.sock_connect(sock, served.address)
-            await loop.sock_sendall(sock, request(stream=True, n=16, logprobs=5))
+        with await stall(served, stream=True):
             await eventually(lambda: len(engine.aborted) == 16, "all are aborted")
             assert await served.metric("aborts_total", reason="send_timeout") == 1
 
