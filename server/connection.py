@@ -1,7 +1,9 @@
-"""One HTTP/1.1 connection: uvicorn's, but what is not HTTP is refused in the error contract too."""
+"""One HTTP/1.1 connection: uvicorn's, but what is not HTTP is refused in the error contract too,
+and a client that asks nothing is not kept."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from http import HTTPStatus
 
@@ -18,12 +20,33 @@ class Connection(H11Protocol):
     """No request is made of what h11 cannot read, so no middleware sees it."""
 
     _refused = False
+    _idle: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit_idleness()
 
     def data_received(self, data: bytes) -> None:
         if not self._refused:
             super().data_received(data)
+            self._limit_idleness()
+
+    def _limit_idleness(self) -> None:
+        """uvicorn's own timer begins with an answer and ends with the next byte; this one lasts
+        until a request's head is there, so that none is held by half a head, a byte at a time."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._end_idleness()
+        elif self._idle is None:
+            handler = self.timeout_keep_alive_handler
+            self._idle = self.loop.call_later(self.timeout_keep_alive, handler)
+
+    def _end_idleness(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end_idleness()
         if isinstance(exc, TimeoutError) and self.scope:  # of the kernel's --send-timeout
             self.scope["state"]["stalled"] = True
         super().connection_lost(exc)

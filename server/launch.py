@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import math
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,6 +29,7 @@ from server.service import Service
 
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
+FULL_NOTICE_S = 10  # between two records that no more connections can be accepted
 LAST_WORDS_S = 2  # for streams that were cut off to send their error event
 
 
@@ -39,12 +42,21 @@ def run(
     except ConfigError as error:
         voice(config, bad=True)(f"penstock: {error}")
         return exits.BAD_CONFIG
+    _allow_many_connections()
     lifetime = Lifetime(app, engine_config, listener)
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # after everything else, so that it is the last line
         voice(config, bad=True)(f"penstock: {lifetime.cause}")
     return status
+
+
+def _allow_many_connections() -> None:
+    """Raises the soft limit of open files, which is low for the sake of programs that use select,
+    to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Server(uvicorn.Server):
@@ -84,9 +96,11 @@ class Lifetime:
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
         self._status = exits.CLEAN
+        self._full_told = -math.inf  # when, by the loop's clock
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         url = base_url(self._service.config.host, self._port)
@@ -107,6 +121,19 @@ class Lifetime:
             if isinstance(error, Exception):
                 raise error
         return self._status
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio tells of each connection it cannot accept, thousands of times a second."""
+        error = context.get("exception")
+        if "socket" not in context or not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._full_told >= FULL_NOTICE_S:
+            self._full_told = loop.time()
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            voice(self._service.config, bad=True)(
+                f"penstock: new connections wait until others end: {error.strerror}. "
+                f"The limit of this process is {most} (ulimit -n)."
+            )
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

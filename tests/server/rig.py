@@ -106,6 +106,7 @@ async def serving(
     model: Path,
     key: str | None = None,
     send_buffer: int | None = None,
+    keep_alive: float = 75,
     **fields: Any,
 ) -> AsyncIterator[Served]:
     config = ServerConfig(**{"port": 0, "log_level": "debug", "log_format": "json"} | fields)
@@ -123,6 +124,7 @@ async def serving(
             log_config=None,
             access_log=False,
             lifespan="on",
+            timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # any number will do
         )
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))

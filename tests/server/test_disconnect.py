@@ -104,6 +104,52 @@ async def test_where_the_kernel_cuts_off_nobody_streams_do(model, encode, monkey
             assert await served.metric("aborts_total", reason="send_timeout") == 1
 
 
+HALF_A_HEAD = b"GET /version HTTP/1.1\r\nHost: local"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, request(), request() + HALF_A_HEAD])
+async def test_who_asks_nothing_is_not_kept(model, says, sent):
+    async with serving(FakeEngine(says("x")), model, keep_alive=0.5) as served:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(sent)
+        await asyncio.wait_for(reader.read(-1), 10)
+        await eventually(lambda: not served.connections, "the server has let it go")
+        writer.close()
+
+
+async def test_half_a_head_does_not_live_on_by_single_bytes(model, says):
+    async with serving(FakeEngine(says("x")), model, keep_alive=0.5) as served:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(request())
+        await reader.readuntil(b"}]")
+        writer.write(HALF_A_HEAD)
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"x")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        await eventually(lambda: not served.connections, "the server has let it go")
+        dripping.cancel()
+        writer.close()
+
+
+async def test_who_waits_for_an_answer_is_kept(model, says):
+    engine = FakeEngine(says("x"))
+    engine.gate.clear()
+    async with serving(engine, model, keep_alive=1.0) as served:
+        reader, writer = await asyncio.open_connection(*served.address)
+        whole = request()
+        for part in (whole[:30], whole[30:-5], whole[-5:]):
+            writer.write(part)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)
+        engine.gate.set()
+        assert (await asyncio.wait_for(reader.read(-1), 10)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 async def test_request_ids_are_cleaned(served):
     response = await served.http.get("/v1/models", headers={"x-request-id": "client-7.a:b_c"})
     assert response.headers["x-request-id"] == "client-7.a:b_c"

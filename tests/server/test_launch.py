@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -161,6 +162,24 @@ def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in "".join(rest)
     assert server.status() == 0
+    assert "Traceback" not in server.log
+
+
+def test_out_of_descriptors_it_says_so_once_and_recovers(start: Any, model: Path) -> None:
+    script = f'ulimit -Sn 48; ulimit -Hn 64; exec {sys.executable} {FAKE} "$0"'
+    server = start.run(["bash", "-c", script, json.dumps({"model": str(model)})])
+    server.wait_for("try  ")
+    soft, hard = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert soft == hard == 64
+    address = httpx2.URL(server.url)
+    with contextlib.ExitStack() as crowd:
+        for _ in range(80):
+            connection = socket.create_connection((address.host, address.port), timeout=10)
+            crowd.enter_context(connection)
+        server.wait_for("new connections wait")
+        time.sleep(2.5)  # asyncio tries again each second
+    assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
+    assert server.log.count("Too many open files") == 1
     assert "Traceback" not in server.log
 
 
