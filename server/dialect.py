@@ -47,14 +47,19 @@ def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[s
 
 def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any]:
     text = tokenizer.token_text
+
+    def top(item: ScoredToken) -> dict[str, float]:
+        """The likeliest tokens, and the sampled one in any case; of tokens with one text, which
+        are one key, the likelier wins."""
+        found: dict[str, float] = {}
+        for token, logprob in (*item.logprobs.top, (item.token, item.logprobs.logprob)):
+            found.setdefault(text(token), finite(logprob))
+        return found
+
     return {
         "tokens": [text(item.token) for item in scored],
         "token_logprobs": [finite(item.logprobs.logprob) for item in scored],
-        # Tokens of one text are one key; the likelier, which comes first, must win.
-        "top_logprobs": [
-            {text(token): finite(logprob) for token, logprob in reversed(item.logprobs.top)}
-            for item in scored
-        ],
+        "top_logprobs": [top(item) for item in scored],
         "text_offset": [item.offset for item in scored],
     }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.protocol import TokenLogprobs
+from server.dialect import completion_logprobs
+from server.generation import ScoredToken
 from tests.server.conftest import BOS, EOS
 
 
@@ -54,6 +57,22 @@ async def test_logprobs(served):
     assert logprobs.token_logprobs == [-0.5] * 13
     assert logprobs.top_logprobs[0] == {"H": -0.5, "G": -1.5}
     assert logprobs.text_offset == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
+
+
+async def test_the_sampled_token_is_among_the_likeliest_or_comes_after_them(served, encode):
+    choice = (await served.complete(logprobs=0)).json()["choices"][0]
+    assert choice["logprobs"]["top_logprobs"][:2] == [{"H": -0.5}, {"e": -0.5}]
+    sampled, first, second = encode("Hxy")
+    item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
+    found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
+    assert list(found[0].items()) == [("x", -0.1), ("y", -0.2), ("H", -3.0)]
+
+
+async def test_tokens_of_one_text_count_as_the_likelier(served, encode):
+    sampled, first, _, second = encode("éñ")  # halves of characters
+    item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
+    found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
+    assert found == [{"\ufffd": -0.1}]
 
 
 async def test_token_ids(served, encode):
