@@ -16,6 +16,7 @@ from server.dialect import Dialect
 from server.errors import ClientGone
 from server.generation import Choice, Delta, Generation
 from server.plan import Plan
+from server.schemas.body import ignored_header
 from server.service import Service
 
 Result = TypeVar("Result")
@@ -56,8 +57,7 @@ class Answer:
         return {"id": self._id, "object": kind, "created": self._created, "model": model}
 
     def headers(self) -> dict[str, str]:
-        ignored = self._plan.ignored
-        return {"x-ignored-params": ", ".join(ignored)} if ignored else {}
+        return ignored_header(self._plan.ignored)
 
     def _prompt_ids(self, prompt: int) -> dict[str, Any]:
         wanted = self._plan.body.return_token_ids

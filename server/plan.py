@@ -82,7 +82,7 @@ def template_arguments(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     return arguments
 
 
-def unread_arguments(service: Service, body: ChatBody) -> list[str]:
+def unread_arguments(service: Service, body: ChatBody | TokenizeBody) -> list[str]:
     """Arguments the model's template never looks at: they change nothing."""
     read = service.template.variables if service.template else frozenset()
     return [name for name in template_arguments(body) if name not in read]

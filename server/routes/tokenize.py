@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
-from server.plan import chat_prompt, check_token_ids, off_loop
-from server.schemas.body import documented, read_body
+from server.plan import chat_prompt, check_token_ids, off_loop, unread_arguments
+from server.schemas.body import documented, ignored_header, read_body
 from server.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.service import service_of
 
@@ -16,28 +19,30 @@ router = APIRouter()
 
 
 @router.post("/tokenize", openapi_extra=documented(TokenizeBody))
-async def tokenize(request: Request) -> dict[str, Any]:
+async def tokenize(request: Request) -> Response:
     service = service_of(request)
     service.loaded()
     body = await read_body(request, TokenizeBody)
     service.model_name(body.model)
+    encode, token_text = service.tokenizer.encode, service.tokenizer.token_text
     if (text := body.prompt) is None:
         ids = await chat_prompt(service, body, len(await request.body()))
     else:
         add = body.add_special_tokens is not False
-        encode = service.tokenizer.encode
         ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
-    strings = [service.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
-    return {
+    answer: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": service.longest(),
         "tokens": ids,
-        "token_strs": strings,
+        "token_strs": None,
     }
+    if body.return_token_strs:
+        answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
+    return _json(answer, [*body.ignored(), *unread_arguments(service, body)])
 
 
 @router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
-async def detokenize(request: Request) -> dict[str, Any]:
+async def detokenize(request: Request) -> Response:
     service = service_of(request)
     service.loaded()
     body = await read_body(request, DetokenizeBody)
@@ -45,4 +50,9 @@ async def detokenize(request: Request) -> dict[str, Any]:
     check_token_ids(service, body.tokens, "tokens")
     ids, decode = body.tokens, service.tokenizer.decode
     text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
-    return {"prompt": text}
+    return _json({"prompt": text}, body.ignored())
+
+
+def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:
+    headers = ignored_header(ignored)
+    return Response(orjson.dumps(answer), media_type="application/json", headers=headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -21,16 +22,24 @@ log = structlog.get_logger("server.schemas")
 
 
 class Part(BaseModel):
-    """An object inside a body; fields it does not name are ignored."""
+    """A body, or an object inside of one."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
+
+    def unknown(self) -> list[str]:
+        """Members nobody knows, each once, with their paths but without indices. A null asks for
+        nothing."""
+        found = [name for name, value in (self.model_extra or {}).items() if value is not None]
+        for name, value in self.__dict__.items():
+            parts = value if isinstance(value, list) else [value]
+            if parts and isinstance(parts[0], Part):
+                found += [f"{name}.{inner}" for part in parts for inner in part.unknown()]
+        return list(dict.fromkeys(found))
 
 
 class Body(Part):
     """A request body. `UNSUPPORTED` maps known fields this server cannot honour to the values
     that ask for nothing; `ACCEPTED` are fields that by their meaning change no answer here."""
-
-    model_config = ConfigDict(extra="allow")
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     ACCEPTED: ClassVar[frozenset[str]] = frozenset()
@@ -40,11 +49,16 @@ class Body(Part):
     def ignored(self) -> list[str]:
         """Fields of the request that nobody knows; bounded and safe for a header."""
         known = self.ACCEPTED | self.UNSUPPORTED.keys()
-        names = [name for name in self.model_extra or () if name not in known]
+        names = [name for name in self.unknown() if name not in known]
         return [UNPRINTABLE.sub("_", name[:64]) for name in names[:MAX_LISTED]]
 
 
 BodyType = TypeVar("BodyType", bound=Body)
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names what was not applied; none where all was."""
+    return {"x-ignored-params": ", ".join(names)} if names else {}
 
 
 def documented(kind: type[Body]) -> dict[str, Any]:

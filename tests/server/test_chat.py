@@ -159,6 +159,22 @@ async def test_unknown_fields_are_named_and_accepted_ones_are_not(served):
     assert "x-ignored-params" not in (await served.chat(user="u")).headers
 
 
+async def test_unknown_members_of_objects_inside_are_named(served):
+    parts = [{"type": "text", "text": "a", "cache_control": {}}] * 2
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "b", "refusal": None, "annotations": []},
+    ]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await served.chat(stream=True, stream_options=options, messages=messages)
+    named = response.headers["x-ignored-params"].split(", ")
+    assert named == [
+        "stream_options.continuous_usage_stats",
+        "messages.content.cache_control",
+        "messages.annotations",
+    ]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

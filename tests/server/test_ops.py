@@ -101,6 +101,22 @@ async def test_tokenize_and_detokenize(served, encode):
         assert (await http.post(path, json=bad)).status_code == 400
 
 
+async def test_tokenize_and_detokenize_name_what_they_do_not_know(served):
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    unread = {"chat_template_kwargs": {"thinking": True}}
+    for path, body, names in (
+        ("/tokenize", {"prompt": "x", "foo": 1}, "foo"),
+        ("/tokenize", {**chat, "foo": 1}, "foo"),
+        ("/tokenize", {**chat, **unread}, "thinking"),
+        ("/detokenize", {"tokens": [1], "foo": 1}, "foo"),
+        ("/tokenize", {"prompt": "x"}, None),
+        ("/detokenize", {"tokens": [1]}, None),
+    ):
+        response = await served.http.post(path, json=body)
+        assert response.status_code == 200
+        assert response.headers.get("x-ignored-params") == names
+
+
 async def test_metrics_are_right_and_their_labels_closed(served):
     served.engine.delay = 0.002
     await served.chat(n=2, model="tiny")
