@@ -67,6 +67,11 @@ def documented(kind: type[Body]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def _same(given: Any, harmless: Any) -> bool:
+    """For Python 0 is False and 1 is True: a request for 0 of something is not one for none."""
+    return isinstance(given, bool) == isinstance(harmless, bool) and bool(given == harmless)
+
+
 async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
     """Raises ApiError or pydantic.ValidationError, which the error table turns into a 400."""
     try:
@@ -84,7 +89,7 @@ async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
     if not isinstance(data, dict):
         raise invalid(None, "The body must be a JSON object.", "invalid_json")
     for name, harmless in kind.UNSUPPORTED.items():
-        if data.get(name) not in (None, *harmless):
+        if not any(_same(data.get(name), value) for value in (None, *harmless)):
             raise unsupported(name, f"{name} is not supported by this server.")
     body = kind.model_validate(data)
     if ignored := body.ignored():

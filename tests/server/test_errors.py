@@ -31,6 +31,8 @@ CHAT_CASES: Cases = [
     ({"tools": [TOOL]}, "tools", UNSUPPORTED),
     ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
     ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"prompt_logprobs": 0}, "prompt_logprobs", UNSUPPORTED),
+    ({"length_penalty": True}, "length_penalty", UNSUPPORTED),
     ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
     ({"audio": {"voice": "x"}}, "audio", UNSUPPORTED),
     ({"functions": [TOOL]}, "functions", UNSUPPORTED),
