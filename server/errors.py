@@ -28,6 +28,8 @@ VALIDATION_CODES = {
     "extra_forbidden": "unsupported_parameter",
     "unsupported": "unsupported_parameter",
 }
+JSON_WORDS = dict.fromkeys(("model_type", "dict_type"), "Input should be an object")
+OF_THE_VALUE = re.compile(r".*_type|(greater|less)_than(_equal)?")  # errors of what it is itself
 UNAVAILABLE = {
     "loading": ("model_loading", "The model is still loading.", {"retry-after": "5"}),
     "draining": (
@@ -121,10 +123,29 @@ def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
 
 
 def _from_validation(error: pydantic.ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     param = _dotted([*first["loc"], *first.get("ctx", {}).get("path", ())])
-    code = VALIDATION_CODES.get(first["type"], "invalid_value")
-    return ApiError(400, code, f"{param or 'body'}: {first['msg']}.", param=param)
+    kind = first["type"]
+    message = JSON_WORDS.get(kind, first["msg"])
+    if OF_THE_VALUE.fullmatch(kind):
+        message += f", not {_told(first['input'])}"
+    code = VALIDATION_CODES.get(kind, "invalid_value")
+    return ApiError(400, code, f"{param or 'body'}: {message}.", param=param)
+
+
+def _told(value: Any, *, inside: bool = False) -> str:
+    """What was given, in JSON's words and without its text."""
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case int() | float():
+            return str(value)
+        case str():
+            return "a string"
+        case list():
+            first = f" that begins with {_told(value[0], inside=True)}" if value else ""
+            return "a list" if inside else f"a list{first}"
+    return "an object"
 
 
 def _dotted(location: Sequence[Any]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 
 from server.schemas.body import Body
-from server.schemas.generate import INT32, Count, Shape, TokenIds, failure
+from server.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, failure
 
 MAX_TEXTS = 2048
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -19,7 +19,7 @@ Inputs = Annotated[
     | Annotated[list[TokenIds], Field(max_length=MAX_TEXTS), Tag("<id lists>")],
     Shape,
 ]
-OneOrMore = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Shape]
+Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
 
 
 class EncoderBody(Body):
@@ -50,8 +50,8 @@ class EmbeddingBody(EncoderBody):
 class ScoreBody(EncoderBody):
     """One text with one, one with many, or as many with as many."""
 
-    text_1: OneOrMore
-    text_2: OneOrMore
+    text_1: Side
+    text_2: Side
 
     @property
     def sides(self) -> tuple[list[str], list[str]]:

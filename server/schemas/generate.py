@@ -41,11 +41,19 @@ def _shape(value: Any) -> str:
     return {int: "<ids>", list: "<id lists>"}.get(type(first), "<list>")
 
 
-Shape = Discriminator(_shape)
+def _shape_of(allowed: str) -> Discriminator:
+    """For a union that has not all these branches: `allowed` tells which."""
+    return Discriminator(
+        _shape, custom_error_type="shape_type", custom_error_message=f"Input should be {allowed}"
+    )
 
+
+Shape = Discriminator(_shape)
+OneOrMore = _shape_of("a string or a list of strings")
 
 Stops = Annotated[
-    Annotated[Stop, Tag("<one>")] | Annotated[list[Stop], Field(max_length=4), Tag("<list>")], Shape
+    Annotated[Stop, Tag("<one>")] | Annotated[list[Stop], Field(max_length=4), Tag("<list>")],
+    OneOrMore,
 ]
 Prompts = Annotated[
     Annotated[str, Tag("<one>")]
@@ -125,7 +133,10 @@ class TextPart(Part):
     text: str
 
 
-Content = Annotated[Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")], Shape]
+Content = Annotated[
+    Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")],
+    _shape_of("a string or a list of text parts"),
+]
 
 
 class ChatMessage(Part):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from engine.errors import RequestRejectedError
 from server.connection import MAX_HEAD_BYTES
 from server.errors import to_api_error
+from server.schemas.embedding import ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
 from tests.server.fake_engine import FakeEngine
 from tests.server.rig import check_error_body, eventually, serving
@@ -116,6 +118,30 @@ async def test_completion_refusals(served):
     assert not served.engine.requests
 
 
+TOLD = [
+    (ChatBody, {"stop": [1]}, "a string or a list of strings, not a list that begins with 1"),
+    (
+        ChatBody,
+        {"stop": [[1]]},
+        "a string or a list of strings, not a list that begins with a list",
+    ),
+    (ChatBody, {"messages": [{**USER, "content": [1]}]}, "a string or a list of text parts, not a"),
+    (ChatBody, {"messages": [7]}, "messages.0: Input should be an object, not 7."),
+    (ChatBody, {"logit_bias": []}, "an object, not a list."),
+    (ChatBody, {"stream": "secret"}, "boolean, not a string."),
+    (ChatBody, {"n": 17}, "less than or equal to 16, not 17."),
+    (ScoreBody, {"text_1": [[1]], "text_2": "a"}, "text_1: Input should be a string or a list of"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "words"), TOLD)
+def test_messages_tell_what_was_given_in_the_words_of_json(kind, fields, words):
+    base = {"messages": [USER]} if kind is ChatBody else {}
+    with pytest.raises(ValueError, match="error") as caught:
+        kind.model_validate(base | fields)
+    assert words in to_api_error(caught.value).message
+
+
 async def test_the_context_is_used_to_its_last_token(served):
     assert (await served.complete(prompt="a" * 500, max_tokens=11)).status_code == 200
     message = (await served.complete(prompt="a" * 500, max_tokens=12)).json()["error"]["message"]
@@ -172,6 +198,7 @@ def test_no_value_of_any_field_escapes_the_error_table(kind, data):
     except Exception as error:
         answer = to_api_error(error)
         assert answer.status == 400
+        assert not re.search(r"dictionary|instance of|_shape", answer.message)
         check_error_body(json.loads(answer.body("r")), 400)
 
 
