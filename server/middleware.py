@@ -102,13 +102,15 @@ class Exchange:
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self._client, self._most = service.client, service.config.max_body_bytes
         self._scope, self._receive, self._send = scope, receive, send
-        self.all_read = False
+        headers = Headers(scope=scope)
+        # Whoever asks first sends nothing before `receive` invites it (RFC 9110, section 10.1.1).
+        self.all_read = headers.get("expect", "").lower() == "100-continue"
         self._arrival = time.monotonic()
         self.status = 0
         self.cut = 499  # what the log calls an answer that did not end: the client left
         self._complete = False
         self.probed = scope["path"] in PROBED_PATHS
-        asked = Headers(scope=scope).get("x-request-id", "")
+        asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         state = scope.setdefault("state", {})
         state.update(arrival=self._arrival, request_id=self.id, tenant="")

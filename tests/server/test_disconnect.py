@@ -1,4 +1,4 @@
-"""Clients that leave, stall, or send odd ids: their work stops, and nobody else notices."""
+"""Clients that leave, stall, wait, or send odd ids: their work stops, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -168,6 +168,30 @@ async def test_equal_request_ids_do_not_meet(slow):
         *(slow.http.post("/v1/completions", json=body, headers=headers) for _ in range(4))
     )
     assert [answer.json()["choices"][0]["text"] for answer in answers] == ["aaaaa"] * 4
+
+
+def asking_first(length: int) -> bytes:
+    """The head of a request whose body is sent only when it is asked for."""
+    head = f"content-type: application/json\r\ncontent-length: {length}\r\n"
+    head += "host: localhost\r\nexpect: 100-continue\r\n"
+    return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode()
+
+
+async def test_who_asks_before_sending_is_invited(served):
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(asking_first(14))
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+    writer.write(b'{"prompt":"a"}')
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+async def test_who_asks_before_sending_too_much_is_not(served):
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(asking_first(10**9))
+    answer = await asyncio.wait_for(reader.read(-1), 30)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    writer.close()
 
 
 async def test_leaving_inside_the_body(served, caplog):
