@@ -194,8 +194,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            self._check_host(headers)
             if scope["path"] not in OPEN_PATHS:
+                self._check_host(headers)
                 self._check_key(scope, headers)
             if scope["method"] in BODY_METHODS:
                 self._check_body(headers)
@@ -205,7 +205,10 @@ class Gate:
     def _check_host(self, headers: Headers) -> None:
         name = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
         if self._hosts and name not in self._hosts:
-            message = "This server is bound to the loopback address and answers to no other name."
+            message = (
+                "This server is bound to the loopback address and answers to no other name. "
+                "Have the proxy send `Host: localhost`, or bind to the network with --host."
+            )
             raise ApiError(400, "invalid_host", message)
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:

@@ -258,6 +258,7 @@ async def test_http_level_refusals(served):
     )
     response = await http.get("/v1/models", headers={"host": "evil.example"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_host")
+    assert "--host" in response.json()["error"]["message"]
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert (await http.get("/v1/models", headers={"host": host})).status_code == 200
 

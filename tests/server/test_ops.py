@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import EngineDeadError
@@ -35,6 +37,16 @@ async def test_probes_follow_the_engine(served):
     engine.die()
     assert await probe(served) == (503, 503, "dead")
     assert (await served.http.get("/v1/models")).status_code == 503
+
+
+@pytest.mark.parametrize("host", ["", "Host: 10.1.2.3\r\n"])
+async def test_probes_need_no_name(served, host):
+    """HTTP/1.0 has no Host, and a probe through a proxy may have any."""
+    for path in ("/health", "/ready"):
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(f"GET {path} HTTP/1.0\r\n{host}\r\n".encode())
+        assert (await asyncio.wait_for(reader.read(-1), 10)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
 
 
 async def test_loading(model, says):
