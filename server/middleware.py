@@ -74,7 +74,8 @@ class RequestBoundary:
         answer = self._service.api_error(error)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
-        self._service.metrics.reject(answer.code)
+        if not exchange.probed:
+            self._service.metrics.reject(answer.code)
         if not exchange.status:
             if answer.headers.get("connection") == "close":
                 await exchange.read_on()
@@ -183,7 +184,7 @@ def allowed_hosts(host: str) -> frozenset[str]:
 
 
 class Gate:
-    """Who may come in, with what: Host, API key, media type, size. Refusals are ApiErrors."""
+    """Who may come in, with how much: Host, API key, size. Refusals are ApiErrors."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, keys: list[str]) -> None:
         self._app = app
@@ -198,7 +199,7 @@ class Gate:
                 self._check_host(headers)
                 self._check_key(scope, headers)
             if scope["method"] in BODY_METHODS:
-                self._check_body(headers)
+                self._check_length(headers)
                 receive = self._counted(receive)
         await self._app(scope, receive, send)
 
@@ -224,11 +225,7 @@ class Gate:
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = given.hex()
 
-    def _check_body(self, headers: Headers) -> None:
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            message = "The request needs `Content-Type: application/json`."
-            raise ApiError(415, "unsupported_media_type", message)
+    def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_body:
             raise self._too_large()

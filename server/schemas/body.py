@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from server.errors import ApiError, ClientGone, invalid, unsupported
 
 BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
+JSON = "application/json"
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
 
@@ -74,6 +75,9 @@ def _same(given: Any, harmless: Any) -> bool:
 
 async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
     """Raises ApiError or pydantic.ValidationError, which the error table turns into a 400."""
+    # Any web page may send text/plain here; for JSON the browser would ask us first.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise ApiError(415, "unsupported_media_type", f"The request needs `Content-Type: {JSON}`.")
     try:
         async with asyncio.timeout(BODY_DEADLINE):
             raw = await request.body()

@@ -85,6 +85,14 @@ async def test_keys(locked):
             assert response.json()["error"]["code"] == "invalid_api_key"
 
 
+async def test_a_refused_scrape_is_counted_as_little_as_one_that_is_let_in(locked):
+    for path in ("/metrics", "/v1/models"):
+        assert (await locked.http.get(path)).status_code == 401
+    locked.http.headers["authorization"] = "Bearer alpha"
+    assert await locked.metric("rejects_total", code="invalid_api_key") == 1
+    assert await locked.metric("http_requests_total", status="401") == 1
+
+
 async def test_all_keys_are_compared(locked, monkeypatch):
     compared = []
 

@@ -244,8 +244,8 @@ async def test_nul_and_duplicate_keys_are_harmless(served):
 async def test_http_level_refusals(served):
     http = served.http
     for path in ("/", "/v1", "/v1/chat/completions/", "/v1/images", "/%2e%2e/x", "/docs"):
-        response = await http.get(path)
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        for response in (await http.get(path), await http.post(path, content=b"x")):
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
     response = await http.get("/v1/chat/completions")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert response.json()["error"]["code"] == "method_not_allowed"

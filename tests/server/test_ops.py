@@ -49,6 +49,13 @@ async def test_probes_need_no_name(served, host):
         writer.close()
 
 
+async def test_a_405_of_a_probe_names_all_its_methods(served):
+    for path in ("/health", "/ready"):
+        response = await served.http.post(path, json={})
+        assert response.status_code == 405
+        assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+
 async def test_loading(model, says):
     engine = FakeEngine(says("x"), state="loading", info=None)
     engine.progress = Progress("reading weights", 0.25)
@@ -197,6 +204,7 @@ async def test_version_and_description(served):
     assert (await served.http.get("/version")).json()["version"]
     document = (await served.http.get("/openapi.json")).json()
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+    assert list(document["paths"]["/health"]) == ["get"]
     assert "messages" in body["content"]["application/json"]["schema"]["properties"]
 
 
