@@ -116,22 +116,31 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
 
     from loadtest import html_page, report, session
 
+    writers = {json_file: report.write, html_file: html_page.write}
+    targets = {file: write for file, write in writers.items() if file}
     try:
+        for file in targets:
+            report.check_target(file)
         measured = asyncio.run(session.measure(asked))
-    except session.COMPLAINTS as error:
-        typer.echo(f"penstock: {error}", err=True)
-        return 1
+    except (*session.COMPLAINTS, report.BadTarget) as error:
+        return _complain(error)
     except KeyboardInterrupt:
         return 130
-    if json_file:
-        report.write(measured, json_file)
-    if html_file:
-        html_file.parent.mkdir(parents=True, exist_ok=True)
-        html_file.write_text(html_page.page(measured), encoding="utf-8")
     typer.echo(report.table(measured))
     for note in report.notes(measured):
         typer.echo(note, err=not sys.stdout.isatty() and note.startswith("WARNING"))
-    return int(any(point.failed for point in measured.points))
+    status = int(any(point.failed for point in measured.points))
+    for file, write in targets.items():
+        try:
+            write(measured, file)
+        except report.BadTarget as error:
+            status = _complain(error)
+    return status
+
+
+def _complain(error: Exception) -> int:
+    typer.echo(f"penstock: {error}", err=True)
+    return 1
 
 
 @app.command()

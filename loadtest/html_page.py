@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from loadtest import report as reports
 from loadtest.charts import Dot, Line, chart, document
 from loadtest.measure import Load, Point
-from loadtest.report import Figure, Report, by_load, median, of
+from loadtest.report import Figure, Report, by_load, median, of, write_bytes
 
 # Title, unit, factor, lines.
 CHARTS: tuple[tuple[str, str, float, tuple[tuple[str, Figure], ...]], ...] = (
@@ -67,6 +68,11 @@ def page(report: Report) -> str:
     client = ", ".join(f"{name} {value}" for name, value in report.client.items())
     parts.append(f"<pre>{escape(report.command)}\nclient: {escape(client)}</pre>")
     return document(report.model, parts)
+
+
+def write(report: Report, path: Path) -> None:
+    """Raises BadTarget naming the file."""
+    write_bytes(page(report).encode(), path)
 
 
 def _table(report: Report) -> str:

@@ -41,8 +41,8 @@ class Target:
     @classmethod
     def parse(cls, url: str, key: str = "") -> Target:
         """Of a URL with or without /v1 at its end; raises BadUrl."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
             raise BadUrl(f"{url}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -38,9 +39,33 @@ class BadReport(Exception):
     """A file that holds no report."""
 
 
+class BadTarget(Exception):
+    """A file that no report can be written to."""
+
+
+def check_target(path: Path) -> None:
+    """Makes the folder; raises BadTarget where a file in it could not be written. So much is known
+    before a measurement that would be lost."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadTarget(f"{path} cannot be written: {error}") from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it is a folder" if path.is_dir() else "there is no permission"
+        raise BadTarget(f"{path} cannot be written: {why}.")
+
+
 def write(report: Report, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", path)
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Raises BadTarget naming the file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise BadTarget(f"{path} cannot be written: {error}") from None
 
 
 def read(path: Path) -> Report:

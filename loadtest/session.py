@@ -44,6 +44,8 @@ async def measure(asked: Asked) -> Report:
     """Raises one of COMPLAINTS where nothing can be measured."""
     loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
+    if not (asked.key.isascii() and asked.key.isprintable()):
+        raise BenchError("The API key has characters that no header can carry; see --api-key.")
     target = Target.parse(asked.url, asked.key)
     model, longest = await find(target, asked.url, asked.model)
     chosen = workload(asked.workload, scale, longest)

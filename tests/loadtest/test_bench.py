@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from loadtest import html_page, report, session
 from loadtest.bench import BenchError
+from loadtest.cli import app
 from loadtest.measure import Load, Point, Slo, spread
 from loadtest.session import Asked
 from tests.loadtest.scripted import Scripted, scripted
@@ -148,6 +150,8 @@ async def test_failures_are_counted_by_kind(fields: dict[str, Any], kind: str, w
         ({}, {"concurrency": "0"}, "'0' is no number of clients"),
         ({}, {"rate": "fast"}, "'fast' is no number of requests/s"),
         ({}, {"url": "http://127.0.0.1:1"}, "No server answers at http://127.0.0.1:1"),
+        ({}, {"url": "http://["}, "http://[: Invalid IPv6 URL"),
+        ({}, {"key": "k\u00e9y"}, "The API key has characters that no header can carry"),
     ],
 )
 async def test_what_cannot_be_measured_is_told_in_one_line(
@@ -252,6 +256,39 @@ async def test_the_command_ends_with_status_1_where_a_request_failed(tmp_path: P
     assert b"First HTTP 500, at 1 client: Broken." in out
     assert b"1 client: 0 of " in err
     assert (tmp_path / "a.json").is_file()
+    assert (tmp_path / "a.html").is_file()
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
+    tmp_path: Path, flag: str
+) -> None:
+    async with scripted() as server:
+        for target in (tmp_path, Path("/proc/none/a")):
+            command = [sys.executable, "-m", "server", "bench", "run", "--url", server.url]
+            process = await asyncio.create_subprocess_exec(
+                *command, flag, str(target), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+            )
+            _, err = await process.communicate()
+            assert process.returncode == 1
+            [line] = err.decode().splitlines()
+            assert f"{target} cannot be written" in line
+    assert server.asked == []
+
+
+def test_a_write_that_fails_all_the_same_costs_nothing_but_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def measure(asked: Asked) -> report.Report:
+        (tmp_path / "a.json").mkdir()
+        return a_report("closed", 1)
+
+    monkeypatch.setattr(session, "measure", measure)
+    targets = ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
+    done = CliRunner().invoke(app, ["run", *targets])
+    assert done.exit_code == 1
+    assert "8 clients" in done.stdout
+    assert f"{tmp_path / 'a.json'} cannot be written" in done.stderr
     assert (tmp_path / "a.html").is_file()
 
 
