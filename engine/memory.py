@@ -45,15 +45,17 @@ def plan_blocks(
     max_model_len: int,
     step_tokens: int,
     spare: int,
+    most: int,
     fill: bool = False,
 ) -> tuple[int, int]:
-    """(usable KV blocks, longest sequence in tokens); `spare` and `block_bytes` in bytes.
+    """(usable KV blocks, longest sequence in tokens); `spare`, `most` and `block_bytes` in bytes.
 
     An encoder has no KV groups and needs no blocks. With `fill` all of `spare` is taken, for the
     prefix cache, else no more than `max_num_seqs` sequences of full length can use.
 
     Where the model's own context does not fit and none was asked for, the longest that fits is
-    served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit.
+    served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit,
+    and where a size was asked for that is beyond `most`, which the device could ever give.
     """
 
     def needed(tokens: int) -> int:
@@ -72,18 +74,26 @@ def plan_blocks(
             limit = f"--gpu-memory-utilization {config.gpu_memory_utilization}"
         else:
             blocks = min(blocks, config.max_num_seqs * per_sequence)
+    if blocks * block_bytes > most:
+        raise ConfigError(
+            f"{limit} asks for {blocks} KV blocks ({blocks * block_bytes / 2**30:.1f} GiB), but "
+            f"there are {most / 2**30:.1f} GiB of memory. Ask for less, or leave the flag out: "
+            "what is free then decides."
+        )
     if blocks >= per_sequence:
         return blocks, max_model_len
     lengths = range(config.block_size, max_model_len, config.block_size)
     fitting = bisect.bisect_right(lengths, blocks, key=needed) * config.block_size
     if config.max_model_len is None and fitting:
         return blocks, fitting
-    shorter = f"--max-model-len {fitting} or " if fitting else ""
-    larger = f"--kv-cache-memory-bytes {per_sequence * block_bytes}"
-    if config.num_gpu_blocks_override is not None:  # it overrides the bytes
-        larger = f"--num-gpu-blocks-override {per_sequence}"
+    advice = [f"--max-model-len {fitting}"] if fitting else []
+    if per_sequence * block_bytes <= most:
+        larger = f"--kv-cache-memory-bytes {per_sequence * block_bytes}"
+        if config.num_gpu_blocks_override is not None:  # it overrides the bytes
+            larger = f"--num-gpu-blocks-override {per_sequence}"
+        advice.append(larger)
     raise ConfigError(
         f"A sequence of {max_model_len} tokens needs {per_sequence} KV blocks "
         f"({per_sequence * block_bytes / 2**20:.1f} MiB), but {limit} gives {blocks}. "
-        f"Use {shorter}{larger}."
+        f"Use {' or '.join(advice) or 'more memory'}."
     )

@@ -121,6 +121,16 @@ def available_memory(device: torch.device) -> int:
     return free
 
 
+def machine_memory() -> int:
+    """Bytes of RAM this process could ever have: the machine's, within the container's limit."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return whole  # no such file, or "max": no limit
+    return min(whole, limit)
+
+
 def total_memory(device: torch.device) -> int | None:
     """Bytes a GPU has in all; None for a CPU, whose memory is everybody's."""
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None

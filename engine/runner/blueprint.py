@@ -20,6 +20,7 @@ from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.platform import (
     available_memory,
+    machine_memory,
     onednn_multiplies,
     select_device,
     select_dtype,
@@ -90,6 +91,8 @@ class Blueprint:
             max_model_len=self.max_model_len,
             step_tokens=self.max_num_batched_tokens,
             spare=spare_for_kv(self.config, free, total, reserved),
+            # Much of a machine's memory is only lent to files, so what is free would be too strict.
+            most=machine_memory() if total is None else free,
             fill=total is not None,
         )
 

@@ -147,3 +147,7 @@ def test_what_does_not_fit_ends_with_status_2(checkpoint: Path) -> None:
     done = plan(str(checkpoint), "--num-gpu-blocks-override", "1", "--max-model-len", "256")
     assert done.returncode == 2
     assert "--num-gpu-blocks-override 4" in done.stderr
+    for flag, size in (("--kv-cache-memory-bytes", "100TiB"), ("--num-gpu-blocks-override", 10**9)):
+        done = plan(str(checkpoint), flag, str(size))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{flag} asks for" in done.stderr

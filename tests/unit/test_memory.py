@@ -27,6 +27,7 @@ def plan_for(
     max_model_len: int,
     available: int,
     groups: tuple[KVGroup, ...] = (KVGroup(1),),
+    most: int = 10**14,
 ) -> tuple[int, int]:
     return plan_blocks(
         config,
@@ -35,6 +36,7 @@ def plan_for(
         max_model_len=max_model_len,
         step_tokens=100,
         spare=spare_for_kv(config, available, None, 0),
+        most=most,
     )
 
 
@@ -47,16 +49,13 @@ def test_a_gpu_is_filled_up_to_its_share() -> None:
     config = EngineConfig(gpu_memory_utilization=0.75, max_num_seqs=1)
     spare = spare_for_kv(config, free=9_000, total=10_000, reserved=500)
     assert spare == 9_000 - 500 - 2_500
-    blocks, _ = plan_blocks(
-        config, (KVGroup(1),), 10, max_model_len=64, step_tokens=64, spare=spare, fill=True
-    )
+    on_gpu: dict[str, Any] = {"step_tokens": 64, "most": 9_000, "fill": True}
+    blocks, _ = plan_blocks(config, (KVGroup(1),), 10, max_model_len=64, spare=spare, **on_gpu)
     assert blocks == spare // 10, "more than one sequence needs: for prefixes"
     assert spare_for_kv(config, free=2_900, total=10_000, reserved=500) == 0
     asked = msgspec.structs.replace(config, max_model_len=128)
     with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.75 gives 1\. Use"):
-        plan_blocks(
-            asked, (KVGroup(1),), 10, max_model_len=128, step_tokens=64, spare=19, fill=True
-        )
+        plan_blocks(asked, (KVGroup(1),), 10, max_model_len=128, spare=19, **on_gpu)
 
 
 def test_bytes_and_the_override_are_exact() -> None:
@@ -85,6 +84,27 @@ def test_a_context_asked_for_is_never_cut(config: dict[str, Any], limit: str) ->
     wanted = EngineConfig(max_model_len=1000, **config)
     with pytest.raises(ConfigError, match=f"1000 tokens needs 16 KV blocks .*{limit}"):
         plan_for(wanted, 1000, 1000, available)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"kv_cache_memory_bytes": 100_001 * 10**6}, {"num_gpu_blocks_override": 100_001}],
+    ids=str,
+)
+def test_more_than_the_memory_there_is_cannot_be_asked_for(config: dict[str, Any]) -> None:
+    """What is merely not free can: files give their memory back."""
+    asked = EngineConfig(**config)
+    [flag] = config
+    assert plan_for(asked, 10**6, 1000, 0, most=100_001 * 10**6) == (100_001, 1000)
+    words = rf"--{flag.replace('_', '-')} asks for 100001 KV blocks \(93\.1 GiB\), but there are 93"
+    with pytest.raises(ConfigError, match=words):
+        plan_for(asked, 10**6, 1000, 10**9, most=100_001 * 10**6 - 1)
+
+
+def test_a_context_beyond_the_memory_is_no_reason_to_ask_for_that_much() -> None:
+    wanted = EngineConfig(max_model_len=10**6)
+    with pytest.raises(ConfigError, match=r"\. Use --max-model-len 6400\.$"):
+        plan_for(wanted, 1000, 10**6, 400_000, most=10**6)
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
