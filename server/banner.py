@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 from rich.filesize import decimal
@@ -19,6 +20,7 @@ from server.listen import is_loopback
 from server.service import Service
 
 log = structlog.get_logger("server.life")
+UNKNOWN_KEY = "KEY"  # where one stands that the shell cannot find
 
 
 def say(text: str) -> None:
@@ -71,7 +73,8 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
     """The facts of the loaded model and a curl line that works as printed."""
     config = service.config
     has_keys = bool(config.api_key or config.api_key_file)
-    key = "on" if has_keys else "off"
+    access = "on" if has_keys else "off"
+    key = shell_key(config, os.environ) if has_keys else ""
     url = base_url(config.host, port)
     lines = [
         f"penstock {importlib.metadata.version('penstock')} serves {service.names[0]}: "
@@ -80,10 +83,12 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
         f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(service, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *memory(ready),
-        f"  access    API key {key}",
+        f"  access    API key {access}",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
-        f"  try       {curl(service, ready, url, has_keys)}",
+        f"  try       {curl(service, ready, url, key)}",
     ]
+    if key == UNKNOWN_KEY:
+        lines.append(f"            with a key of yours for {key}")
     lines += arithmetic(ready)
     if not is_loopback(config.host) and not has_keys:
         lines.append(
@@ -160,7 +165,17 @@ def arithmetic(ready: Ready) -> list[str]:
     return []
 
 
-def curl(service: Service, ready: Ready, url: str, has_keys: bool) -> str:
+def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
+    """What a shell on this machine makes a key of, without the banner showing it."""
+    if config.api_key_file:
+        file = shlex.quote(os.path.abspath(config.api_key_file))
+        return f"$(grep -m1 '^[^#[:space:]]' {file})"
+    if environ.get("PENSTOCK_API_KEY", "").partition(",")[0] in config.api_key:
+        return "${PENSTOCK_API_KEY%%,*}"
+    return UNKNOWN_KEY
+
+
+def curl(service: Service, ready: Ready, url: str, key: str) -> str:
     """One request for the shell; a model that cannot chat gets a completion."""
     body: dict[str, object] = {"model": service.names[0]}
     if ready.kind == "encoder":
@@ -171,6 +186,6 @@ def curl(service: Service, ready: Ready, url: str, has_keys: bool) -> str:
     else:
         path, body["max_tokens"] = "/v1/completions", 64
         body["prompt"] = "Once upon a time"
-    key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_keys else ""
+    access = f' -H "Authorization: Bearer {key}"' if key else ""
     data = shlex.quote(json.dumps(body))
-    return f"curl -s {url}{path} -H 'Content-Type: application/json'{key} -d {data}"
+    return f"curl -s {url}{path} -H 'Content-Type: application/json'{access} -d {data}"

@@ -29,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
     log_format: Literal["auto", "json"] = "auto"
     drain_timeout: float = 30.0
     stalled_s: float = 0.001  # how long it has given no sign, with work
@@ -90,6 +91,7 @@ def main() -> int:
         host=plan.host,
         port=plan.port,
         api_key=plan.api_key,
+        api_key_file=plan.api_key_file,
         log_format=plan.log_format,
         drain_timeout=plan.drain_timeout,
     )

@@ -31,12 +31,11 @@ FAKE = Path(__file__).with_name("fake_serve.py")
 class Running:
     """A started server. `log` is what it has written on stderr so far."""
 
-    def __init__(self, command: list[str], stderr: Path) -> None:
+    def __init__(self, command: list[str], stderr: Path, **environ: str) -> None:
         self._stderr = stderr
         with stderr.open("wb") as stream:
-            self.process = subprocess.Popen(
-                command, stderr=stream, cwd=ROOT, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "."}
-            )
+            env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", **environ}
+            self.process = subprocess.Popen(command, stderr=stream, cwd=ROOT, env=env)
 
     @property
     def log(self) -> str:
@@ -68,10 +67,12 @@ def start(tmp_path: Path, model: Path) -> Iterator[Any]:
     started: list[Running] = []
 
     def fake(**plan: object) -> Running:
-        return run([sys.executable, str(FAKE), json.dumps({"model": str(model), **plan})])
+        environ = {name: str(plan.pop(name)) for name in list(plan) if name.isupper()}
+        given = json.dumps({"model": str(model), **plan})
+        return run([sys.executable, str(FAKE), given], **environ)
 
-    def run(command: list[str]) -> Running:
-        started.append(Running(command, tmp_path / f"stderr{len(started)}"))
+    def run(command: list[str], **environ: str) -> Running:
+        started.append(Running(command, tmp_path / f"stderr{len(started)}", **environ))
         return started[-1]
 
     fake.run = run  # type: ignore[attr-defined]
@@ -103,14 +104,35 @@ def test_the_banner_says_the_facts_in_under_15_lines(start: Any) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.parametrize("keys", [[], ["s3cret"]])
-def test_the_curl_line_works_as_printed(start: Any, keys: list[str]) -> None:
-    server = start(api_key=keys)
+@pytest.mark.parametrize(
+    ("keys", "variable", "file"),
+    [
+        ([], "", ""),
+        (["s3cret"], "s3cret", ""),
+        (["s3cret", "other"], "s3cret,other", ""),
+        ([], "", "\n# the team's\n  # and\n\ns3cret\nother\n"),
+    ],
+    ids=["no key", "one key", "two keys", "file"],
+)
+def test_the_curl_line_works_as_printed(
+    start: Any, tmp_path: Path, keys: list[str], variable: str, file: str
+) -> None:
+    environ = {"PENSTOCK_API_KEY": variable} if variable else {}
+    path = tmp_path / "the keys"
+    path.write_text(file)
+    server = start(api_key=keys, api_key_file=str(path) if file else None, **environ)
     line = server.wait_for(r"try +(curl .*)\n")[1]
     assert "s3cret" not in server.log
-    environ = {"PATH": "/usr/bin:/bin", "PENSTOCK_API_KEY": "s3cret"}
-    answer = subprocess.run(["bash", "-c", line], capture_output=True, env=environ, timeout=30)
+    environ["PATH"] = "/usr/bin:/bin"
+    answer = subprocess.run(["sh", "-c", line], capture_output=True, env=environ, timeout=30)
     assert json.loads(answer.stdout)["choices"][0]["finish_reason"] == "length", answer
+
+
+def test_a_key_the_shell_does_not_know_is_asked_for(start: Any) -> None:
+    server = start(api_key=["s3cret"], PENSTOCK_API_KEY="another")
+    line = server.wait_for(r"try +(curl .*)\n +with a key of yours for KEY\n")[1]
+    assert "Bearer KEY" in line
+    assert "s3cret" not in server.log
 
 
 def test_with_json_logs_every_line_is_a_record(start: Any) -> None:
