@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import signal
 import sys
 import time
@@ -12,6 +14,10 @@ from typing import Any
 
 import httpx2
 
+# What comes in fewer pieces, or in less time, tells of the network's packets and not of a rate.
+RATE_PIECES = 4
+RATE_S = 0.1
+
 
 class ChatError(Exception):
     """Something the user should read in one line."""
@@ -19,22 +25,29 @@ class ChatError(Exception):
 
 class Chat:
     """A conversation with one model. Its messages are sent anew with each question, and so are
-    `options`, parameters of the API of which None are not given."""
+    `options`, parameters of the API of which None are not given. Raises ChatError where no server
+    can be asked so."""
 
     def __init__(
         self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
         self.summary = ""  # of the last answer, empty where nothing came
-        self._url = url
+        self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._remembers = True
         self._start = [{"role": "system", "content": system}] if system else []
         self.reset()
         self._options = {name: value for name, value in options.items() if value is not None}
+        for name, value in self._options.items():
+            if not math.isfinite(value):
+                raise ChatError(f"--{name.replace('_', '-')}: {value} is no finite number.")
+        if not (key.isascii() and key.isprintable()):
+            raise ChatError("The API key has characters that no header can carry; see --api-key.")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A long prompt on a busy server may take minutes to its first token: no read timeout.
         timeout = httpx2.Timeout(10, read=None)
-        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
+        with self._errors():
+            self._http = httpx2.Client(base_url=self._url, headers=headers, timeout=timeout)
 
     def close(self) -> None:
         self._http.close()
@@ -48,8 +61,13 @@ class Chat:
         with self._errors():
             response = self._http.get("/v1/models")
             _check(response)
+        try:
             kinds = {entry["id"]: entry.get("kind") for entry in response.json()["data"]}
-        self._model = self._model or next(iter(kinds))
+            self._model = self._model or next(iter(kinds))
+        except (ValueError, LookupError, TypeError, StopIteration):
+            raise ChatError(
+                f"{self._url}/v1/models lists no models; is it the right --url?"
+            ) from None
         if self._model not in kinds:
             raise ChatError(f"The server has no model {self._model}, but {', '.join(kinds)}.")
         if kinds[self._model] == "encoder":
@@ -79,7 +97,7 @@ class Chat:
         finally:
             if pieces:
                 self._messages.append({"role": "assistant", "content": "".join(pieces)})
-                self.summary = _summary(tokens or len(pieces), moments[0], moments[-1])
+                self.summary = _summary(tokens or len(pieces), moments)
             else:
                 self._messages.pop()
                 self.summary = ""
@@ -112,12 +130,20 @@ class Chat:
             ) from None
         except httpx2.HTTPError as error:
             raise ChatError(f"The connection to {self._url} failed: {error}") from None
+        except httpx2.InvalidURL as error:
+            raise ChatError(
+                f"{self._url}: {error}. Give --url one like http://127.0.0.1:8000."
+            ) from None
+        except UnicodeEncodeError:
+            raise ChatError("What was given or typed is no UTF-8, so it cannot be sent.") from None
 
 
-def _summary(tokens: int, first: float, last: float) -> str:
-    """Of one answer; seconds from the question to its first and its last text."""
-    rate = f"{(tokens - 1) / (last - first):.1f}" if last > first else "-"
-    return f"{tokens} tokens, {rate} tok/s, first after {first:.2f} s"
+def _summary(tokens: int, moments: list[float]) -> str:
+    """Of one answer; each piece's seconds from the question."""
+    span = moments[-1] - moments[0]
+    enough = len(moments) >= RATE_PIECES and span >= RATE_S
+    rate = f" {(tokens - 1) / span:.1f} tok/s," if enough else ""
+    return f"{tokens} tokens,{rate} first after {moments[0]:.2f} s"
 
 
 def _check(response: httpx2.Response) -> None:
@@ -139,7 +165,10 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             return
-        event = json.loads(data)
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise ChatError(f"The answer was cut off: an event is no JSON ({error}).") from None
         if "error" in event:
             raise ChatError(f"The answer was cut off: {event['error'].get('message')}")
         yield event
@@ -150,6 +179,8 @@ def converse(chat: Chat, quick: str | None) -> int:
     """Asks `quick`, or what is typed until the end; the exit status, 1 where something failed."""
     # Started in the background of a script, SIGINT would be ignored: here it stops an answer.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `ask` tells of bytes that are no text
     try:
         model = chat.connect()
         if quick is not None:

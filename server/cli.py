@@ -181,7 +181,9 @@ app.command(epilog=EPILOG)(serve)
 
 @app.command()
 def chat(
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(help="The server, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)
@@ -194,11 +196,15 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a running server; Ctrl-C stops an answer."""
-    from server.chat import Chat, converse
+    from server.chat import Chat, ChatError, converse
 
     key = api_key or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    with closing(Chat(url, key, model, system, **options)) as partner:
+    try:
+        partner = Chat(url, key, model, system, **options)
+    except ChatError as error:
+        raise _fail(error, 1) from None
+    with closing(partner):
         raise typer.Exit(converse(partner, quick))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,8 @@ REFUSAL = json.dumps({"error": {"message": "Give a valid API key.", "code": "inv
 class Api:
     """An ASGI app: /v1/models, and chat completions that stream `words`. Keeps what it was asked.
 
-    `pause` is slept between words; `broken` ends each stream with an error event.
+    `pause` is slept between words; `broken` ends each stream with an error event; `listed` is the
+    answer of /v1/models where it is not empty.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,7 @@ class Api:
         self.pause = 0.0
         self.broken = False
         self.models = [{"id": "first"}, {"id": "second"}, {"id": "vectors", "kind": "encoder"}]
+        self.listed = ""
         self.key = ""
         self.asked: list[dict[str, Any]] = []
         self.url = ""
@@ -43,7 +46,10 @@ class Api:
             await reply.body(REFUSAL, more=False)
         elif scope["path"] == "/v1/models":
             await reply.start(200, "application/json")
-            await reply.body(json.dumps({"data": self.models}), more=False)
+            await reply.body(self.listed or json.dumps({"data": self.models}), more=False)
+        elif scope["path"] != "/v1/chat/completions":
+            await reply.start(404, "text/plain")
+            await reply.body("no such path", more=False)
         else:
             self.asked.append(json.loads((await receive())["body"]))
             await self._stream(reply)
@@ -106,15 +112,66 @@ def chat(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(**command(*arguments), input=said, capture_output=True, timeout=60)
 
 
+def talk(api: Api) -> subprocess.CompletedProcess[str]:
+    return chat("--url", api.url, "--quick", "hi")
+
+
 def test_quick_prints_the_answer_on_stdout_and_the_numbers_on_stderr(api: Api) -> None:
     api.key = "k1"
     answer = chat("--url", api.url, "--quick", "hi", "--max-tokens", "9", "--temperature", "0")
     assert (answer.returncode, answer.stdout) == (0, "Hello there\n")
-    assert answer.stderr.startswith("17 tokens, ")
-    assert "tok/s, first after " in answer.stderr
+    assert answer.stderr.startswith("17 tokens, first after "), "of two pieces no rate is told"
     [asked] = api.asked
     assert asked["model"] == "first"
     assert (asked["max_tokens"], asked["temperature"], asked["stream"]) == (9, 0, True)
+
+
+def test_the_rate_is_of_the_tokens_after_the_first(api: Api) -> None:
+    api.words, api.pause = ["a"] * 5, 0.1
+    found = re.search(r"^17 tokens, (\S+) tok/s, first after ", talk(api).stderr)
+    assert found
+    assert 1 < float(found[1]) < 160, "16 tokens in about 0.4 s"
+
+
+def test_the_url_may_end_with_v1(api: Api) -> None:
+    api.url += "/v1/"
+    assert talk(api).stdout == "Hello there\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "http://127.0.0.1:abc"], "http://127.0.0.1:abc: Invalid port: 'abc'"),
+        (["--url", "http://[::1"], "http://[::1: "),
+        (["--api-key", "k\u00e9y"], "The API key has characters that no header can carry"),
+        (["--temperature", "nan"], "--temperature: nan is no finite number"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(arguments: list[str], said: str) -> None:
+    answer = chat(*arguments, "--quick", "hi")
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (1, 1), answer.stderr
+    assert said in answer.stderr
+
+
+@pytest.mark.parametrize("listed", ["<html>", '{"data":[]}', "{}", "[]", '{"data":["a"]}'])
+def test_a_url_that_lists_no_models_is_one_line(api: Api, listed: str) -> None:
+    api.listed = listed
+    answer = talk(api)
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (1, 1), answer.stderr
+    assert f"{api.url}/v1/models lists no models" in answer.stderr
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_bytes_that_are_no_text_cost_one_question(api: Api, locale: str) -> None:
+    started = command("--url", api.url)
+    environ = {**started.pop("env"), "LC_ALL": locale}
+    del started["text"]
+    said = b"caf\xe9\nhi\n"
+    answer = subprocess.run(**started, env=environ, input=said, capture_output=True, timeout=60)
+    assert answer.returncode == 1
+    assert answer.stdout == b"\nHello there\n"
+    assert answer.stderr.startswith(b"penstock: What was given or typed is no UTF-8")
+    assert [asked["messages"][-1]["content"] for asked in api.asked] == ["hi"]
 
 
 def test_the_conversation_is_kept_until_it_is_reset(api: Api) -> None:
