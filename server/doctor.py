@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.config import BF16_CPU_FEATURES, is_hub_name, model_folder
+from engine.config import BF16_CPU_FEATURES, EngineConfig, is_hub_name, model_folder, read_json
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.listen import ListenError, listen
@@ -37,14 +37,44 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
     findings = [*_versions(), *_machine(), _gpu()]
     try:
         server_config, engine_config, warnings = load({}, environ, config)
-        model = engine_config.model
-        found = model if is_hub_name(model) else model_folder(model)
+        usable = _usable(server_config, engine_config)
     except ConfigError as error:
         return [*findings, Finding("settings", "fail", str(error), "correct the value named")]
+    except ImportError as error:  # `_versions` may have told of it
+        return [*findings, Finding("settings", "fail", str(error), "make setup")]
     findings += [Finding("settings", "warn", text, "see `penstock flags`") for text in warnings]
     if not warnings:
-        findings.append(Finding("settings", "ok", f"can be used, with the model in {found}"))
+        findings.append(Finding("settings", "ok", f"can be used{usable}"))
     return [*findings, _port(server_config)]
+
+
+def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
+    """Where the model is, in words; raises ConfigError where `serve` would for a file it reads."""
+    from server.chat_template import ChatTemplate
+    from server.middleware import read_keys
+    from server.pull import cached
+
+    read_keys(config)
+    model = engine_config.model
+    folder = cached(model) if is_hub_name(model) else model_folder(model)
+    override = Path(config.chat_template) if config.chat_template else None
+    if folder or override:
+        ChatTemplate.from_folder(folder or Path(model), override)
+    if folder is None:
+        return f"; {model} is not here yet: serve will pull it"
+    _check_length(engine_config.max_model_len, folder)
+    return f", with the model in {folder}"
+
+
+def _check_length(wanted: int | None, folder: Path) -> None:
+    """Raises ConfigError where more is wanted than the model was made for, as far as config.json
+    says it under the name that most architectures have for it."""
+    own = read_json(folder / "config.json").get("max_position_embeddings")
+    if wanted and isinstance(own, int) and wanted > own:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {own} positions this model was made for. "
+            f"Use --max-model-len {own} or less."
+        )
 
 
 def render(findings: list[Finding]) -> str:

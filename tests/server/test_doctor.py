@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import torch
 
+from engine.config import model_folder
 from engine.platform import select_dtype
 from server.doctor import Finding, examine
 
@@ -41,9 +43,32 @@ def test_settings_are_linted() -> None:
     assert by_name()["settings"].level == "ok"
     assert "at least 1" in by_name(PENSTOCK_THREADS="0")["settings"].text
     assert "/no/model" in by_name(PENSTOCK_MODEL="/no/model")["settings"].text
-    assert by_name(PENSTOCK_MODEL="org/name")["settings"].level == "ok", "serve would pull it"
+    absent = by_name(PENSTOCK_MODEL="org/name")["settings"]
+    assert (absent.level, absent.text) == (
+        "ok", "can be used; org/name is not here yet: serve will pull it"
+    )  # fmt: skip
     unknown = by_name(PENSTOCK_TREADS="1")["settings"]
     assert (unknown.level, "PENSTOCK_THREADS?" in unknown.text) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("API_KEY_FILE", "/nonexistent", "Cannot read the API keys in /nonexistent"),
+        ("CHAT_TEMPLATE", "/nonexistent", "Cannot read the chat template /nonexistent"),
+        ("MAX_MODEL_LEN", "5000", "5000 is more than the 1024 positions"),
+    ],
+)
+def test_what_serve_would_refuse_cannot_be_used(variable: str, value: str, said: str) -> None:
+    finding = by_name(**{f"PENSTOCK_{variable}": value})["settings"]
+    assert finding.level == "fail"
+    assert said in finding.text
+
+
+def test_a_model_in_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pull.cached", lambda name: model_folder("demo"))
+    found = by_name(PENSTOCK_MODEL="org/name")["settings"]
+    assert found.text == f"can be used, with the model in {model_folder('demo')}"
 
 
 def test_a_taken_port_fails() -> None:
