@@ -8,6 +8,7 @@ the place it came from.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 import typing
@@ -83,7 +84,12 @@ class Setting:
         """What a value may be, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        words = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a finite number",
+            str: "a text",
+        }
         bounds = {"at least": "ge", "above": "gt", "at most": "le"}
         limits = [f"{w} {self.fact(b)}" for w, b in bounds.items() if self.fact(b) is not None]
         text = " ".join([words.get(self.kind, "a list of texts"), " and ".join(limits)]).rstrip()
@@ -168,7 +174,11 @@ def _convert(setting: Setting, value: Any) -> Any:
         value = human_size(value)
     if isinstance(value, str) and setting.repeats:
         value = [value]
-    return msgspec.convert(value, setting.annotation, strict=False)
+    converted = msgspec.convert(value, setting.annotation, strict=False)
+    # Both pass every lower bound, and no clock can wait for them.
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise msgspec.ValidationError
+    return converted
 
 
 def _from_environment(
@@ -198,8 +208,22 @@ def read_yaml(file: Path) -> dict[str, Any]:
     """A YAML file's mapping; raises ConfigError naming the file where it holds something else."""
     import yaml  # here, so that `--help` need not pay for it
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that stands twice, of which YAML's own takes the last without a word."""
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
+            lines: dict[str, int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                name, line = key.value, key.start_mark.line + 1
+                if name in lines:
+                    words = f"{name} stands twice, in lines {lines[name]} and {line}."
+                    raise yaml.YAMLError(words)
+                lines[name] = line
+            return node
+
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"Cannot read the YAML file {file}: {error}") from error
     if not isinstance(document, dict | None):

@@ -58,6 +58,9 @@ def test_nothing_given_gives_the_defaults() -> None:
         ({}, {"PENSTOCK_MAX_NUM_SEQS": "many"}, "", ["PENSTOCK_MAX_NUM_SEQS: 'many'", "whole"]),
         ({}, {"PENSTOCK_SEND_TIMEOUT": "0"}, "", ["PENSTOCK_SEND_TIMEOUT", "number above 0"]),
         ({}, {"PENSTOCK_PREPACK": "perhaps"}, "", ["PENSTOCK_PREPACK", "true or false"]),
+        ({"drain_timeout": "inf"}, {}, "", ["--drain-timeout: 'inf' is not a finite number"]),
+        ({}, {"PENSTOCK_STALL_TIMEOUT": "nan"}, "", ["PENSTOCK_STALL_TIMEOUT: 'nan' is not a"]),
+        ({}, {}, "drain_timeout: .inf", ["drain_timeout in ", "inf is not a finite number at"]),
         ({}, {}, "max_model_len: 0", ["max_model_len in ", "penstock.yaml: 0", "at least 1"]),
         ({}, {}, "port:", ["port in ", "None is not a whole number"]),
     ],
@@ -96,6 +99,8 @@ def test_a_wrong_secret_is_not_printed(tmp_path: Path) -> None:
     [
         ("max_model_length: 5", ["max_model_length in ", "Did you mean max_model_len?"]),
         ("max-num-seqs: 5\nmax_num_seqs: 6", ["stands twice"]),
+        ("port: 8000\nhost: a\n'port': 8001", ["port stands twice, in lines 1 and 3"]),
+        ("{port: 8000, port: 8001}", ["port stands twice, in lines 1 and 1"]),
         ("- port", ["must hold", "list"]),
         ("port: [", ["Cannot read the YAML file"]),
     ],
