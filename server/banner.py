@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-import structlog
 from rich.filesize import decimal
 
 from engine.config import EngineConfig
@@ -18,28 +17,9 @@ from engine.protocol import Progress, Ready
 from server.config import ServerConfig
 from server.listen import is_loopback
 from server.service import Service
+from server.voice import say
 
-log = structlog.get_logger("server.life")
 UNKNOWN_KEY = "KEY"  # where one stands that the shell cannot find
-
-
-def say(text: str) -> None:
-    """Text for the person at the terminal; stdout stays free for data."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def voice(config: ServerConfig, *, bad: bool = False) -> Callable[[str], None]:
-    """How the server tells of its life: as `say`, or with --log-format json as records of the log,
-    so that no line of ours on stderr is anything else. `bad` news are errors there."""
-    if config.log_format != "json":
-        return say
-
-    def record(text: str) -> None:
-        for line in filter(str.strip, text.splitlines()):
-            (log.error if bad else log.info)(line.strip().removeprefix("penstock: "))
-
-    return record
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,6 +24,7 @@ from server import exits
 from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
+from server.voice import say, voice
 
 EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
 ConfigFile = Annotated[
@@ -66,8 +69,8 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _fail(message: object, status: int) -> typer.Exit:
-    typer.echo(f"penstock: {message}", err=True)
+def _fail(message: object, status: int, tell: Callable[[str], None] = say) -> typer.Exit:
+    tell(f"penstock: {message}")
     return typer.Exit(status)
 
 
@@ -105,9 +108,16 @@ def serve(**values: Any) -> None:
         values["model"] = folder
     try:
         server_config, engine_config, warnings = load(values, os.environ, file)
+    except ConfigError as error:
+        raise _fail(error, exits.BAD_CONFIG) from None
+    from server.logging import configure
+
+    configure(server_config)
+    fail = partial(_fail, tell=voice(server_config, "error"))
+    try:
         for warning in warnings:
-            typer.echo(f"penstock: warning: {warning}", err=True)
-        server_config, engine_config = located(server_config, engine_config)
+            voice(server_config, "warning")(f"penstock: warning: {warning}")
+        server_config, engine_config = located(server_config, engine_config, voice(server_config))
         folder = model_folder(engine_config.model)
         for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
@@ -116,9 +126,9 @@ def serve(**values: Any) -> None:
         _check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
-        raise _fail(error, exits.BAD_CONFIG) from None
+        raise fail(error, exits.BAD_CONFIG) from None
     except ListenError as error:
-        raise _fail(error, exits.CANNOT_LISTEN) from None
+        raise fail(error, exits.CANNOT_LISTEN) from None
     from engine.child import EngineChild  # only now: what is wrong so far is told within 0.5 s
 
     with EngineChild(engine_config) as child:  # it imports torch while we import the server
@@ -149,16 +159,17 @@ def _check_temporary_folder() -> None:
 
 
 def located(
-    server_config: ServerConfig, engine_config: EngineConfig
+    server_config: ServerConfig, engine_config: EngineConfig, tell: Callable[[str], None] = say
 ) -> tuple[ServerConfig, EngineConfig]:
-    """Both with the folder of what is named ORG/NAME; it is served under that name."""
+    """Both with the folder of what is named ORG/NAME, pulled where it is not here; it is served
+    under that name."""
     name = engine_config.model
     if not is_hub_name(name):
         return server_config, engine_config
     from server.pull import locate
 
     names = server_config.served_model_name or (name,)
-    folder = str(locate(name))
+    folder = str(locate(name, tell))
     return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
 
 

@@ -21,11 +21,12 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
 from server import exits
 from server.app import create_app
-from server.banner import banner, base_url, load_progress, voice
+from server.banner import banner, base_url, load_progress
 from server.config import ServerConfig
 from server.connection import MAX_HEAD_BYTES, Connection
 from server.listen import BACKLOG
 from server.service import Service
+from server.voice import voice
 
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
@@ -40,14 +41,14 @@ def run(
     try:
         app = create_app(config, engine_config, client)
     except ConfigError as error:
-        voice(config, bad=True)(f"penstock: {error}")
+        voice(config, "error")(f"penstock: {error}")
         return exits.BAD_CONFIG
     _allow_many_connections()
     lifetime = Lifetime(app, engine_config, listener)
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # after everything else, so that it is the last line
-        voice(config, bad=True)(f"penstock: {lifetime.cause}")
+        voice(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
     return status
 
 
@@ -71,7 +72,7 @@ class Lifetime:
     """One run of the server. Owns the signals and the order in which things end."""
 
     def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
-        self.cause = ""  # why the engine ended, where it ended by itself
+        self.cause = ""  # why it all ended: a signal, or the engine's own end
         self.server = Server(
             uvicorn.Config(
                 app,
@@ -165,6 +166,7 @@ class Lifetime:
             # No clean-up: it could wait for what hangs. The engine ends with its parent.
             sys.stderr.flush()
             os._exit(128 + number)
+        self.cause = self.cause or f"stopped by {number.name}"
         self._drain = asyncio.create_task(self._drain_and_stop(number.name))
 
     async def _drain_and_stop(self, name: str) -> None:

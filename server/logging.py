@@ -71,3 +71,5 @@ def configure(config: ServerConfig) -> None:
     root.setLevel(level)
     # It logs every chunk at debug level, and with it the answers.
     logging.getLogger("sse_starlette").setLevel(max(level, logging.INFO))
+    # At info level it logs every URL of a pull, and with them signatures.
+    logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))

@@ -26,7 +26,7 @@ from rich.filesize import decimal
 
 from engine.config import CHECKPOINT_FILES, NO_GGUF, WEIGHTS_INDEX, indexed_files, weight_files
 from engine.errors import ConfigError
-from server.banner import say
+from server.voice import say
 
 MAIN = "main"
 MOST_FAILURES = 5  # requests in a row that bring nothing
@@ -81,17 +81,17 @@ def cached(name: str, revision: str = MAIN) -> Path | None:
     return folder
 
 
-def locate(name: str) -> Path:
+def locate(name: str, tell: Callable[[str], None]) -> Path:
     """The folder of ORG/NAME: from the cache, else pulled now."""
-    return cached(name) or pull(name, None)
+    return cached(name) or pull(name, None, tell)
 
 
-def pull(name: str, revision: str | None) -> Path:
+def pull(name: str, revision: str | None, tell: Callable[[str], None] = say) -> Path:
     """The folder that holds the files of ORG/NAME that are served, complete; what an earlier pull
     has loaded is not loaded again. A branch or tag may have moved, so the hub is asked; a commit
     that is here needs no network. Raises ConfigError that says what to do."""
     if revision and A_COMMIT.fullmatch(revision) and (folder := cached(name, revision)):
-        say(f"penstock: {name} at {revision} is in the cache")
+        tell(f"penstock: {name} at {revision} is in the cache")
         return folder
     utils.disable_progress_bars()  # there is one for all files
     constants.HF_HUB_DISABLE_TELEMETRY = True  # a pull asks for files and tells nothing
@@ -101,7 +101,7 @@ def pull(name: str, revision: str | None) -> Path:
         missing = [file for file in files if not (repository.snapshot / file).is_file()]
         _check_space(repository, missing)
         total = decimal(sum(repository.sizes[file] for file in files))
-        say(
+        tell(
             f"penstock: {name} at {repository.commit}: {len(files)} files, {total}; "
             f"{len(missing)} to load"
         )
@@ -111,7 +111,7 @@ def pull(name: str, revision: str | None) -> Path:
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(repository.commit)
     except KeyboardInterrupt:
-        say("penstock: stopped; what has come is kept, and the next pull goes on from there")
+        tell("penstock: stopped; what has come is kept, and the next pull goes on from there")
         raise
     except (httpx2.HTTPError, OSError, ValueError) as error:
         raise ConfigError(_advice(error, name, revision)) from error

@@ -11,7 +11,7 @@ import sys
 
 from engine.errors import ConfigError
 from server import exits
-from server.banner import say
+from server.voice import say
 
 ON_THIS_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: all of Ray's ports on loopback

@@ -15,10 +15,10 @@ from engine.client import ProcessClient
 from engine.config import EngineConfig
 from server import exits
 from server.app import create_app
-from server.banner import say
 from server.config import ServerConfig
 from server.launch import LAST_WORDS_S
 from server.service import Service
+from server.voice import say
 
 LEAVE_S = 5.0  # for the app to end a request whose client has gone
 

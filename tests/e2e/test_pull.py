@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import random
 import signal
@@ -319,6 +320,18 @@ def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path, name: str, said
     assert answer.returncode == exits.BAD_CONFIG
     assert said in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_serve_with_json_logs_tells_of_a_pull_in_records(hub: Hub, home: Path) -> None:
+    """The weights come and are no safetensors."""
+    for offline, levels in (("1", ["error"]), ("0", ["info", "error"])):
+        answer = subprocess.run(
+            [sys.executable, "-m", "server", "serve", NAME, "--log-format", "json"], cwd=ROOT,
+            env=environ(hub, home, HF_HUB_OFFLINE=offline),
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert answer.returncode == exits.BAD_CONFIG
+        assert [json.loads(line)["level"] for line in answer.stderr.splitlines()] == levels
 
 
 def test_the_watch_sees_a_connection(watched: dict[str, str], tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ def test_with_json_logs_every_line_is_a_record(start: Any) -> None:
     assert (records[-1]["event"], records[-1]["level"]) == ("The engine broke.", "error")
 
 
+def test_with_json_logs_a_clean_end_is_a_record(start: Any) -> None:
+    server = start(log_format="json")
+    server.wait_for("try ")
+    server.signal(signal.SIGTERM)
+    assert server.status() == 0
+    last = json.loads(server.log.splitlines()[-1])
+    assert (last["event"], last["level"]) == ("stopped by SIGTERM", "info")
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
     secret = "key-of-another-process"
     held = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); " + (
@@ -154,7 +163,13 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
     server = start.run([sys.executable, "-c", held, "--api-key", secret])
     port = server.url.rpartition(":")[2]
     other = start.run([sys.executable, "-m", "server", "serve", "--port", port])
-    assert other.status(10) == 1
+    as_json = ["--port", port, "--log-format", "json", "--api-key", secret]
+    recorded = start.run([sys.executable, "-m", "server", "serve", *as_json])
+    assert (other.status(10), recorded.status(10)) == (1, 1)
+    warning, refusal = [json.loads(line) for line in recorded.log.splitlines()]
+    assert (warning["level"], refusal["level"]) == ("warning", "error")
+    assert warning["event"].startswith("--api-key shows the secret")
+    assert refusal["event"].startswith(f"Port {port} is in use")
     assert f"Port {port} is in use by process {server.process.pid} (" in other.log
     assert "--port" in other.log
     assert secret not in other.log, "command lines hold keys"
@@ -168,6 +183,7 @@ def test_while_loading_it_listens_and_says_how_far_it_is(start: Any) -> None:
     server.wait_for("penstock: reading weights")
     server.signal(signal.SIGTERM)
     assert server.status() == 0
+    assert server.log.splitlines()[-1] == "penstock: stopped by SIGTERM"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -184,6 +200,7 @@ def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in "".join(rest)
     assert server.status() == 0
+    assert server.log.splitlines()[-1] == f"penstock: stopped by {number.name}"
     assert "Traceback" not in server.log
 
 
