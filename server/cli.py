@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 from msgspec.structs import replace
+from rich.markup import escape
 
 from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
@@ -91,7 +92,8 @@ def _option(setting: Setting) -> inspect.Parameter:
     default = f" (default: {setting.default_text})" if setting.default_text else ""
     option = typer.Option(
         f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
-        help=f"{setting.fact('description')}{default} ({setting.variable})",
+        # Else "[otel]" would be taken for a colour.
+        help=escape(f"{setting.fact('description')}{default} ({setting.variable})"),
         metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
         rich_help_panel=setting.fact("title"),
         show_default=False,

@@ -46,6 +46,7 @@ def test_help_shows_every_setting_with_its_variable() -> None:
     for setting in settings():
         assert setting.flag in text
         assert setting.variable in text
+    assert "needs the extra [otel]. (default: false)" in text
     for panel in ("Model", "KV cache and scheduling", "HTTP", "Logging", "Exit statuses"):
         assert panel in text
 
