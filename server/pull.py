@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import fnmatch
 import hashlib
+import os
 import re
 import shutil
 import time
@@ -254,16 +255,19 @@ def _advice(error: Exception, name: str, revision: str | None) -> str:
             return f"{hub_url} refuses {name} to this token: check HF_TOKEN, or unset it."
         case errors.HfHubHTTPError():
             status = error.response.status_code
+            if status == 404 and "HF_ENDPOINT" in os.environ:
+                return f"{name} is no folder here, and {hub_url} answers 404: check HF_ENDPOINT."
             return f"{hub_url} answers {status} for {name}; what has come is kept, try again."
         case errors.OfflineModeIsEnabled():
             return (
-                f"{name} is not complete in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids "
-                "to load it."
+                f"{name} is no folder here, and not complete in {constants.HF_HUB_CACHE}; "
+                "HF_HUB_OFFLINE forbids to load it."
             )
         case httpx2.TransportError() | errors.LocalEntryNotFoundError():
             return (
-                f"{hub_url} cannot be reached for {name} ({error.__cause__ or error}). Check the "
-                "network, or set HF_ENDPOINT to a mirror; what has come is kept."
+                f"{name} is no folder here, and {hub_url} cannot be reached for it "
+                f"({error.__cause__ or error}). Check the name and the network, or set HF_ENDPOINT "
+                "to a mirror; what has come is kept."
             )
         case errors.HFValidationError():
             return f"{name!r} is not the name of a model; give ORG/NAME."

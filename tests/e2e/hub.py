@@ -22,6 +22,7 @@ REFUSALS = {
     "GatedRepo": 403,
     "Unauthorized": 401,
     "Unavailable": 503,
+    "NoHub": 404,
 }
 
 
@@ -112,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def refuse(self, code: str) -> None:
-        headers = {} if code == "Unavailable" else {"x-error-code": code}
+        headers = {} if code in ("Unavailable", "NoHub") else {"x-error-code": code}
         if code == "Unauthorized":
             headers = {"x-error-message": "Invalid credentials in Authorization header"}
         self.headers_only(REFUSALS[code], headers, 0)

@@ -199,7 +199,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "gated": ({"gated": True}, {}, f"{NAME} is gated: accept its conditions at"),
     "token": ({"refuses": "Unauthorized"}, {"HF_TOKEN": "hf_x"}, "check HF_TOKEN, or unset it"),
     "hub is down": ({"refuses": "Unavailable"}, {}, f"answers 503 for {NAME}"),
-    "offline": ({}, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids"),
+    "no hub": ({"refuses": "NoHub"}, {}, f"{NAME} is no folder here, and http://127.0.0.1:"),
+    "offline": ({}, {"HF_HUB_OFFLINE": "1"}, f"{NAME} is no folder here, and not complete in"),
     "full disk": ({"sizes": {WEIGHTS: 10**18}}, {}, f"{NAME} needs 1.0 EB more in "),
     "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
     "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files only. GGUF is not served"),
@@ -222,7 +223,10 @@ def test_what_cannot_be_pulled_is_told_in_one_line(hub: Hub, home: Path, case: s
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((NAME,), "cannot be reached"), (("a/b/c",), "'a/b/c' is not the name of a model")],
+    [
+        ((NAME,), f"{NAME} is no folder here, and http"),
+        (("a/b/c",), "'a/b/c' is not the name of a model"),
+    ],
 )
 def test_without_a_hub(home: Path, arguments: tuple[str, ...], said: str) -> None:
     status, _, err = pull(closed_port(), home, *arguments)
