@@ -163,10 +163,24 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text exposition."""
-        text = generate_latest(self.registry)
+        series = WithoutCreated(self.registry)
+        text = generate_latest(series)
         if self._compat == "vllm":
-            text += generate_latest(VllmNames(self.registry))
+            text += generate_latest(VllmNames(series))
         return text
+
+
+class WithoutCreated(Collector):
+    """Another collector's families without the moment each began to count, which the library adds
+    as series of their own: that is process_start_time_seconds, some twenty times over."""
+
+    def __init__(self, source: Collector) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._source.collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
 
 
 class EngineSeries(Collector):
