@@ -384,6 +384,14 @@ def test_the_grace_period_follows_the_drain(drain: int, tmp_path: Path) -> None:
     assert spec["terminationGracePeriodSeconds"] == 5 + drain + 15
 
 
+@pytest.mark.parametrize(("time", "seconds"), [("90s", 90), ("20m", 1200), ("1h30m08s", 5408)])
+def test_a_long_load_test_is_not_cut_off(time: str, seconds: int) -> None:
+    things = by_name(helm({"loadtest": {"enabled": True, "runTime": time}}))
+    validate(things["Job", "penstock-loadtest"])
+    spec = things["Job", "penstock-loadtest"]["spec"]
+    assert spec["activeDeadlineSeconds"] == seconds + 780
+
+
 def test_the_charts_settings_are_read_by_the_server(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_num_sequence"):
         settings_of(helm({"config": {"max_num_sequences": 4}}), tmp_path)

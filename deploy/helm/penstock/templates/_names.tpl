@@ -27,6 +27,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.storage.existingClaim | default (printf "%s-models" .Release.Name) }}
 {{- end }}
 
+{{- define "seconds" -}}
+{{- $seconds := 0 -}}
+{{- range regexFindAll "[0-9]+[hms]" . -1 -}}
+{{- $unit := get (dict "h" 3600 "m" 60 "s" 1) (regexFind "[hms]" .) -}}
+{{- $seconds = add $seconds (mul (regexFind "[0-9]+" . | atoi) $unit) -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end }}
+
 {{- define "restricted" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
