@@ -131,7 +131,7 @@ class Lifetime:
         elif loop.time() - self._full_told >= FULL_NOTICE_S:
             self._full_told = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            voice(self._service.config, bad=True)(
+            voice(self._service.config, "warning")(
                 f"penstock: new connections wait until others end: {error.strerror}. "
                 f"The limit of this process is {most} (ulimit -n)."
             )
