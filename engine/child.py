@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -30,8 +28,9 @@ class EngineChild:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
-        address = f"ipc://{self._folder}"
+        # Mode 0700. A signal may come before `__enter__`: it goes at the interpreter's exit, too.
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        address = f"ipc://{self._folder.name}"
         self.endpoint = ClientEndpoint(address)
         # Popen, not multiprocessing: its spawn would pickle the arguments.
         self.process = subprocess.Popen(
@@ -65,7 +64,7 @@ class EngineChild:
 
     def remove_sockets(self) -> None:
         """Idempotent; changes nothing once both ends are connected: see channel.py."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
 
 def how_it_ended(code: int) -> str:

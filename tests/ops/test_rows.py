@@ -39,9 +39,9 @@ operations = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERA
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
 
-    def counted(kernel: object, call: object, most: int | None = None) -> None:
+    def counted(kernel: object, call: object, *, alone: bool = False) -> None:
         made.append(kernel)
-        in_threads(kernel, call, most)
+        in_threads(kernel, call, alone=alone)
 
     in_threads = rows.in_threads
     monkeypatch.setattr(rows, "in_threads", counted)
