@@ -18,7 +18,7 @@ import msgspec
 from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 
-SPIN = 10_000  # looks of a waiting thread, each one of the CPU's pauses long: 10 to 50 ns
+SPIN = 30_000  # looks of a waiting thread, each one of the CPU's pauses long: 10 to 50 ns
 
 
 class EngineChild:
@@ -81,8 +81,8 @@ def environment_of(environment: Mapping[str, str]) -> dict[str, str]:
     Huge pages, because every step reads all weights: malloc asks Linux for them (another C library
     ignores it). `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what they are worth.
 
-    A thread that waits for the others spins 0.1 to 0.5 ms before it sleeps: longer than the gaps
-    within a step, but OpenMP's own milliseconds keep a core from the very thread that is waited
+    A thread that waits for the others spins about a millisecond before it sleeps: longer than the
+    gaps within a step. OpenMP's own 300,000 looks keep a core from the very thread that is waited
     for, where another program has taken that one's. docs/operations.md measures it.
     """
     environment = dict(environment)

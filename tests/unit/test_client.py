@@ -443,7 +443,7 @@ def test_the_engine_gets_huge_pages_unless_told_otherwise(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({}, "10000"),
+        ({}, "30000"),
         ({"GOMP_SPINCOUNT": "5"}, "5"),
         ({"OMP_WAIT_POLICY": "passive"}, None),
     ],
