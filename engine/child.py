@@ -18,8 +18,6 @@ import msgspec
 from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 
-SPIN = 30_000  # looks of a waiting thread, each one of the CPU's pauses long: 10 to 50 ns
-
 
 class EngineChild:
     """A running `python -m engine.process`; as a context manager, it ends with the block.
@@ -37,7 +35,7 @@ class EngineChild:
             [sys.executable, "-m", "engine.process", address],
             stdin=subprocess.PIPE,
             bufsize=0,
-            env=environment_of(os.environ),
+            env=_with_huge_pages(os.environ),
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # killed already: `wait` tells of it
@@ -75,21 +73,11 @@ def how_it_ended(code: int) -> str:
     return f"The engine process was killed by signal {-code}{likely if code == -9 else ''}."
 
 
-def environment_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the engine's process is to find set; whatever is set already stays.
-
-    Huge pages, because every step reads all weights: malloc asks Linux for them (another C library
-    ignores it). `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what they are worth.
-
-    A thread that waits for the others spins about a millisecond before it sleeps: longer than the
-    gaps within a step. OpenMP's own 300,000 looks keep a core from the very thread that is waited
-    for, where another program has taken that one's. docs/operations.md measures it.
-    """
-    environment = dict(environment)
-    tunables = environment.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb" not in tunables:
-        wanted = [tunables, "glibc.malloc.hugetlb=1"]
-        environment["GLIBC_TUNABLES"] = ":".join(filter(None, wanted))
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", str(SPIN))
-    return environment
+def _with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """Lets malloc ask Linux for huge pages, as every step reads all weights. Another C library
+    ignores it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth."""
+    before = environment.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" in before:
+        return dict(environment)
+    tunables = ":".join(filter(None, [before, "glibc.malloc.hugetlb=1"]))
+    return {**environment, "GLIBC_TUNABLES": tunables}
