@@ -31,7 +31,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    if not (line := sys.stdin.buffer.readline()):
+        return PARENT_DIED  # by a signal, before it could say what to serve
+    config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=_watch_parent, daemon=True).start()
     endpoint = EngineEndpoint(sys.argv[1])
     try:
