@@ -139,9 +139,9 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         preemptions = self._preemptions
         # A chunk, however it ranks, leaves a token to each that waits for its next one.
-        decodes = sum(s.num_uncomputed == 1 for s in self.running)
-        for sequence in list(self.running):
-            due = sequence.num_uncomputed
+        running = [(s, s.num_uncomputed) for s in self.running]
+        decodes = [due for _, due in running].count(1)
+        for sequence, due in running:
             decodes -= due == 1
             count = min(due, budget, max(budget - decodes, 1))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results

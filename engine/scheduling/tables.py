@@ -183,7 +183,7 @@ class BlockTables:
             else:
                 names = [_name(digest, number) for digest in sequence.hashes]
                 found = sequence.num_matched
-            written = sequence.tables[number][found:]
+            written = set(sequence.tables[number][found:])
             for name in names:
                 block = self.pool.find(name)
                 if block and (block in written or not self.pool.is_shared(block)):
