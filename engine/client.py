@@ -32,6 +32,7 @@ from engine.protocol import (
     Fatal,
     FromEngine,
     GenerateRequest,
+    Notice,
     Prefill,
     Progress,
     Ready,
@@ -232,6 +233,8 @@ class ProcessClient:
                 self._queue.forget([message.id])
                 if stream := self._streams.pop(message.id, None):
                     stream.fail(RequestRejectedError(message.code, message.message))
+            case Notice():
+                log.log(message.level, "%s", message.text)
             case Fatal():
                 self._fatal = message.message
                 self.config_error = message.config_error

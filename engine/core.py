@@ -6,12 +6,15 @@ import time
 from collections import deque
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
 from engine.protocol import (
     Abort,
     Admission,
     EmbedRequest,
+    EngineStats,
     FromEngine,
     GenerateRequest,
     Ready,
@@ -23,6 +26,7 @@ from engine.protocol import (
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending import PendingStep
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
 
 
 class Inbox(Protocol):
@@ -85,7 +89,7 @@ class EngineCore:
         elif messages and not step:
             # Nothing was computed, but aborts changed what is running, waiting and held.
             now = time.monotonic()
-            self.endpoint.send(StepOutputs(now, [], [], self.scheduler.stats()))
+            self.endpoint.send(StepOutputs(now, [], [], self.stats()))
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -106,6 +110,11 @@ class EngineCore:
         outputs = self.scheduler.retire(pending.step, sampled)
         admitted, self.admitted = self.admitted, []
         vectors = self.scheduler.embeds.retire(pending.embeddings())
-        stats = self.scheduler.stats(pending.step, now - pending.launched_at)
+        stats = self.stats(pending.step, now - pending.launched_at)
         prefills = list(pending.step.prefills)
         self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors, prefills))
+
+    def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
+        """What the scheduler and the runner count, after a `step` of so many seconds if any."""
+        contention = self.runner.wait_policy.contention
+        return replace(self.scheduler.stats(step, seconds), cpu_contention=contention)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
 from engine.channel import EngineEndpoint
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import Fatal
+from engine.protocol import Fatal, Notice
 
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; nobody is left to read it
@@ -36,6 +38,9 @@ def main() -> int:
     config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=_watch_parent, daemon=True).start()
     endpoint = EngineEndpoint(sys.argv[1])
+    logger = logging.getLogger("engine")
+    logger.addHandler(ToServer(endpoint.send))
+    logger.setLevel(logging.INFO)
     try:
         # Imported here so that a broken torch is reported like any other failure.
         from engine.core import EngineCore
@@ -56,6 +61,20 @@ def main() -> int:
     finally:
         endpoint.close()
     return 0
+
+
+class ToServer(logging.Handler):
+    """Sends what this process logs to the server, whose log has a format and a level.
+
+    Only the thread that runs the loop may log: the socket is its own.
+    """
+
+    def __init__(self, send: Callable[[Notice], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(Notice(record.levelno, record.getMessage()))
 
 
 def _die_with_parent() -> None:

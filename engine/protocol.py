@@ -203,6 +203,7 @@ class EngineStats(Record, frozen=True):
     step_seconds: float = 0.0  # wall time of this step
     step_prefill_tokens: int = 0  # of prompts, and of texts encoded
     step_decode_tokens: int = 0
+    cpu_contention: float | None = None  # share of their time that threads queued for a core
 
 
 class StepOutputs(Message, frozen=True):
@@ -224,6 +225,13 @@ class Rejected(Message, frozen=True):
     message: str
 
 
+class Notice(Message, frozen=True):
+    """A line for the server's log; `level` is one of `logging`'s."""
+
+    level: int
+    text: str
+
+
 class Fatal(Message, frozen=True):
     """The engine is about to exit: `message` for the user, `detail` for the log."""
 
@@ -233,4 +241,4 @@ class Fatal(Message, frozen=True):
 
 
 ToEngine = GenerateRequest | EmbedRequest | Abort | Shutdown
-FromEngine = Progress | Ready | StepOutputs | Rejected | Fatal
+FromEngine = Progress | Ready | StepOutputs | Rejected | Notice | Fatal

@@ -205,6 +205,9 @@ class EngineSeries(Collector):
             (counter, "num_preemptions", "Sequences preempted.", stats.preemptions),
         ):
             yield self._series(kind, name, text, value)
+        if (share := stats.cpu_contention) is not None:
+            text = "Share of their time that the engine's threads queued for a core, 0 to 1."
+            yield self._series(gauge, "engine_cpu_contention", text, share)
         yield self._series(gauge, "build_info", "The running version.", 1, version=self._version)
         if info is not None:
             shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}

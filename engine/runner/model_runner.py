@@ -28,6 +28,7 @@ from engine.runner.mixed import MixedGraphs
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of, release
+from engine.runner.wait_policy import WaitPolicy
 from engine.sampling.draw import draw
 from engine.sampling.logprobs import PendingLogprobs
 from engine.sampling.sampler import sample
@@ -61,6 +62,7 @@ class ModelRunner:
         self.max_num_encoder_tokens = blueprint.max_num_encoder_tokens
         self.threads = config.threads or cpu_count()
         torch.set_num_threads(self.threads)
+        self.wait_policy = WaitPolicy.of_openmp(self.device, self.threads)
         if config.load_format == "dummy":
             self.weight_bytes = random_weights(
                 blueprint.module, dtype=self.dtype, device=self.device
@@ -105,6 +107,7 @@ class ModelRunner:
 
     def _launch(self, step: Step) -> PendingStep:
         launched_at = time.monotonic()
+        self.wait_policy.look(launched_at)
         # Two launches a layer, and large batches take a block in nearly every step.
         if step.scrub and self.backend.reads_masked:
             self.kv.scrub(step.scrub)

@@ -135,11 +135,12 @@ class Server:
 
 @contextlib.contextmanager
 def starting(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server that has just been started, on a free port unless `--port` is among the
-    arguments."""
+    """A server that has just been started, on a free port and with one thread unless `arguments`
+    say otherwise."""
     folder = Path(tempfile.mkdtemp(prefix="e2e-"))  # short: a socket's path has 107 bytes at most
-    flags = () if "--port" in arguments else ("--port", "0")
-    server = Server(folder, (*map(str, arguments), "--threads", "1", *flags), env or {})
+    # Of a flag given twice the last counts.
+    flags = ("--port", "0", "--threads", "1", *map(str, arguments))
+    server = Server(folder, flags, env or {})
     try:
         yield server
     finally:

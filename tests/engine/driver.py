@@ -98,6 +98,7 @@ class LateRunner:
         self._queue: deque[LatePendingStep] = deque()
 
         self.max_num_encoder_tokens = runner.max_num_encoder_tokens
+        self.wait_policy = runner.wait_policy
 
     def facts(self) -> Ready:
         return self._runner.facts()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -187,6 +188,12 @@ async def test_draining_is_a_gauge(served):
     assert await served.metric("draining") == 1
 
 
+async def test_contention_is_told_where_it_is_known(served):
+    assert "penstock:engine_cpu_contention" not in await families(served), "not measured is not 0"
+    served.engine.stats = replace(served.engine.stats, cpu_contention=0.45)
+    assert await served.metric("engine_cpu_contention") == 0.45
+
+
 async def test_promtool_accepts_the_exposition(compatible):
     exposition = (await compatible.http.get("/metrics")).text
     status, said = await asyncio.to_thread(promtool, "check", "metrics", stdin=exposition)
@@ -204,6 +211,7 @@ async def test_the_page_lists_every_series_and_no_other(served):
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| `(penstock:\w+|process_\w+)(?:\{(\S*)\})?` \| (\w+) \|", line):
             listed[match[1].removesuffix("_total")] = (match[2] or "", match[3])
+    served.engine.stats = replace(served.engine.stats, cpu_contention=0.0)
     found = await families(served)
     assert listed.keys() == found.keys()
     for name, (labels, kind) in listed.items():

@@ -18,6 +18,7 @@ from engine.errors import (
     EngineUnavailableError,
     RequestRejectedError,
 )
+from engine.process import ToServer
 from engine.protocol import (
     Abort,
     Admission,
@@ -25,6 +26,7 @@ from engine.protocol import (
     EngineStats,
     Fatal,
     GenerateRequest,
+    Notice,
     Progress,
     Ready,
     Rejected,
@@ -372,6 +374,22 @@ async def test_what_failed_in_the_engine_is_a_record_of_the_log(
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert logging.Formatter().format(record).endswith(traceback.rstrip())
+
+
+async def test_what_the_engine_logs_is_a_record_of_the_log(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From a logger of the engine process to the server's log."""
+    sent: list[Notice] = []
+    logger = logging.Logger("engine.somewhere", logging.INFO)
+    logger.addHandler(ToServer(sent.append))
+    logger.warning("no memory to capture more steps: %s", "100 % held")
+    logger.debug("nobody wants to know")
+    (notice,) = sent
+    client._on_message(notice)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == "no memory to capture more steps: 100 % held"
 
 
 async def test_a_configuration_error_is_told_apart(client: Client) -> None:

@@ -1,0 +1,247 @@
+"""When a CPU engine's threads wait awake and when asleep, and that OpenMP does as it is told."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from engine.runner import wait_policy
+from engine.runner.wait_policy import Times, WaitPolicy, contention, idle_threads
+
+CPU = torch.device("cpu")
+MS = 10**6  # ns
+
+
+class Machine:
+    """Two threads that compute, one of which queues for its core `queues` of its time."""
+
+    def __init__(self, awake: float = 0.0, asleep: float = 0.0) -> None:
+        self.awake, self.asleep = awake, asleep  # the share, by how the threads wait
+        self.now, self.sleeps, self.slept = 0.0, False, 0
+        self.times: dict[str, tuple[float, float]] = {"main": (0, 0), "worker": (0, 0)}
+        self.policy = WaitPolicy(self.read, self.sleep)
+
+    def read(self) -> Times:
+        return {thread: (int(ran), int(queued)) for thread, (ran, queued) in self.times.items()}
+
+    def sleep(self) -> Callable[[], None]:
+        assert not self.sleeps
+        self.sleeps, self.slept = True, self.slept + 1
+        return self.wake
+
+    def wake(self) -> None:
+        self.sleeps = False
+
+    def run(self, seconds: float, step: float = 0.05) -> list[float]:
+        """The moments at which the threads were put to sleep."""
+        moments: list[float] = []
+        end = self.now + seconds
+        while self.now < end:
+            before = self.slept
+            self.policy.look(self.now)
+            if self.slept > before:
+                moments.append(self.now)
+            share = self.asleep if self.sleeps else self.awake
+            self._spend("main", step * 1e9, 0.0)
+            self._spend("worker", step * 1e9, share)
+            self.now += step
+        return moments
+
+    def _spend(self, thread: str, time: float, share: float) -> None:
+        ran, queued = self.times[thread]
+        self.times[thread] = ran + time * (1 - share), queued + time * share
+
+
+def test_threads_with_cores_of_their_own_stay_awake(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(awake=0.32)
+    assert machine.run(30) == []
+    assert machine.policy.contention == pytest.approx(0.32)
+    assert not caplog.records
+
+
+def test_beside_a_busy_program_they_sleep_until_it_has_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    machine = Machine(awake=0.47, asleep=0.3)
+    assert machine.run(1.5)[0] <= 0.6
+    assert machine.sleeps
+    assert machine.policy.contention == pytest.approx(0.3)
+    machine.asleep = machine.awake = 0.0
+    machine.run(1.1)
+    assert not machine.sleeps
+    (warning, calm) = caplog.records
+    assert (warning.levelno, calm.levelno) == (logging.WARNING, logging.INFO)
+    assert "queue for one 47 % of their time" in warning.message
+    assert machine.run(30) == []
+    assert len(caplog.records) == 2
+
+
+def test_they_wake_now_and_then_to_see_whether_it_has_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Asleep they queue even beside programs that would not hold them up awake."""
+    machine = Machine(awake=0.47, asleep=0.3)
+    moments = machine.run(150)
+    pauses = [b - a for a, b in itertools.pairwise(moments)]
+    assert pauses == pytest.approx([2, 4, 8, 16, 32, 32, 32], abs=1)
+    assert len(caplog.records) == 1, "trials are not told"
+    machine.awake = 0.2
+    machine.run(33)
+    assert not machine.sleeps
+    machine.awake = 0.47
+    moments = machine.run(4)
+    assert len(moments) == 2, "after a calm moment trials begin anew"
+
+
+def test_a_trial_is_as_short_as_a_step() -> None:
+    machine = Machine(awake=0.47, asleep=0.3)
+    machine.run(1)
+    asleep = machine.now
+    while machine.sleeps:
+        machine.run(0.01, step=0.01)
+    woken = machine.now
+    while not machine.sleeps:
+        machine.run(0.01, step=0.01)
+    assert woken - asleep > 1
+    assert machine.now - woken < 0.25
+
+
+def test_steps_far_apart_are_looked_at_as_well() -> None:
+    machine = Machine(awake=0.47, asleep=0.3)
+    machine.run(3, step=1.0)
+    assert machine.sleeps
+
+
+def test_without_a_choice_contention_is_still_told(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(awake=0.47)
+    machine.policy = WaitPolicy(machine.read, None)
+    assert machine.policy.contention is None
+    machine.run(10)
+    assert machine.policy.contention == pytest.approx(0.47)
+    assert not caplog.records
+
+
+def test_an_engine_that_is_forgotten_leaves_nothing_asleep() -> None:
+    machine = Machine(awake=0.47)
+    machine.run(1)
+    assert machine.sleeps
+    del machine.policy
+    gc.collect()
+    assert not machine.sleeps
+
+
+def test_only_threads_that_compute_count() -> None:
+    before: Times = {"main": (0, 0), "io": (0, 0)}
+    ran = {"main": (450 * MS, 50 * MS), "io": (5 * MS, 95 * MS)}
+    assert contention(before, ran) == pytest.approx(0.1)
+    born = {**ran, "worker": (300 * MS, 300 * MS)}
+    assert contention(before, born) == pytest.approx(0.5)
+    assert contention(ran, ran) is None, "an idle engine says nothing"
+    assert contention({}, {}) is None, "nor does a system without these times"
+
+
+@pytest.fixture
+def openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GNU's, and nothing said of how its threads are to wait."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    maps = Path("/proc/self/maps")
+    if wait_policy.parallel() is None or not maps.exists() or "/libgomp" not in maps.read_text():
+        pytest.skip("this torch does not compute with GNU's OpenMP on Linux")
+
+
+@pytest.fixture
+def two_cores(openmp: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_where_there_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert idle_threads(CPU, 2) == 2
+    assert idle_threads(CPU, 1) == 0, "one thread waits for nobody"
+    assert idle_threads(CPU, 4) == 0, "more threads than cores sleep anyway"
+    assert idle_threads(torch.device("cuda"), 2) == 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    assert idle_threads(CPU, 64) == 2
+    assert idle_threads(CPU, 60) == 6
+    assert idle_threads(CPU, 4) == 0, "sixty threads to say one thing are too many"
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(
+    ("name", "value"), [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "10000")]
+)
+def test_who_has_chosen_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert idle_threads(CPU, 2) == 0
+
+
+# Between two pieces of work the second thread has nothing to do; awake it takes a core even so.
+WORKS = """
+import json, time, torch
+from engine.runner.wait_policy import idle_team
+
+torch.set_num_threads(2)
+numbers = torch.ones(200_000)
+
+def cpu_share():
+    began, used = time.monotonic(), time.process_time()
+    for _ in range(150):
+        numbers.add_(1.0)
+        time.sleep(0.002)
+    return (time.process_time() - used) / (time.monotonic() - began)
+
+cpu_share()
+awake = cpu_share()
+wake = idle_team(2)
+asleep = cpu_share()
+wake()
+time.sleep(0.2)
+print(json.dumps([awake, asleep, cpu_share()]))
+"""
+
+
+@pytest.fixture
+def pinned(openmp: None) -> Iterator[None]:
+    """Two cores of this machine, for the processes started meanwhile."""
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        pytest.skip("needs two cores")
+    os.sched_setaffinity(0, sorted(mine)[:2])
+    yield
+    os.sched_setaffinity(0, mine)
+
+
+@pytest.mark.usefixtures("pinned")
+def test_openmp_sleeps_while_an_idle_team_exists() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORKS], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    awake, asleep, again = json.loads(done.stdout)
+    assert asleep < 0.5 * awake
+    assert again > 2 * asleep
+
+
+def test_the_times_are_linuxs() -> None:
+    mine = psutil.Process().threads()
+    found = wait_policy.thread_times()
+    if not found:
+        pytest.skip("this system has no times of its threads' queueing")
+    by_psutil = {str(thread.id): thread.user_time + thread.system_time for thread in mine}
+    main = str(os.getpid())
+    assert found[main][0] / 1e9 == pytest.approx(by_psutil[main], rel=0.2, abs=0.2)
