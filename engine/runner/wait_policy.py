@@ -52,7 +52,7 @@ class WaitPolicy:
         self.contention: float | None = None  # share of their time that the last look found
         self._read, self._sleep = read, sleep
         self._since, self._times = float("-inf"), Times()
-        self._wake: Callable[[], object] | None = None  # while they sleep
+        self._wake: weakref.finalize[[], WaitPolicy] | None = None  # while they sleep
         self._told = False  # that others want the cores; also while the threads are on trial
         self._pause, self._trial_at = FIRST_PAUSE, 0.0
 
@@ -95,6 +95,7 @@ class WaitPolicy:
             )
         self._told, self._trial_at = True, now + self._pause
         self._wake = weakref.finalize(self, sleep())
+        self._wake.atexit = False  # a thread that ends while the interpreter does gains nothing
 
 
 def contention(before: Times, after: Times) -> float | None:
