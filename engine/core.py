@@ -82,6 +82,7 @@ class EngineCore:
             self.handle(message)
         step = self.scheduler.schedule()
         if step:
+            self.runner.wait_policy.look(time.monotonic())
             self.in_flight.append(pending := self.runner.launch(step))
             self.admitted += self.scheduler.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
@@ -116,5 +117,6 @@ class EngineCore:
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         """What the scheduler and the runner count, after a `step` of so many seconds if any."""
-        contention = self.runner.wait_policy.contention
-        return replace(self.scheduler.stats(step, seconds), cpu_contention=contention)
+        cpu = self.runner.wait_policy
+        stats = self.scheduler.stats(step, seconds)
+        return replace(stats, cpu_contention=cpu.contention, cpu_contended=cpu.contended)

@@ -64,17 +64,18 @@ def main() -> int:
 
 
 class ToServer(logging.Handler):
-    """Sends what this process logs to the server, whose log has a format and a level.
-
-    Only the thread that runs the loop may log: the socket is its own.
-    """
+    """Sends what this process logs to the server, whose log has a format and a level."""
 
     def __init__(self, send: Callable[[Notice], None]) -> None:
         super().__init__()
-        self._send = send
+        self._send, self._thread = send, threading.get_ident()  # the socket is that thread's own
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._send(Notice(record.levelno, record.getMessage()))
+        text = self.format(record)
+        if threading.get_ident() == self._thread:
+            self._send(Notice(record.levelno, text))
+        else:
+            sys.stderr.write(f"{text}\n")
 
 
 def _die_with_parent() -> None:

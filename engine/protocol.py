@@ -204,6 +204,7 @@ class EngineStats(Record, frozen=True):
     step_prefill_tokens: int = 0  # of prompts, and of texts encoded
     step_decode_tokens: int = 0
     cpu_contention: float | None = None  # share of their time that threads queued for a core
+    cpu_contended: bool = False  # so much that they sleep where they wait for each other
 
 
 class StepOutputs(Message, frozen=True):

@@ -208,6 +208,8 @@ class EngineSeries(Collector):
         if (share := stats.cpu_contention) is not None:
             text = "Share of their time that the engine's threads queued for a core, 0 to 1."
             yield self._series(gauge, "engine_cpu_contention", text, share)
+            text = "1 while that is so much that they sleep where they wait for each other."
+            yield self._series(gauge, "engine_cpu_contended", text, stats.cpu_contended)
         yield self._series(gauge, "build_info", "The running version.", 1, version=self._version)
         if info is not None:
             shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}

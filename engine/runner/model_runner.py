@@ -107,7 +107,6 @@ class ModelRunner:
 
     def _launch(self, step: Step) -> PendingStep:
         launched_at = time.monotonic()
-        self.wait_policy.look(launched_at)
         # Two launches a layer, and large batches take a block in nearly every step.
         if step.scrub and self.backend.reads_masked:
             self.kv.scrub(step.scrub)

@@ -26,35 +26,36 @@ import torch
 from engine.kernels.cpu.threads import parallel
 
 WINDOW = 0.5  # seconds between two looks at the threads' times
-TRIAL = 0.2  # the same, while the threads are awake again to see whether the others have gone
+TRIAL = 0.2  # the first after the threads were woken to see whether the others have gone
 BUSY = 0.02  # seconds on a core under which times say nothing
 COMPUTES = 0.25  # of the busiest thread's time on a core; others, as the channel's, run for moments
-# Shares of their time that threads queue for a core. Awake it is 0.45 to 0.5 beside a busy program,
-# and at most 0.32 with the server and 32 clients of the smallest model on the same two cores, where
-# waiting awake is still the faster; asleep 0.13 to 0.4, and nothing with the cores to themselves.
+# Shares of their time that threads queue for a core, on two cores. Awake it is 0.45 to 0.5 beside a
+# busy program, and at most 0.32 with the server and 32 clients of the smallest model, where waiting
+# awake is still the faster; asleep 0.13 to 0.4, and nothing with the cores to themselves.
 CONTENDED, FREE = 0.4, 0.05
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 32.0  # seconds asleep before a trial; doubled each time in vain
+CALM = 30.0  # seconds awake after which the others have gone
 LARGEST_TEAM = 16
+# What says how OpenMP's threads wait, or makes cores and threads other than they seem.
+CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_DYNAMIC", "OMP_THREAD_LIMIT"}
 
 log = logging.getLogger(__name__)
 
 Times = dict[str, tuple[int, int]]  # ns on a core and ns queueing for one, of each thread
+Sleep = Callable[[], Callable[[], None]]  # has the threads sleep, and returns what wakes them
 
 
 class WaitPolicy:
     """Looked at before each step."""
 
-    def __init__(
-        self, read: Callable[[], Times], sleep: Callable[[], Callable[[], None]] | None
-    ) -> None:
-        """`read` tells the process's times; `sleep` has its threads sleep, and returns what wakes
-        them again. Without it only `contention` is kept."""
+    def __init__(self, read: Callable[[], Times], sleep: Sleep | None) -> None:
+        """`read` tells the process's times. Without `sleep` only `contention` is kept."""
         self.contention: float | None = None  # share of their time that the last look found
+        self.contended = False  # others want the cores: the threads sleep, or are awake on trial
         self._read, self._sleep = read, sleep
-        self._since, self._times = float("-inf"), Times()
+        self._since, self._times, self._window = float("-inf"), Times(), WINDOW
         self._wake: weakref.finalize[[], WaitPolicy] | None = None  # while they sleep
-        self._told = False  # that others want the cores; also while the threads are on trial
-        self._pause, self._trial_at = FIRST_PAUSE, 0.0
+        self._pause, self._trial_at, self._woken_at = FIRST_PAUSE, 0.0, 0.0
 
     @classmethod
     def of_openmp(cls, device: torch.device, threads: int) -> WaitPolicy:
@@ -64,38 +65,43 @@ class WaitPolicy:
 
     def look(self, now: float) -> None:
         """`now` in seconds of CLOCK_MONOTONIC; nothing is done until a window has passed."""
-        on_trial = self._told and not self._wake
-        if now - self._since < (TRIAL if on_trial else WINDOW):
+        if now - self._since < self._window:
             return
-        before, self._times, self._since = self._times, self._read(), now
+        before, self._times = self._times, self._read()
+        self._since, self._window = now, WINDOW
         share = contention(before, self._times) if before else None
         if share is None:
             return
         self.contention = share
         if self._wake:
-            if share < FREE or now >= self._trial_at:
+            # Once a trial was in vain, how little they queue asleep tells nothing.
+            if now >= self._trial_at or (share < FREE and self._pause == FIRST_PAUSE):
                 self._wake()
-                self._wake = None
+                self._wake, self._woken_at, self._window = None, now, TRIAL
         elif share > CONTENDED and self._sleep:
             self._fall_asleep(self._sleep, now, share)
-        elif self._told:
-            log.info("The engine has its cores to itself again; its threads wait awake.")
-            self._told, self._pause = False, FIRST_PAUSE
+        elif self.contended and now - self._woken_at > CALM:
+            log.info("For %d s nobody has kept cores from the engine's threads.", CALM)
+            self.contended, self._pause = False, FIRST_PAUSE
 
-    def _fall_asleep(
-        self, sleep: Callable[[], Callable[[], None]], now: float, share: float
-    ) -> None:
-        if self._told:
+    def _fall_asleep(self, sleep: Sleep, now: float, share: float) -> None:
+        try:
+            self._wake = weakref.finalize(self, sleep())
+        except RuntimeError as error:  # no more threads
+            log.warning("The engine's threads go on waiting awake: %s", error)
+            self._sleep = None
+            return
+        self._wake.atexit = False  # a thread that ends while the interpreter does gains nothing
+        if self.contended:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         else:
             log.warning(
-                "Other programs want the engine's cores: its threads queue for one %d %% of their "
-                "time. They now sleep while they wait for each other, which costs less.",
+                "Other programs, or the container's limit, keep cores from the engine's threads: "
+                "they queue for one %d %% of their time. They now sleep where they wait for each "
+                "other, which costs less.",
                 round(100 * share),
             )
-        self._told, self._trial_at = True, now + self._pause
-        self._wake = weakref.finalize(self, sleep())
-        self._wake.atexit = False  # a thread that ends while the interpreter does gains nothing
+        self.contended, self._trial_at = True, now + self._pause
 
 
 def contention(before: Times, after: Times) -> float | None:
@@ -113,13 +119,18 @@ def contention(before: Times, after: Times) -> float | None:
 
 def thread_times() -> Times:
     """Of this process's threads, as Linux has them; empty where it does not say."""
-    times = {}
-    for path in Path("/proc/self/task").glob("*/schedstat"):
+    times: Times = {}
+    try:
+        threads = os.listdir("/proc/self/task")
+    except OSError:
+        return times
+    for thread in threads:
         try:
-            ran, queued, _ = path.read_text(encoding="ascii").split()
-        except (OSError, ValueError):  # the thread has ended
+            with open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
+                ran, queued, _ = file.read(100).split()
+        except (OSError, ValueError):  # it has ended
             continue
-        times[path.parent.name] = int(ran), int(queued)
+        times[thread] = int(ran), int(queued)
     return times
 
 
@@ -130,11 +141,10 @@ def idle_threads(device: torch.device, threads: int) -> int:
     environment has chosen, without GNU's OpenMP or Linux, and where it would take a team of more
     than LARGEST_TEAM, as in a container with a small share of a large machine.
     """
-    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
-    if device.type != "cpu" or threads == 1 or chosen or parallel() is None:
+    if device.type != "cpu" or threads == 1 or CHOICES & os.environ.keys() or parallel() is None:
         return 0
     try:
-        gnu = "/libgomp" in Path("/proc/self/maps").read_text(encoding="utf-8")
+        gnu = b"/libgomp" in Path("/proc/self/maps").read_bytes()
         # Those that compute are counted, and of the team all but the one that starts it.
         size = len(os.sched_getaffinity(0)) - threads + 2
     except (OSError, AttributeError):
@@ -143,17 +153,30 @@ def idle_threads(device: torch.device, threads: int) -> int:
 
 
 def idle_team(size: int) -> Callable[[], None]:
-    """Make a team of `size` OpenMP threads that do nothing; returns what ends it."""
-    run, made, end = parallel(), threading.Event(), threading.Event()
+    """Make a team of `size` OpenMP threads that do nothing; returns what ends it.
+
+    Raises RuntimeError where no more threads can be had. OpenMP would end the process there, so as
+    many are tried before.
+    """
+    run, tried, made, end = parallel(), threading.Event(), threading.Event(), threading.Event()
     assert run is not None
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value  # free(NULL)
     assert nothing is not None
+    others = [threading.Thread(target=tried.wait, daemon=True) for _ in range(size - 1)]
 
     def hold() -> None:
+        tried.wait()
+        for other in others:
+            other.join()
         run(nothing, 0, size, 0)
         made.set()
         end.wait()  # OpenMP ends a team's threads with the one that started it
 
-    threading.Thread(target=hold, daemon=True).start()
+    try:
+        for thread in others:
+            thread.start()
+        threading.Thread(target=hold, daemon=True).start()
+    finally:
+        tried.set()
     made.wait()
     return end.set

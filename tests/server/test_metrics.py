@@ -190,8 +190,10 @@ async def test_draining_is_a_gauge(served):
 
 async def test_contention_is_told_where_it_is_known(served):
     assert "penstock:engine_cpu_contention" not in await families(served), "not measured is not 0"
-    served.engine.stats = replace(served.engine.stats, cpu_contention=0.45)
+    stats = replace(served.engine.stats, cpu_contention=0.45, cpu_contended=True)
+    served.engine.stats = stats
     assert await served.metric("engine_cpu_contention") == 0.45
+    assert await served.metric("engine_cpu_contended") == 1
 
 
 async def test_promtool_accepts_the_exposition(compatible):

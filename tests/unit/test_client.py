@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from typing import Any
 
@@ -377,7 +378,7 @@ async def test_what_failed_in_the_engine_is_a_record_of_the_log(
 
 
 async def test_what_the_engine_logs_is_a_record_of_the_log(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a logger of the engine process to the server's log."""
     sent: list[Notice] = []
@@ -385,11 +386,15 @@ async def test_what_the_engine_logs_is_a_record_of_the_log(
     logger.addHandler(ToServer(sent.append))
     logger.warning("no memory to capture more steps: %s", "100 % held")
     logger.debug("nobody wants to know")
+    other = threading.Thread(target=logger.warning, args=("the socket is not mine",))
+    other.start()
+    other.join()
     (notice,) = sent
     client._on_message(notice)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == "no memory to capture more steps: 100 % held"
+    assert capsys.readouterr().err == "the socket is not mine\n"
 
 
 async def test_a_configuration_error_is_told_apart(client: Client) -> None:
