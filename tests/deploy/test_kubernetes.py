@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import helm_python
 import jsonschema
@@ -19,6 +20,7 @@ from engine.errors import ConfigError
 from server.cli import app as command
 from server.routes import ops
 from server.settings import load
+from server.tracing import Tracing
 from tests.deploy.render import (
     CHART,
     COMPONENTS,
@@ -141,7 +143,7 @@ def test_an_example_of_the_chart_is_the_overlay_of_its_name(
             assert chart[kind, name] == thing, (kind, name)
 
 
-@pytest.mark.parametrize("example", ["loadtest", "ingress"])
+@pytest.mark.parametrize("example", ["loadtest", "ingress", "tracing"])
 def test_the_charts_options_are_the_components(
     example: str, renderings: dict[str, list[Object]]
 ) -> None:
@@ -342,6 +344,23 @@ def test_a_required_key_is_required_and_used_for_the_scrape(
         assert credentials == {"name": key["secretKeyRef"]["name"], "key": "metrics-key"}
 
 
+@pytest.mark.parametrize("name", ["component/tracing", "helm/full"])
+def test_spans_are_sent_to_where_the_policy_lets_them(
+    name: str, renderings: dict[str, list[Object]], tmp_path: Path
+) -> None:
+    server, _, container = settings_of(renderings[name], tmp_path)
+    assert server.tracing
+    environment = {v["name"]: v.get("value") for v in container["env"]}
+    Tracing.from_environment(environment).close()
+    collector = urlsplit(environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    namespace = collector.hostname.split(".")[1]
+    policy = by_name(renderings[name])["NetworkPolicy", "penstock"]
+    [rule] = [r for r in policy["spec"]["egress"] if {"port": collector.port} in r["ports"]]
+    [target] = rule["to"]
+    labels = {"kubernetes.io/metadata.name": namespace}
+    assert target == {"namespaceSelector": {"matchLabels": labels}}
+
+
 # ---- the chart's values ---------------------------------------------------------------------
 
 
@@ -354,6 +373,7 @@ def test_a_required_key_is_required_and_used_for_the_scrape(
         {"model": {"revision": "main"}},
         {"config": {"drain_timeout": 5}},
         {"autoscaling": {"by": "magic"}},
+        {"tracing": {"ratio": 10}},
     ],
     ids=json.dumps,
 )
