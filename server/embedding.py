@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from engine.protocol import EmbedOutput, EmbedRequest
 from server.answer import attended
-from server.errors import invalid, numerical_error
+from server.errors import ApiError, invalid, numerical_error
 from server.generation import abort_reason
 from server.plan import check_token_ids, off_loop
 from server.schemas.embedding import EncoderBody
@@ -27,15 +27,21 @@ async def token_lists(
     most = _truncation(service, body)
     lowercase, tokenizer = service.pooling.lowercase, service.tokenizer
 
-    def ids(text: str | list[int]) -> list[int]:
+    names = [param if len(texts) == 1 else f"{param}.{index}" for index in range(len(texts))]
+
+    def ids(text: str | list[int], name: str) -> list[int]:
         if not isinstance(text, str):
             return text[:most]
         text = text.lower() if lowercase else text
-        return tokenizer.encode(text) if most is None else tokenizer.encode_start(text, most)
+        if most is not None:
+            return tokenizer.encode_start(text, most)
+        if count := tokenizer.far_over(text, service.longest()):
+            raise _too_long(service, count, name)
+        return tokenizer.encode(text)
 
-    lists = await off_loop(sum(map(len, texts)), lambda: [ids(text) for text in texts])
-    for index, tokens in enumerate(lists):
-        _check(service, tokens, param if len(lists) == 1 else f"{param}.{index}")
+    lists = await off_loop(sum(map(len, texts)), lambda: list(map(ids, texts, names)))
+    for tokens, name in zip(lists, names, strict=True):
+        _check(service, tokens, name)
     return lists
 
 
@@ -53,12 +59,16 @@ def _truncation(service: Service, body: EncoderBody) -> int | None:
 
 def _check(service: Service, tokens: list[int], param: str) -> None:
     check_token_ids(service, tokens, param)
-    if len(tokens) > (longest := service.longest()):
-        message = (
-            f"A text may have {longest} tokens, this one has {len(tokens)}. Shorten it, or have "
-            "its end cut off with truncate_prompt_tokens."
-        )
-        raise invalid(param, message, "context_length_exceeded")
+    if len(tokens) > service.longest():
+        raise _too_long(service, str(len(tokens)), param)
+
+
+def _too_long(service: Service, count: str, param: str) -> ApiError:
+    message = (
+        f"A text may have {service.longest()} tokens, this one has {count}. Shorten it, or have "
+        "its end cut off with truncate_prompt_tokens."
+    )
+    return invalid(param, message, "context_length_exceeded")
 
 
 async def embed(

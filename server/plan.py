@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from engine.protocol import SamplingParams
-from server.errors import invalid, unsupported
+from server.errors import ApiError, invalid, unsupported
 from server.schemas.generate import ChatBody, ChatMessage, GenerateBody
 from server.schemas.tokenize import TokenizeBody
 from server.service import Service
@@ -125,16 +125,20 @@ async def chat_prompt(
         text = await off_loop(body_bytes, lambda: render(service, body))
         # The template has written the special tokens: adding them again would double the BOS.
         add = isinstance(body, TokenizeBody) and bool(body.add_special_tokens)
-    encode = service.tokenizer.encode
-    return await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
+
+    def work() -> list[int]:
+        if isinstance(body, TokenizeBody):
+            return service.tokenizer.encode(text, add_special_tokens=add)
+        return encode_prompt(service, text, "messages", add=add)
+
+    return await off_loop(len(text), work)
 
 
 async def text_prompts(
     service: Service, prompts: Sequence[str] | Sequence[list[int]]
 ) -> list[list[int]]:
     def work() -> list[list[int]]:
-        encode = service.tokenizer.encode
-        return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return [encode_prompt(service, p, "prompt") if isinstance(p, str) else p for p in prompts]
 
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 
@@ -184,6 +188,20 @@ def make_plan(
     )
 
 
+def encode_prompt(service: Service, text: str, param: str, *, add: bool = True) -> list[int]:
+    """The ids of `text`, with special tokens if `add`. Raises a 400 where its beginning is too long
+    by itself."""
+    longest = service.longest()
+    if count := service.tokenizer.far_over(text, longest):
+        raise _too_long(longest, f"the prompt alone has {count}", param)
+    return service.tokenizer.encode(text, add_special_tokens=add)
+
+
+def _too_long(longest: int, requested: str, param: str) -> ApiError:
+    message = f"The maximum context length is {longest} tokens, but {requested}."
+    return invalid(param, message, "context_length_exceeded")
+
+
 def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
     vocab_size = service.loaded().vocab_size
     if (largest := max(ids, default=0)) >= vocab_size:
@@ -213,8 +231,7 @@ def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param:
             if asked and length <= longest
             else f"the prompt alone has {length}"
         )
-        message = f"The maximum context length is {longest} tokens, but {requested}."
-        raise invalid(param, message, "context_length_exceeded")
+        raise _too_long(longest, requested, param)
     return asked or longest - begun
 
 

@@ -125,6 +125,18 @@ async def test_what_the_sentence_files_say_is_done(model: Path, tmp_path: Path) 
         assert "13" in message
 
 
+async def test_a_text_far_too_long_is_refused_by_its_beginning(
+    encoder: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.tokenizer.BEGINNING", 9000)
+    long = "abcdefghij" * 10_000
+    _, param, code, message = await refusal(encoder, input=["a", long])
+    assert (param, code) == ("input.1", "context_length_exceeded")
+    assert "512 tokens" in message
+    assert "9000 in its first 9000 characters" in message
+    assert not encoder.engine.texts
+
+
 async def test_truncation_only_where_asked_for(encoder: Served) -> None:
     long = "abcdefghij" * 60
     _, param, code, message = await refusal(encoder, input=long)

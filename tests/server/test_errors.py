@@ -18,6 +18,7 @@ from server.connection import MAX_HEAD_BYTES
 from server.errors import to_api_error
 from server.schemas.embedding import ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
+from server.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.rig import check_error_body, eventually, serving
 
@@ -116,6 +117,28 @@ async def test_completion_refusals(served):
         error = response.json()["error"]
         assert (error["param"], error["code"]) == (param, code), fields
     assert not served.engine.requests
+
+
+@pytest.mark.parametrize("chat", [True, False])
+async def test_a_prompt_far_too_long_is_refused_by_its_beginning(served, monkeypatch, chat):
+    read, encode = [], Tokenizer.encode
+
+    def spy(self, text, **options):
+        read.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", spy)
+    monkeypatch.setattr("server.tokenizer.BEGINNING", 9000)
+    text = "a" * 100_000
+    fields = {"messages": [{**USER, "content": text}]} if chat else {"prompt": ["a", text]}
+    response = await (served.chat(**fields) if chat else served.complete(**fields))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == ("messages" if chat else "prompt")
+    assert re.search(r"512 tokens, .* alone has \d{4} in its first 9000 char", error["message"])
+    assert max(read) == 9000
+    told = (await served.http.post("/tokenize", json={"prompt": text})).json()
+    assert told["count"] >= 100_000, "to count it is what was asked for"
 
 
 TOLD = [

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from engine.errors import ConfigError
@@ -258,6 +260,28 @@ def test_added_token_outside_the_byte_alphabet(assets: Path, tmp_path: Path) -> 
 def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="lone surrogate"):
         tokenizer.encode("a\ud83d")
+
+
+@given(
+    parts=st.lists(st.tuples(st.text(min_size=1), st.integers(1, 3000)), min_size=1, max_size=5),
+    limit=st.integers(100, 125),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_is_far_over_is_over(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, parts: list[tuple[str, int]], limit: int
+) -> None:
+    monkeypatch.setattr("server.tokenizer.BEGINNING", 1)
+    text = "".join(part * times for part, times in parts) * 4
+    if tokenizer.far_over(text, limit):
+        assert len(tokenizer.encode(text)) > limit
+    assert tokenizer.far_over(text, len(text)) is None
+
+
+def test_the_beginning_of_a_long_text_tells(tokenizer: Tokenizer) -> None:
+    text = "Once upon a time, " * 50_000
+    assert tokenizer.far_over(text, 10**6) is None, "it fits"
+    assert tokenizer.far_over(text[:500_000], 1000) is None, "too short to save anything"
+    assert tokenizer.far_over(text, 1000).endswith(" in its first 262144 characters")
 
 
 def test_threads_may_share_a_tokenizer(tokenizer: Tokenizer, assets: Path) -> None:
