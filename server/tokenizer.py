@@ -201,8 +201,9 @@ class Tokenizer:
 
     def far_over(self, text: str, limit: int) -> str | None:
         """What says that a very long `text` has more than `limit` tokens, or None: its beginning
-        alone has twice as many, more than a cut can change. The rest, half a second of a core and more for
-        each MB, need not be read then. Raises ValueError where `text` is not Unicode."""
+        alone has twice as many, more than a cut can change. The rest need not be read then, which
+        takes half a second of a core and more for each MB. Raises ValueError where `text` is not
+        Unicode."""
         chars = max(BEGINNING, 16 * limit)
         if len(text) < 2 * chars:
             return None
