@@ -1,28 +1,24 @@
 """`make bench`: tokens/s over HTTP beside `transformers` generate, same model, same run.
 
-A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end, both in
+A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end, all in
 the dtype that Penstock takes on this CPU. Rounds of all alternate, so that a drift of the machine's
 speed meets each; medians are printed. Penstock runs twice, with its attention in torch and compiled
 by Numba, where that is installed. transformers runs in process with its whole batch given at once,
-which flatters it: no HTTP, no scheduling, no streams.
+which flatters it: no HTTP, no scheduling, no streams. llama.cpp's server runs where one is given.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,108 +28,18 @@ import torch
 
 from engine.layers.linear import PackedWeight
 from engine.platform import DTYPES, onednn_multiplies, select_dtype
-from loadtest.http_client import closed_loop
+from loadtest.contenders import Figures, LlamaCpp, Load, Penstock, Server, Transformers
+from loadtest.gguf_model import write_gguf
 from loadtest.random_model import LLAMA_125M, write_random_llama
 
-
-@dataclass(frozen=True)
-class Load:
-    """Tokens of each request."""
-
-    prompt: int
-    new: int
-
-    def prompts(self, count: int, seed: int) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(300, 32000, (count, self.prompt), generator=generator).tolist()
-
-
-Figures = tuple[float, float]  # output tokens/s, and the median gap in ms
 BACKENDS = {"penstock": "torch", "numba": "numba"}  # what the report calls Penstock with each
-
-
-class Penstock:
-    """`penstock serve` on a free port of the loopback address."""
-
-    def __init__(self, folder: Path, flags: list[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "server", "serve", str(folder), "--port", str(self.port)]
-        began = time.monotonic()
-        self.process = subprocess.Popen(
-            [*command, "--log-level", "warning", *flags], stderr=subprocess.DEVNULL
-        )
-        try:
-            self._wait_ready(began + 120)
-        except BaseException:
-            self.stop()
-            raise
-        self.start_seconds = time.monotonic() - began
-
-    def _wait_ready(self, deadline: float) -> None:
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("penstock did not become ready") from None
-                time.sleep(0.05)
-
-    def measure(self, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
-        """Output tokens/s and the median gap in ms."""
-        bodies = [
-            {"prompt": p, "max_tokens": load.new, "temperature": 0, "ignore_eos": True}
-            for p in load.prompts(requests, seed)
-        ]
-        wall, done = asyncio.run(closed_loop("127.0.0.1", self.port, bodies, concurrency))
-        assert all(c.tokens == load.new for c in done), "a request came back short"
-        gaps = [gap for c in done for gap in c.gaps]
-        return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=30)
-
-
-class Transformers:
-    """`generate` in this process, a static batch, in the dtype of ours."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM
-        from transformers.generation.streamers import BaseStreamer
-
-        class Clock(BaseStreamer):  # type: ignore[misc]
-            def __init__(self) -> None:
-                self.times: list[float] = []
-
-            def put(self, value: Any) -> None:
-                self.times.append(time.monotonic())
-
-            def end(self) -> None: ...
-
-        self.clock = Clock
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-
-    def measure(self, load: Load, batch: int, seed: int) -> Figures:
-        ids = torch.tensor(load.prompts(batch, seed))
-        clock = self.clock()
-        began = time.monotonic()
-        # generate streams only single sequences; longer batches are timed as a whole.
-        with torch.inference_mode():
-            out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=load.new,
-                min_new_tokens=load.new,
-                do_sample=False,
-                pad_token_id=0,
-                streamer=clock if batch == 1 else None,
-            )
-        wall = time.monotonic() - began
-        assert out.shape[1] == load.prompt + load.new
-        gaps = [b - a for a, b in zip(clock.times[1:], clock.times[2:], strict=False)]
-        return batch * load.new / wall, (statistics.median(gaps) if gaps else wall / load.new) * 1e3
+TITLES = {
+    "penstock": "Penstock",
+    "numba": "with Numba",
+    "transformers": "transformers",
+    "llama.cpp": "llama.cpp",
+}
+Measure = Callable[[int, int], Figures]  # of so many streams, in that round
 
 
 def matmul_rate(dtype: torch.dtype) -> float:
@@ -210,6 +116,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="of both")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's, built for this CPU")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--flags", default="", help="more flags for `penstock serve`")
     options = parser.parse_args()
@@ -226,12 +133,13 @@ def main() -> None:
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate rounds of each at each concurrency; all figures of all rounds."""
-    load, rows = Load(options.prompt, options.new), dict[str, Any]()
+    load = Load(options.prompt, options.new)
     dtype = select_dtype(options.dtype, torch.device("cpu"))
     name_of_dtype = str(dtype).removeprefix("torch.")
     rates: list[dict[str, float]] = []
-    peer = None if options.no_peer else Transformers(folder, dtype)
-    backends = BACKENDS if find_spec("numba") else {"penstock": "torch"}
+    starts: dict[str, list[float]] = {}
+    measures = contenders(folder, options, load, dtype, starts)
+    rows = {str(c): {name: list[Figures]() for name in measures} for c in options.concurrency}
     for round_number in range(options.rounds + 1):  # the first warms all up and is not counted
         rates.append(
             {
@@ -241,23 +149,9 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             }
         )
         for concurrency in options.concurrency:
-            row = rows.setdefault(
-                str(concurrency), {name: [] for name in (*BACKENDS, "transformers")}
-            )
-            measured: dict[str, Figures] = {}
-            for name, backend in backends.items():
-                flags = ["--attention-backend", backend, "--dtype", name_of_dtype]
-                flags += options.flags.split()
-                measured[name], seconds = serve_and_measure(
-                    folder, flags, load, concurrency, round_number
-                )
-                if round_number:
-                    row.setdefault("start_seconds", {}).setdefault(name, []).append(seconds)
-            if peer:
-                measured["transformers"] = peer.measure(load, concurrency, seed=round_number)
-            if round_number:
-                for name, figures in measured.items():
-                    row[name].append(figures)
+            measured = {n: measure(concurrency, round_number) for n, measure in measures.items()}
+            for name, figures in measured.items() if round_number else ():
+                rows[str(concurrency)][name].append(figures)
             print(f"round {round_number} c={concurrency}: {measured}", flush=True)
     return {
         "cpu_count": os.cpu_count(),
@@ -267,21 +161,46 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m loadtest.bench_cpu " + " ".join(sys.argv[1:]),
         "load": asdict(load),
+        "start_seconds": starts,
         "rows": rows,
     }
 
 
-def serve_and_measure(
-    folder: Path, flags: list[str], load: Load, concurrency: int, seed: int
-) -> tuple[Figures, float]:
-    """Figures of a fresh server, and its seconds to start: an idle one would share the cores."""
-    server = Penstock(folder, flags)
-    try:
-        server.measure(load, concurrency, concurrency, seed=999)
-        figures = server.measure(load, concurrency, max(2, 2 * concurrency), seed)
-    finally:
-        server.stop()
-    return figures, server.start_seconds
+def contenders(
+    folder: Path,
+    options: argparse.Namespace,
+    load: Load,
+    dtype: torch.dtype,
+    starts: dict[str, list[float]],
+) -> dict[str, Measure]:
+    """Who runs, by name. `starts` takes the seconds each server needs until it is ready."""
+
+    def served(name: str, make: Callable[[int], Server]) -> Measure:
+        def measure(streams: int, round_number: int) -> Figures:
+            """Of a fresh server: an idle one would share the cores."""
+            server = make(streams)
+            try:
+                if round_number:  # in the first, Numba may compile
+                    starts.setdefault(name, []).append(server.start_seconds)
+                server.measure(load, streams, streams, seed=999)
+                return server.measure(load, streams, max(2, 2 * streams), round_number)
+            finally:
+                server.stop()
+
+        return measure
+
+    def penstock(backend: str) -> Callable[[int], Server]:
+        flags = ["--attention-backend", backend, "--dtype", str(dtype).removeprefix("torch.")]
+        return lambda streams: Penstock(folder, flags + options.flags.split())
+
+    backends = BACKENDS if find_spec("numba") else {"penstock": "torch"}
+    found = {name: served(name, penstock(backend)) for name, backend in backends.items()}
+    if not options.no_peer:
+        found["transformers"] = partial(Transformers(folder, dtype).measure, load)
+    if program := options.llama_server:
+        write_gguf(folder, model := folder / "model.gguf", dtype)
+        found["llama.cpp"] = served("llama.cpp", lambda n: LlamaCpp(program, model, load, n))
+    return found
 
 
 def print_table(report: dict[str, Any]) -> None:
@@ -290,24 +209,23 @@ def print_table(report: dict[str, Any]) -> None:
         for key in ("gflops", "gbytes", "weight_gbytes")
     )
     load = Load(**report["load"])
-    names = {"penstock": "Penstock", "numba": "with Numba", "transformers": "transformers"}
+    names = [name for name in TITLES if all(name in row for row in report["rows"].values())]
     print(
         "\n| streams |",
-        " tok/s · gap | ".join(names.values()),
+        " tok/s · gap | ".join(TITLES[name] for name in names),
         "tok/s · gap | ratios | of the bound |",
     )
-    print("|---" * 6 + "|")
+    print("|---" * (3 + len(names)) + "|")
     for streams, row in report["rows"].items():
-        rates, cells = {}, {}
+        rates, cells = dict[str, float](), list[str]()
         for name in names:
-            if row[name]:
-                measured, gaps = map(statistics.median, zip(*row[name], strict=True))
-                rates[name], cells[name] = measured, f"{measured:.0f} · {gaps:.1f} ms"
+            rates[name], gap = map(statistics.median, zip(*row[name], strict=True))
+            cells.append(f"{rates[name]:.0f} · {gap:.1f} ms")
         peer = rates.pop("transformers", None)
         limit = bound(load, int(streams), gflops, gbytes, DTYPES[report["dtype"]].itemsize)
         ratios = " · ".join(f"{rate / peer:.1f}" for rate in rates.values()) if peer else ""
         shares = " · ".join(f"{rate / limit:.0%}" for rate in rates.values())
-        print("|", " | ".join([streams, *(cells.get(n, "") for n in names), ratios, shares]), "|")
+        print("|", " | ".join([streams, *cells, ratios, shares]), "|")
     print(
         f"\n{report['dtype']} matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s, "
         f"weights for one row at {weight_gbytes:.1f} GB/s: medians of the run."

@@ -22,7 +22,7 @@ import tokenizers
 import torch
 
 from engine.platform import DTYPES, select_dtype
-from loadtest.bench_cpu import Penstock
+from loadtest.contenders import Penstock
 from loadtest.http_client import post_all
 
 TEXTS, CLIENTS, BATCH = 512, 32, 32

@@ -28,7 +28,7 @@ import msgspec
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
-from loadtest.bench_cpu import Penstock
+from loadtest.contenders import Penstock
 from loadtest.http_client import Target, exchange, stream
 from loadtest.measure import Load, Measured, Point, point
 from loadtest.schedule import Ask, asks, timetable

@@ -1,0 +1,81 @@
+"""The checkpoint of random_model.py once more, as llama.cpp reads it: GGUF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
+    """Writes the Llama in `folder`, its matrices in `dtype`, bfloat16 or float32. Needs gguf."""
+    import gguf
+
+    c = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(c["num_attention_heads"])
+    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_rope_dimension_count(c["head_dim"])
+    writer.add_rope_freq_base(c["rope_theta"])
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    ids: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    ends = (c["bos_token_id"], c["eos_token_id"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(ids, key=lambda token: ids[token]))
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.CONTROL if i in ends else kinds.NORMAL for i in range(len(ids))])
+    writer.add_token_merges(["Ġ w"])  # an empty list is refused, and prompts come as ids
+    writer.add_bos_token_id(ends[0])
+    writer.add_eos_token_id(ends[1])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        key = name.split(".")[-2]
+        _add(writer, name, _interleaved(tensor, c[heads[key]]) if key in heads else tensor, dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows [heads * dim, in] as llama.cpp rotates them: neighbours, not halves."""
+    pairs = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2)
+    return pairs.reshape(weight.shape)
+
+
+def _add(writer: object, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    import gguf
+
+    assert isinstance(writer, gguf.GGUFWriter)
+    module = name.removesuffix(".weight")
+    if module.startswith("model.layers."):
+        _, _, layer, module = module.split(".", 3)
+        name = f"blk.{layer}.{NAMES[module]}.weight"
+    else:
+        name = f"{NAMES[module]}.weight"
+    if dtype == torch.bfloat16 and tensor.ndim == 2:
+        rows = tensor.contiguous().view(torch.uint8).numpy()  # [out, bytes of a row]
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    else:
+        writer.add_tensor(name, tensor.float().numpy())

@@ -1,0 +1,68 @@
+"""What `make bench` races against reads the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loadtest.bench_cpu import print_table
+from loadtest.gguf_model import write_gguf
+from loadtest.random_model import LLAMA_125M, write_random_llama
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 300}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_gguf_file_holds_every_weight(tmp_path: Path, dtype: torch.dtype) -> None:
+    write_random_llama(tmp_path, LLAMA_125M | SMALL | HEADS)
+    write_gguf(tmp_path, tmp_path / "model.gguf", dtype)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    found = {}
+    for tensor in reader.tensors:
+        data = torch.tensor(tensor.data)
+        bf16 = tensor.tensor_type == gguf.GGMLQuantizationType.BF16
+        assert bf16 == (dtype == torch.bfloat16 and data.ndim == 2)
+        found[tensor.name] = data.view(torch.bfloat16).float() if bf16 else data
+        assert list(found[tensor.name].shape) == tensor.shape[::-1].tolist()
+    given = {
+        name: weight.float() for name, weight in load_file(tmp_path / "model.safetensors").items()
+    }
+    assert len(found) == len(given) == 2 + 9 * 2
+    assert torch.equal(found["token_embd.weight"], given["model.embed_tokens.weight"])
+    assert torch.equal(found["blk.1.ffn_down.weight"], given["model.layers.1.mlp.down_proj.weight"])
+    for name, theirs, heads in (("q", "attn_q", 4), ("k", "attn_k", 2)):
+        ours = given[f"model.layers.1.self_attn.{name}_proj.weight"]
+        # Llama turns dimension i of a head with i + 8; llama.cpp 2 i with 2 i + 1.
+        for head in range(heads):
+            rows = found[f"blk.1.{theirs}.weight"][head * 16 : (head + 1) * 16]
+            assert torch.equal(rows[0::2], ours[head * 16 : head * 16 + 8])
+            assert torch.equal(rows[1::2], ours[head * 16 + 8 : head * 16 + 16])
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert len(tokens) == 300
+    assert tokens[1] == "<s>"
+
+
+def test_the_table_has_a_column_for_each_who_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(
+        {
+            "machine": [{"gflops": 1000.0, "gbytes": 25.0, "weight_gbytes": 20.0}],
+            "load": {"prompt": 128, "new": 64},
+            "dtype": "bfloat16",
+            "rows": {
+                "8": {
+                    "penstock": [(200, 30.0), (240, 20.0), (220, 25.0)],
+                    "transformers": [(100, 50.0)] * 3,
+                    "llama.cpp": [(110, 45.0)] * 3,
+                }
+            },
+        }
+    )
+    head, rule, row, *_ = capsys.readouterr().out.strip().splitlines()
+    assert head.count("|") == rule.count("|") == row.count("|")
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[1:6] == ["8", "220 · 25.0 ms", "100 · 50.0 ms", "110 · 45.0 ms", "2.2 · 1.1"]
