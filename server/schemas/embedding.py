@@ -11,12 +11,12 @@ from server.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, fa
 
 MAX_TEXTS = 2048
 Text = Annotated[str, StringConstraints(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Inputs = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[Texts, Tag("<list>")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_TEXTS), Tag("<id lists>")],
+    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_TEXTS), Tag("<id lists>")],
     Shape,
 ]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]

@@ -1,10 +1,15 @@
-"""Bodies of /v1/chat/completions and /v1/completions: OpenAI's fields and vLLM's extensions."""
+"""Bodies of /v1/chat/completions and /v1/completions: OpenAI's fields and vLLM's extensions.
+
+The check of every list ends with its first error: one for each of a million bad items would take
+half a minute and gigabytes.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -19,13 +24,15 @@ from server.schemas.body import Body, Part
 
 INT32 = 2**31 - 1
 INT64 = 2**63
+MOST_PARTS = 4096  # messages, and text parts of all of them together
+MOST_BIASES = 1024
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Count = Annotated[int, Field(ge=1, le=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -> Exception:
@@ -52,16 +59,24 @@ Shape = Discriminator(_shape)
 OneOrMore = _shape_of("a string or a list of strings")
 
 Stops = Annotated[
-    Annotated[Stop, Tag("<one>")] | Annotated[list[Stop], Field(max_length=4), Tag("<list>")],
+    Annotated[Stop, Tag("<one>")]
+    | Annotated[list[Stop], Field(fail_fast=True, max_length=4), Tag("<list>")],
     OneOrMore,
 ]
 Prompts = Annotated[
     Annotated[str, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[list[str], Field(min_length=1, max_length=64), Tag("<list>")]
-    | Annotated[list[TokenIds], Field(max_length=64), Tag("<id lists>")],
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=64), Tag("<list>")]
+    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=64), Tag("<id lists>")],
     Shape,
 ]
+
+
+def _few(value: Any) -> Any:
+    """Field's max_length would be looked at when all items had been checked."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise failure("invalid", f"may have {MOST_BIASES} keys, not {len(value)}")
+    return value
 
 
 class StreamOptions(Part):
@@ -101,9 +116,9 @@ class GenerateBody(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -134,7 +149,7 @@ class TextPart(Part):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")],
+    Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
     _shape_of("a string or a list of text parts"),
 ]
 
@@ -145,7 +160,7 @@ class ChatMessage(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
     reasoning_content: str | None = None
 
@@ -172,6 +187,23 @@ class ChatMessage(Part):
         return self.content or ""
 
 
+def _few_parts(value: Any) -> Any:
+    """A second of checks for what no template needs would hold up every stream."""
+    messages = value if isinstance(value, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MOST_PARTS:
+        raise failure("invalid", f"may have {MOST_PARTS} text parts in all, not {parts}")
+    return value
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(fail_fast=True, min_length=1, max_length=MOST_PARTS),
+    BeforeValidator(_few_parts),
+]
+
+
 class TemplateArguments(Part):
     """What a request may tell the template: known names and scalars only, because templates are
     code (CVE-2025-62426 came in through arguments passed on unseen)."""
@@ -193,7 +225,7 @@ class ChatBody(GenerateBody):
         "best_of": (1,),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from server.schemas.body import Body
-from server.schemas.generate import ChatMessage, TemplateArguments, TokenId, failure
+from server.schemas.generate import Messages, TemplateArguments, TokenId, failure
 
 
 class TokenizeBody(Body):
@@ -17,7 +17,7 @@ class TokenizeBody(Body):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"continue_final_message": (False,)}
 
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -31,4 +31,4 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
