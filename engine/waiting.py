@@ -8,6 +8,8 @@ others in time.
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Callable, Iterable
 
@@ -111,5 +113,6 @@ class WaitingQueue:
 
 
 def _retry_after(seconds: float) -> int:
-    """What a client is told: whole seconds, a minute at most."""
-    return int(min(max(seconds, 1.0), 60.0))
+    """What a client is told: whole seconds, up to a minute and a quarter of it more, so that those
+    refused together do not come back together."""
+    return math.ceil(min(max(seconds, 1.0), 60.0) * random.uniform(1.0, 1.25))

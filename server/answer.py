@@ -20,6 +20,8 @@ from server.schemas.body import ignored_header
 from server.service import Service
 
 Result = TypeVar("Result")
+# Clients that read an event by text lines would end it here; JSON may have them escaped.
+LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
 
 
 async def attended(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -99,7 +101,10 @@ class Answer:
         """One chunk of the stream."""
         usage = {"usage": None} if self._plan.body.include_usage else {}
         chunk = {**self._head(self._dialect.chunk), "choices": choices, **usage, **more}
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+        data = orjson.dumps(chunk)
+        for separator, escape in LINE_SEPARATORS:
+            data = data.replace(separator, escape)
+        return b"data: " + data + b"\n\n"
 
     def opening(self) -> bytes:
         """The chunks before any text."""

@@ -19,9 +19,10 @@ from engine.client import EngineClient
 from engine.config import EngineConfig, model_folder
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig, served_names
+from server.keys import ApiKeys
 from server.logging import configure
 from server.metrics import Metrics
-from server.middleware import Gate, RequestBoundary, read_keys
+from server.middleware import Gate, RequestBoundary
 from server.pooling import PoolingConfig
 from server.routes import embeddings, generate, models, ops, tokenize
 from server.service import Service
@@ -40,6 +41,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     service = Service(
         config=config,
         client=client,
+        keys=ApiKeys(config),
         tokenizer=Tokenizer.from_folder(folder),
         template=ChatTemplate.from_folder(folder, override),
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
@@ -60,7 +62,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.service = service
     for module in (generate, embeddings, models, tokenize, ops):
         app.include_router(module.router)
-    app.add_middleware(Gate, config=config, keys=read_keys(config))
+    app.add_middleware(Gate, config=config, keys=service.keys)
     app.add_middleware(RequestBoundary, service=service)
     return app
 

@@ -117,7 +117,7 @@ class Chat:
             if response.status_code != 200:
                 response.read()
             _check(response)
-            yield from _events(response.iter_lines())
+            yield from _events(_lines(response.iter_text()))
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -155,6 +155,15 @@ def _check(response: httpx2.Response) -> None:
         message = response.text[:200]
     hint = " Give the key with PENSTOCK_API_KEY." if response.status_code == 401 else ""
     raise ChatError(f"The server answered {response.status_code}: {message}{hint}")
+
+
+def _lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Ended by a line feed alone: httpx's own would end at any separator inside of a text."""
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield from lines
+    yield rest
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

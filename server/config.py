@@ -37,7 +37,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = ()
     api_key_file: Annotated[
-        str | None, setting(HTTP, "File with one key a line; # begins a comment.")
+        str | None,
+        setting(HTTP, "File with one key a line; # begins a comment line. SIGHUP rereads it."),
     ] = None
     chat_template: Annotated[
         str | None, setting(HTTP, "Jinja file to use instead of the checkpoint's template.")

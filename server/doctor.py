@@ -51,7 +51,7 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
 def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     """Where the model is, in words; raises ConfigError where `serve` would for a file it reads."""
     from server.chat_template import ChatTemplate
-    from server.middleware import read_keys
+    from server.keys import read_keys
     from server.pull import cached
 
     read_keys(config)

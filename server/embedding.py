@@ -65,8 +65,8 @@ def _check(service: Service, tokens: list[int], param: str) -> None:
 
 def _too_long(service: Service, count: str, param: str) -> ApiError:
     message = (
-        f"A text may have {service.longest()} tokens, this one has {count}. Shorten it, or have "
-        "its end cut off with truncate_prompt_tokens."
+        f"This model's maximum context length is {service.longest()} tokens, but this text has "
+        f"{count}. Shorten it, or have its end cut off with truncate_prompt_tokens."
     )
     return invalid(param, message, "context_length_exceeded")
 

@@ -26,7 +26,7 @@ from server.config import ServerConfig
 from server.connection import MAX_HEAD_BYTES, Connection
 from server.listen import BACKLOG
 from server.service import Service
-from server.voice import voice
+from server.voice import fall_silent, voice
 
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
@@ -49,6 +49,7 @@ def run(
         status = runner.run(lifetime.run())
     if lifetime.cause:  # after everything else, so that it is the last line
         voice(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
+    fall_silent()
     return status
 
 
@@ -104,6 +105,10 @@ class Lifetime:
         loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if self._service.config.api_key_file:
+            loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         url = base_url(self._service.config.host, self._port)
         self._say(f"penstock: listening on {url}, loading {self._engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
@@ -161,6 +166,15 @@ class Lifetime:
             await asyncio.sleep(DEATH_NOTICE_S)
         self._stop_serving(LAST_WORDS_S)
 
+    def _reload_keys(self) -> None:
+        try:
+            self._service.keys.reload()
+        except ConfigError as error:
+            text = f"penstock: SIGHUP: the API keys stay as they were: {error}"
+            voice(self._service.config, "error")(text)
+        else:
+            self._say(f"penstock: SIGHUP: {len(self._service.keys)} API keys read")
+
     def _on_signal(self, number: signal.Signals) -> None:
         if self._drain is not None:
             # No clean-up: it could wait for what hangs. The engine ends with its parent.
@@ -182,9 +196,11 @@ class Lifetime:
                     "once more to leave at once"
                 )
             # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
-            while self._unanswered and not self._hung and loop.time() < deadline:  # noqa: ASYNC110
+            service = self._service
+            while self._unanswered and not service.stalled and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            if self._hung:
+            # Its liveness probe is then who sent the signal: every second more is one without it.
+            if service.stalled:
                 self._say("penstock: the engine hangs, so nothing is waited for")
             if self._unanswered:
                 await self._client.stop()  # fails what is left: its streams end with an error
@@ -197,13 +213,6 @@ class Lifetime:
     def _unanswered(self) -> bool:
         """Whether a request is open: in the engine, on its way there, or being written."""
         return self._client.busy or bool(self.server.server_state.tasks)
-
-    @property
-    def _hung(self) -> bool:
-        """As /health tells it. Its liveness probe is then who sent the signal, and every second
-        waited is one more without service."""
-        age: float = self._client.last_step_age()
-        return age > self._service.config.stall_timeout
 
     def _stop_serving(self, grace_s: int) -> None:
         self.server.config.timeout_graceful_shutdown = grace_s

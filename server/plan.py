@@ -198,7 +198,8 @@ def encode_prompt(service: Service, text: str, param: str, *, add: bool = True) 
 
 
 def _too_long(longest: int, requested: str, param: str) -> ApiError:
-    message = f"The maximum context length is {longest} tokens, but {requested}."
+    # LiteLLM looks for these words before it tries a model with a longer context.
+    message = f"This model's maximum context length is {longest} tokens, but {requested}."
     return invalid(param, message, "context_length_exceeded")
 
 

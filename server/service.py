@@ -13,6 +13,7 @@ from engine.protocol import Ready
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.errors import ApiError, invalid, to_api_error
+from server.keys import ApiKeys
 from server.metrics import Metrics
 from server.pooling import PoolingConfig
 from server.schemas.body import BodyType, read_body
@@ -26,6 +27,7 @@ Task = Literal["generate", "embed"]
 class Service:
     config: ServerConfig
     client: EngineClient
+    keys: ApiKeys
     tokenizer: Tokenizer
     template: ChatTemplate | None
     pooling: PoolingConfig  # of an encoder
@@ -51,6 +53,12 @@ class Service:
         if info is None or state == "dead":
             raise EngineUnavailableError(state, f"The engine is {state}.")
         return info
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the engine has owed a sign of life for longer than --stall-timeout."""
+        age: float = self.client.last_step_age()
+        return self.client.state != "dead" and age > self.config.stall_timeout
 
     def check_task(self, task: Task) -> None:
         """Raises a 400 where the model does the other."""
@@ -81,9 +89,12 @@ class Service:
 
 
 async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
-    """A body for the model served here; a full queue refuses it unread."""
+    """A body for the model served here; a full queue refuses it unread, and so does an engine that
+    hangs: whoever asks again is sent elsewhere, or comes when it has been restarted."""
     service = service_of(request)
     service.client.admit(1)
+    if service.stalled:
+        raise EngineUnavailableError("stalled", "The engine hangs.")
     service.check_task(task)
     body = await read_body(request, kind)
     service.model_name(body.model)

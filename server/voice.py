@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Literal
@@ -10,9 +12,20 @@ from server.config import ServerConfig
 
 
 def say(text: str) -> None:
-    """Text for the person at the terminal; stdout stays free for data."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Text for the person at the terminal; stdout stays free for data. Where nobody can read it,
+    the disk being full or the log's reader gone, what the server does goes on all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def fall_silent() -> None:
+    """For the end of the process: what could not be written would be tried once more, and Python
+    make the exit status 120 of that."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def voice(

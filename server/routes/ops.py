@@ -20,13 +20,11 @@ GET_AND_HEAD = ["GET", "HEAD"]
 
 def _condition(service: Service) -> dict[str, Any]:
     client = service.client
-    age = client.last_step_age()
-    stalled = client.state != "dead" and age > service.config.stall_timeout
     return {
-        "status": "stalled" if stalled else {"ready": "ok"}.get(client.state, client.state),
+        "status": "stalled" if service.stalled else {"ready": "ok"}.get(client.state, client.state),
         "running": client.stats.running,
         "waiting": client.stats.waiting,
-        "last_step_age_s": round(age, 3),
+        "last_step_age_s": round(client.last_step_age(), 3),
     }
 
 

@@ -88,8 +88,9 @@ class GenerateBody(Body):
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         (
-            *("user", "safety_identifier", "store", "metadata", "service_tier", "verbosity"),
-            *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+            *("user", "safety_identifier", "store", "metadata", "service_tier"),
+            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+            "parallel_tool_calls",
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -220,6 +221,7 @@ class ChatBody(GenerateBody):
         **dict.fromkeys(("tools", "functions", "documents"), ([],)),
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
+        "moderation": (),
         "modalities": (["text"],),
         **dict.fromkeys(("echo", "continue_final_message"), (False,)),
         "best_of": (1,),

@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
-from server.middleware import read_keys
+from server.keys import read_keys
 from tests.server.fake_engine import FakeEngine
 from tests.server.rig import serving
 
@@ -106,6 +106,13 @@ async def test_all_keys_are_compared(locked, monkeypatch):
     assert len(compared) == 2
 
 
+async def test_a_key_is_the_bytes_that_were_sent(model, says):
+    async with serving(FakeEngine(says("x")), model, api_key=("schlüssel",)) as served:
+        for sent, status in (("schlüssel".encode(), 200), ("schlüssel".encode("latin-1"), 401)):
+            headers = {"authorization": b"Bearer " + sent}
+            assert (await served.http.get("/v1/models", headers=headers)).status_code == status
+
+
 async def test_tenants_do_not_share_prefixes(locked):
     for key in ("alpha", "beta", "alpha"):
         headers = {"authorization": f"Bearer {key}"}
@@ -128,6 +135,13 @@ def test_key_files(tmp_path):
         "one",
         "two",
     ]
+    file.write_bytes("\ufeffschlüssel\r\n".encode())
+    assert read_keys(ServerConfig(api_key_file=str(file))) == ["schlüssel"]
+    file.write_text("# ours\n\nsk-a  # Alice\n")
+    with pytest.raises(ConfigError, match=r"keys, line 3: a key has no white space"):
+        read_keys(ServerConfig(api_key_file=str(file)))
+    with pytest.raises(ConfigError, match=r"--api-key, key 2: a key has no white space"):
+        read_keys(ServerConfig(api_key=("a", "b c")))
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no API key"):
         read_keys(ServerConfig(api_key_file=str(file)))

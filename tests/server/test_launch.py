@@ -186,7 +186,7 @@ def test_while_loading_it_listens_and_says_how_far_it_is(start: Any) -> None:
     assert server.log.splitlines()[-1] == "penstock: stopped by SIGTERM"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     server = start(token_s=0.05)
     with streaming(server, tokens=40) as lines:
@@ -202,6 +202,62 @@ def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     assert server.status() == 0
     assert server.log.splitlines()[-1] == f"penstock: stopped by {number.name}"
     assert "Traceback" not in server.log
+
+
+def test_what_nohup_ignores_stays_ignored(start: Any, model: Path) -> None:
+    given = json.dumps({"model": str(model)})
+    server = start.run(["nohup", sys.executable, str(FAKE), given])
+    server.wait_for("try  ")
+    server.signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert httpx2.get(f"{server.url}/ready").status_code == 200
+
+
+def test_sighup_reads_the_key_file_again(start: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+    server = start(api_key_file=str(file))
+    server.wait_for("try  ")
+
+    def statuses() -> list[int]:
+        keys = ("old", "new", "newer")
+        headers = [{"authorization": f"Bearer {key}"} for key in keys]
+        return [httpx2.get(f"{server.url}/version", headers=h).status_code for h in headers]
+
+    assert statuses() == [200, 401, 401]
+    file.write_text("new\nnewer\n")
+    server.signal(signal.SIGHUP)
+    server.wait_for("2 API keys read")
+    assert statuses() == [401, 200, 200]
+    file.write_text("")
+    server.signal(signal.SIGHUP)
+    server.wait_for("the API keys stay as they were: .*no API key")
+    assert statuses() == [401, 200, 200]
+
+
+def test_a_log_that_nobody_reads_ends_no_answer(model: Path) -> None:
+    """Its reader may be `head`, or have crashed, or the disk may be full."""
+    given = json.dumps({"model": str(model), "token_s": 0.02})
+    command = [sys.executable, str(FAKE), given]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "."}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, env=env, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = ""
+            while "try  " not in said:
+                said += server.stderr.readline()
+            server.stderr.close()
+            address = re.findall(r"listening on (http://\S+),", said)[0]
+            body = {"prompt": "Hello", "max_tokens": 50, "stream": True}
+            with httpx2.stream("POST", f"{address}/v1/completions", json=body) as response:
+                lines = response.iter_lines()
+                next(lines)
+                server.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
 
 
 def test_out_of_descriptors_it_says_so_once_and_recovers(start: Any, model: Path) -> None:

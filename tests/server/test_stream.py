@@ -51,6 +51,16 @@ async def test_order_and_bytes_of_a_chat_stream(served):
     )
 
 
+async def test_no_event_has_a_line_end_inside(model, says):
+    text = "a\u2028b\u2029c\x85d\x0be"
+    async with serving(FakeEngine(says(text)), model) as served:
+        for fields in ({"prompt": "x"}, {"prompt": text, "echo": True}):
+            lines = (await served.complete(stream=True, **fields)).text.splitlines()
+            pieces = [json.loads(line[6:])["choices"] for line in lines if line[6:7] == "{"]
+            told = "".join(choice["text"] for choices in pieces for choice in choices)
+            assert told == text * (1 + ("echo" in fields))
+
+
 async def test_order_and_bytes_of_a_completion_stream(served):
     served.engine.burst = 100
     text = (await served.complete(stream=True)).text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from typing import Any
@@ -216,7 +217,7 @@ async def test_retry_after_follows_the_pace_within_a_minute(
     client.step(stats=EngineStats(step_seconds=step_seconds, step_prefill_tokens=tokens))
     with pytest.raises(EngineOverloadedError) as refused:
         client.admit(1, 1)
-    assert refused.value.retry_after == expected
+    assert expected <= refused.value.retry_after <= math.ceil(expected * 1.25)
 
 
 async def test_only_a_ready_engine_is_given_work() -> None:
