@@ -14,11 +14,13 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from engine.client import EngineClient
 from engine.config import EngineConfig, model_folder
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig, served_names
+from server.errors import ApiError
 from server.keys import ApiKeys
 from server.logging import configure
 from server.metrics import Metrics
@@ -28,6 +30,9 @@ from server.routes import embeddings, generate, models, ops, tokenize
 from server.service import Service
 from server.tokenizer import Tokenizer
 from server.tracing import Tracing
+
+ROUTERS = [module.router for module in (generate, embeddings, models, tokenize, ops)]
+PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
 def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
@@ -60,8 +65,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service
-    for module in (generate, embeddings, models, tokenize, ops):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_middleware(Gate, config=config, keys=service.keys)
     app.add_middleware(RequestBoundary, service=service)
     return app
@@ -69,6 +74,10 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
 
 async def _raise(request: Request, error: Exception) -> Response:
     """FastAPI's own answers to 404 and 405 have another shape: the boundary writes ours."""
+    meant = f"/v1{request.url.path}"
+    if isinstance(error, HTTPException) and error.status_code == 404 and meant in PATHS:
+        message = f"Not Found: did you mean {meant}? A client's base URL ends in /v1 here."
+        raise ApiError(404, "not_found", message)
     raise error
 
 

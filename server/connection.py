@@ -8,12 +8,16 @@ import sys
 from http import HTTPStatus
 
 import h11
+import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.errors import ApiError
 from server.middleware import LINGER, answer_headers, new_request_id
+from server.service import Service
 
 MAX_HEAD_BYTES = 65536  # of a request's line and headers; to be given to uvicorn as well
+
+log = structlog.get_logger("server.access")
 
 
 class Connection(H11Protocol):
@@ -27,6 +31,7 @@ class Connection(H11Protocol):
         self._limit_idleness()
 
     def data_received(self, data: bytes) -> None:
+        structlog.contextvars.clear_contextvars()  # an earlier request's
         if not self._refused:
             super().data_received(data)
             self._limit_idleness()
@@ -58,6 +63,7 @@ class Connection(H11Protocol):
             return
         answer = _refusal(sys.exc_info()[1])
         request_id = new_request_id()
+        self._account(answer, request_id)
         body = answer.body(request_id)
         headers = answer_headers(request_id, 0) | {
             "content-type": "application/json",
@@ -72,6 +78,19 @@ class Connection(H11Protocol):
         self._refused = True
         self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
+
+    def _account(self, answer: ApiError, request_id: str) -> None:
+        """What middleware would do; of a request that has begun it does count the end."""
+        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        if self.cycle is None or self.cycle.response_complete:
+            service.metrics.request(answer.status)
+        service.metrics.reject(answer.code)
+        if service.config.access_log:
+            log.info("request", request_id=request_id, status=answer.status, code=answer.code)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What asks for HTTP/2 (Java's client does, always) is served with HTTP/1.1, as it may be.
+        uvicorn would say twice that a library is missing."""
 
 
 def _refusal(error: BaseException | None) -> ApiError:

@@ -33,6 +33,11 @@ def _clean(value: Any) -> Any:
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """The access log has the refusal of what is no HTTP, with the id that the client was told."""
+    return record.msg != "Invalid HTTP request received."
+
+
 def configure(config: ServerConfig) -> None:
     """Sets up structlog and the standard library's loggers for this process."""
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
@@ -71,5 +76,6 @@ def configure(config: ServerConfig) -> None:
     root.setLevel(level)
     # It logs every chunk at debug level, and with it the answers.
     logging.getLogger("sse_starlette").setLevel(max(level, logging.INFO))
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     # At info level it logs every URL of a pull, and with them signatures.
     logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
-from server.connection import MAX_HEAD_BYTES
 from server.errors import to_api_error
 from server.schemas.embedding import ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
@@ -284,38 +283,6 @@ async def test_http_level_refusals(served):
     assert "--host" in response.json()["error"]["message"]
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert (await http.get("/v1/models", headers={"host": host})).status_code == 200
-
-
-REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-NOT_HTTP: list[tuple[bytes, int, str]] = [
-    (b"\x16\x03\x01\x02\x00\x01\xfc\r\n\r\n", 400, "not HTTP/1.1"),  # TLS on a port without
-    (b"GET /health HTTP/1.1\r\n\r\n", 400, "mandatory Host"),
-    (REQUEST + b"Bad Name: x\r\n\r\n", 400, "not HTTP/1.1"),
-    (REQUEST + b"Content-Length: 1, 2\r\n\r\n", 400, "not HTTP/1.1"),
-    (REQUEST + b"X: " + b"x" * (2 * MAX_HEAD_BYTES), 431, f"than {MAX_HEAD_BYTES} bytes"),
-    (
-        REQUEST
-        + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n",
-        400,
-        "not HTTP/1.1",
-    ),
-]
-
-
-@pytest.mark.parametrize(("data", "status", "words"), NOT_HTTP)
-async def test_what_is_not_http_is_refused_in_the_same_way(served, data, status, words):
-    reader, writer = await asyncio.open_connection(*served.address)
-    writer.write(data)
-    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
-    writer.close()
-    lines = head.decode().split("\r\n")
-    assert lines[0].startswith(f"HTTP/1.1 {status} ")
-    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
-    assert headers["content-length"] == str(len(body))
-    assert {"x-request-id", "openai-version", "openai-processing-ms"} <= set(headers)
-    check_error_body(json.loads(body), status)
-    assert words in json.loads(body)["error"]["message"]
-    assert (await served.complete()).status_code == 200  # the others do not notice
 
 
 async def test_a_server_on_the_network_answers_to_any_name(model, says):
