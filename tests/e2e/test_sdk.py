@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,13 @@ def test_the_demo_model_knows_the_capital_of_france(demo: Server) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_the_first_example_of_the_clients_page(
+    demo: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "clients.md"
+    example = re.search(r"```python\n(.+?)```", page.read_text("utf-8"), re.S)
+    assert example
+    exec(example[1].replace("http://127.0.0.1:8000", demo.base_url), {})
+    assert "Paris" in capsys.readouterr().out
