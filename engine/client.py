@@ -133,6 +133,10 @@ class EngineClient(Protocol):
     def admit(self, requests: int, tokens: int = 0) -> None:
         """Raises EngineUnavailableError or EngineOverloadedError; cheap, also before tokenising."""
 
+    def expecting(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps the place of a request that `admit` let in until it is submitted, which follows the
+        context at once. Raises EngineOverloadedError where others have come first."""
+
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         """All or none, of a request that `admit` let in, if need be before a drain began; raises
         EngineDeadError and EngineOverloadedError, counting prompt tokens too."""
@@ -289,6 +293,9 @@ class ProcessClient:
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         self._queue.check(requests, tokens, self.stats)
+
+    def expecting(self) -> contextlib.AbstractContextManager[None]:
+        return self._queue.expecting(self.stats)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         return self._submit(requests, [1] * len(requests))

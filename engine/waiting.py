@@ -8,10 +8,11 @@ others in time.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError
@@ -61,18 +62,28 @@ class WaitingQueue:
         self._config = config
         self._clock = clock
         self._waiting: dict[int, tuple[int, int]] = {}  # id -> (requests, prompt tokens)
+        self._expected = 0  # requests on their way here
         self._pace = Pace()
 
+    @contextlib.contextmanager
+    def expecting(self, stats: EngineStats) -> Iterator[None]:
+        """Holds the place of a request that is being made ready: of a crowd, only as many shall be
+        tokenised as there is room for. Raises as `check`, before anything is done."""
+        self.check(1, 0, stats)
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
     def check(self, requests: int, tokens: int, stats: EngineStats) -> None:
-        """Raises EngineOverloadedError where these have no room."""
-        if not self._waiting:
-            return  # an empty queue takes any request the model can hold, whatever the bounds
+        """Raises EngineOverloadedError where these have no room. An empty queue takes any request
+        the model can hold, whatever the bounds."""
         limits = self._config
-        queued = sum(count for count, _ in self._waiting.values())
+        queued = self._expected + sum(count for count, _ in self._waiting.values())
         waiting = sum(size for _, size in self._waiting.values())
-        if (
-            queued + requests > limits.max_num_queued_reqs
-            or waiting + tokens > limits.max_num_queued_tokens
+        if (queued and queued + requests > limits.max_num_queued_reqs) or (
+            self._waiting and waiting + tokens > limits.max_num_queued_tokens
         ):
             # Its tokens at the last step's pace.
             per_step = max(stats.step_prefill_tokens + stats.step_decode_tokens, 1)

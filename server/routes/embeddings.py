@@ -32,7 +32,8 @@ async def embeddings(request: Request) -> Response:
     if wanted and wanted > size:
         message = f"dimensions must be from 1 to {size}, the length of the vectors, not {wanted}."
         raise invalid("dimensions", message)
-    lists = await token_lists(service, body, body.inputs, "input")
+    with service.client.expecting():
+        lists = await token_lists(service, body, body.inputs, "input")
     vectors = (await embed(request, service, body, lists))[:, :wanted]
     if service.pooling.normalised:
         vectors = normalised(vectors)
@@ -52,8 +53,9 @@ async def score(request: Request) -> Response:
     """The cosine of each pair's vectors; each text is read once."""
     service, body = await accept(request, ScoreBody, "embed")
     first, second = body.sides
-    lists = await token_lists(service, body, first, "text_1")
-    lists += await token_lists(service, body, second, "text_2")
+    with service.client.expecting():
+        lists = await token_lists(service, body, first, "text_1")
+        lists += await token_lists(service, body, second, "text_2")
     vectors = normalised(await embed(request, service, body, lists))
     cosines = (vectors[: len(first)] * vectors[len(first) :]).sum(1)
     answer = {

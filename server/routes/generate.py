@@ -28,7 +28,8 @@ router = APIRouter()
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     service, body = await accept(request, ChatBody, "generate")
-    prompts = [await chat_prompt(service, body, len(await request.body()))]
+    with service.client.expecting():
+        prompts = [await chat_prompt(service, body, len(await request.body()))]
     ignored = unread_arguments(service, body)
     plan = make_plan(service, request, body, prompts, param="messages", ignored=ignored)
     return await _respond(request, service, plan, CHAT)
@@ -38,8 +39,9 @@ async def chat_completions(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
     service, body = await accept(request, CompletionBody, "generate")
-    prompts = await text_prompts(service, body.prompts)
-    echoes = await prompt_texts(service, body.prompts) if body.echo else None
+    with service.client.expecting():
+        prompts = await text_prompts(service, body.prompts)
+        echoes = await prompt_texts(service, body.prompts) if body.echo else None
     plan = make_plan(service, request, body, prompts, param="prompt", echoes=echoes)
     return await _respond(request, service, plan, COMPLETION)
 

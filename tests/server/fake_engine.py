@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.client import OutputStream, State
+from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
     EngineOverloadedError,
@@ -27,6 +28,7 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
+from engine.waiting import WaitingQueue
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 NOT_FINITE = -1  # in a script: the model's numbers break down here
@@ -73,6 +75,7 @@ class FakeEngine:
     burst: int = 1
     delay: float = 0.0
     overloaded: bool = False
+    queue: WaitingQueue = field(default_factory=lambda: WaitingQueue(EngineConfig()))
     reject: RequestRejectedError | None = None
     age: float = 0.0
     progress: Progress = field(default_factory=lambda: Progress("ready", 1.0))
@@ -130,6 +133,9 @@ class FakeEngine:
         if self.state != "ready":
             raise EngineUnavailableError(self.state, "not now")
         self._check_room()
+
+    def expecting(self) -> contextlib.AbstractContextManager[None]:
+        return self.queue.expecting(self.stats)
 
     def _check_room(self) -> None:
         if self.overloaded:

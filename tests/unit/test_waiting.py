@@ -150,3 +150,24 @@ def test_the_pace_is_that_of_a_queue_which_the_engine_does_not_empty() -> None:
         pace.admitted(1, moment + 0.0, left=False)
         pace.joined(moment + 0.9)
     assert pace.wait(4, 2500.0) == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_request_being_made_ready_has_its_place(clock: Clock) -> None:
+    queue = WaitingQueue(EngineConfig(max_num_queued_reqs=2, max_num_queued_tokens=10), clock)
+    stats = EngineStats()
+    with queue.expecting(stats):
+        queue.check(1, 99, stats)  # nobody waits, so tokens are not bounded
+        with queue.expecting(stats):
+            for attempt in (lambda: queue.check(1, 0, stats), queue.expecting(stats).__enter__):
+                with pytest.raises(EngineOverloadedError, match="2 requests"):
+                    attempt()
+        queue.check(1, 0, stats)
+        queue.join(1, 1, 5)
+        with pytest.raises(EngineOverloadedError):
+            queue.check(1, 0, stats)
+    queue.check(1, 0, stats)
+    with pytest.raises(KeyError), queue.expecting(stats):
+        raise KeyError
+    queue.check(1, 0, stats)
+    queue.forget([1])
+    queue.check(99, 99, stats)  # an empty one takes anything
