@@ -223,7 +223,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
             return node
 
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), Loader)
+        document = yaml.load(file.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe one
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"Cannot read the YAML file {file}: {error}") from error
     if not isinstance(document, dict | None):
