@@ -139,7 +139,7 @@ class EngineClient(Protocol):
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         """All or none, of a request that `admit` let in, if need be before a drain began; raises
-        EngineDeadError and EngineOverloadedError, counting prompt tokens too."""
+        EngineDeadError, EngineOverloadedError and RequestRejectedError, counting prompt tokens."""
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         """As `submit`, of texts that become vectors; to the queue they are one request."""

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from engine.config import EngineConfig
-from engine.errors import EngineOverloadedError
+from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
 
+AT_ONCE = 16  # times --max-num-queued-tokens: what one request may bring, of many prompts
 MEMORY = 32  # admissions after which an earlier pace counts for a third
 
 
@@ -78,8 +79,15 @@ class WaitingQueue:
 
     def check(self, requests: int, tokens: int, stats: EngineStats) -> None:
         """Raises EngineOverloadedError where these have no room. An empty queue takes any request
-        the model can hold, whatever the bounds."""
+        the model can hold, whatever the bounds; RequestRejectedError where so many tokens at once
+        would be a danger even to an empty one."""
         limits = self._config
+        if requests > 1 and tokens > (most := AT_ONCE * limits.max_num_queued_tokens):
+            raise RequestRejectedError(
+                "invalid_value",
+                f"The prompts of one request may have {most} tokens in all, each counted n times, "
+                f"not {tokens}: send them in several.",
+            )
         queued = self._expected + sum(count for count, _ in self._waiting.values())
         waiting = sum(size for _, size in self._waiting.values())
         if (queued and queued + requests > limits.max_num_queued_reqs) or (

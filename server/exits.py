@@ -8,7 +8,7 @@ BAD_CONFIG = 2
 ENGINE_DIED = 3
 
 MEANINGS = {
-    "0": "Stopped by SIGTERM, SIGINT or SIGHUP after a drain; what its timeout cut off was told so.",
+    "0": "Stopped by SIGTERM, SIGINT or SIGHUP after a drain; whom it cut off was told so.",
     "1": "The port or host cannot be listened on, or the HTTP side cannot start.",
     "2": "A flag, variable, file or model cannot be used as it was given.",
     "3": "The engine process ended by itself; the last line on stderr says why.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import EngineOverloadedError
+from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
 from engine.waiting import Pace, WaitingQueue
 
@@ -171,3 +171,11 @@ def test_a_request_being_made_ready_has_its_place(clock: Clock) -> None:
     queue.check(1, 0, stats)
     queue.forget([1])
     queue.check(99, 99, stats)  # an empty one takes anything
+
+
+def test_even_an_empty_queue_does_not_take_any_number_of_tokens_at_once(clock: Clock) -> None:
+    queue = WaitingQueue(EngineConfig(max_num_queued_tokens=10), clock)
+    queue.check(64, 160, EngineStats())
+    with pytest.raises(RequestRejectedError, match=r"160 tokens in all, .* not 161"):
+        queue.check(64, 161, EngineStats())
+    queue.check(1, 10**6, EngineStats())  # the model's length bounds it
