@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from engine.platform import cpu_count
@@ -44,6 +45,14 @@ async def rate(server: Server, seconds: float) -> float:
     return tokens / (time.monotonic() - began)
 
 
+def others_seconds(server: Server) -> float:
+    """CPU seconds, up to now, of whatever is neither the server nor this test."""
+    machine = psutil.cpu_times()
+    ours = [psutil.Process(server.process.pid), server.engine, psutil.Process()]
+    own = sum(times.user + times.system for times in (process.cpu_times() for process in ours))
+    return float(machine.user + machine.nice + machine.system - own)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(cores != 2 or cpu_count() != 2, reason="measured on two cores, on Linux")
 async def test_a_busy_program_does_not_hold_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +69,13 @@ async def test_a_busy_program_does_not_hold_the_engine_up(monkeypatch: pytest.Mo
             yielding = await rate(server, 8)
             assert SLEEPS in server.log
             assert server.metric("engine_cpu_contended") == 1
+        began, others = time.monotonic(), others_seconds(server)
         for _ in range(40):  # 32 s to a trial, and 30 more until it is sure
             await rate(server, 2)
             if not server.metric("engine_cpu_contended"):
                 break
         else:
-            pytest.fail("it never noticed that the program had gone")
+            share = (others_seconds(server) - others) / (time.monotonic() - began)
+            assert share > 0.25, "it never noticed that the program had gone"
+            pytest.skip(f"others (tests?) took {share:.2f} cores: it was never calm")
     assert yielding > 2 * stubborn
