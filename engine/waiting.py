@@ -132,6 +132,6 @@ class WaitingQueue:
 
 
 def _retry_after(seconds: float) -> int:
-    """What a client is told: whole seconds, a minute at most, and up to a quarter more than need be,
-    so that those refused together do not come back together."""
+    """What a client is told: whole seconds, a minute at most; up to a quarter more than need be, so
+    that those refused together do not come back together."""
     return math.ceil(min(max(seconds, 1.0), 48.0) * random.uniform(1.0, 1.25))
