@@ -36,6 +36,7 @@ CHAT_CASES: Cases = [
     ({"prompt_logprobs": 0}, "prompt_logprobs", UNSUPPORTED),
     ({"length_penalty": True}, "length_penalty", UNSUPPORTED),
     ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
+    ({"moderation": {"model": "x"}}, "moderation", UNSUPPORTED),
     ({"audio": {"voice": "x"}}, "audio", UNSUPPORTED),
     ({"functions": [TOOL]}, "functions", UNSUPPORTED),
     ({"chat_template": "{{ 1 }}"}, "chat_template", UNSUPPORTED),
@@ -134,6 +135,7 @@ async def test_a_prompt_far_too_long_is_refused_by_its_beginning(served, monkeyp
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["param"] == ("messages" if chat else "prompt")
+    assert error["message"].startswith("This model's maximum context length is 512 tokens, ")
     assert re.search(r"512 tokens, .* alone has \d{4} in its first 9000 char", error["message"])
     assert max(read) == 9000
     told = (await served.http.post("/tokenize", json={"prompt": text})).json()
