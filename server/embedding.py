@@ -12,7 +12,7 @@ from engine.protocol import EmbedOutput, EmbedRequest
 from server.answer import attended
 from server.errors import ApiError, invalid, numerical_error
 from server.generation import abort_reason
-from server.plan import check_token_ids, off_loop
+from server.plan import check_token_ids, off_loop, too_long
 from server.schemas.embedding import EncoderBody
 from server.service import Service
 
@@ -64,11 +64,8 @@ def _check(service: Service, tokens: list[int], param: str) -> None:
 
 
 def _too_long(service: Service, count: str, param: str) -> ApiError:
-    message = (
-        f"This model's maximum context length is {service.longest()} tokens, but this text has "
-        f"{count}. Shorten it, or have its end cut off with truncate_prompt_tokens."
-    )
-    return invalid(param, message, "context_length_exceeded")
+    advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
+    return too_long(service.longest(), f"this text has {count}: {advice}", param)
 
 
 async def embed(

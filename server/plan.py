@@ -193,11 +193,11 @@ def encode_prompt(service: Service, text: str, param: str, *, add: bool = True) 
     by itself."""
     longest = service.longest()
     if count := service.tokenizer.far_over(text, longest):
-        raise _too_long(longest, f"the prompt alone has {count}", param)
+        raise too_long(longest, f"the prompt alone has {count}", param)
     return service.tokenizer.encode(text, add_special_tokens=add)
 
 
-def _too_long(longest: int, requested: str, param: str) -> ApiError:
+def too_long(longest: int, requested: str, param: str) -> ApiError:
     # LiteLLM looks for these words before it tries a model with a longer context.
     message = f"This model's maximum context length is {longest} tokens, but {requested}."
     return invalid(param, message, "context_length_exceeded")
@@ -232,7 +232,7 @@ def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param:
             if asked and length <= longest
             else f"the prompt alone has {length}"
         )
-        raise _too_long(longest, requested, param)
+        raise too_long(longest, requested, param)
     return asked or longest - begun
 
 
