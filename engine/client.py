@@ -24,6 +24,7 @@ from engine.errors import (
     RequestRejectedError,
 )
 from engine.protocol import (
+    TELL_STACKS,
     Abort,
     Admission,
     EmbedOutput,
@@ -45,6 +46,8 @@ from engine.waiting import WaitingQueue
 
 log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "draining", "dead"]
+LOOK_S = 0.5  # between two looks whether the engine has given a sign
+LAST_WORDS_S = 0.5  # for an engine that hangs to write where it stands
 Request = GenerateRequest | EmbedRequest
 Output = TypeVar("Output", TokenOutput, EmbedOutput)
 
@@ -178,6 +181,7 @@ class ProcessClient:
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
         self._child = child
+        self._vigil: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._death: EngineDeadError | None = None
@@ -193,6 +197,7 @@ class ProcessClient:
         self._endpoint = self._child.endpoint
         self._endpoint.listen(self._on_message)
         threading.Thread(target=self._watch, args=(self._child,), daemon=True).start()
+        self._vigil = asyncio.create_task(self._watch_for_a_hang())
 
     def _watch(self, child: EngineChild) -> None:
         code = child.wait()
@@ -205,7 +210,29 @@ class ProcessClient:
         # With these statuses it has told why, and that may come in after the news of its end.
         while code > 0 and self._fatal is None and self._endpoint.receive(wait_s=1.0):
             pass
-        self._fail(EngineDeadError(self._fatal or how_it_ended(code)))
+        self._end(EngineDeadError(self._fatal or how_it_ended(code)))
+
+    async def _watch_for_a_hang(self) -> None:
+        """Ends an engine that owes a sign for `stall_timeout`. Turns are counted, not the clock:
+        where we were stopped ourselves (Ctrl-Z, a paused container), so was the engine."""
+        most = self.config.stall_timeout
+        silent, sign = 0.0, self._last_sign
+        while silent <= most:
+            await asyncio.sleep(LOOK_S)
+            silent = silent + LOOK_S if self._streams and sign == self._last_sign else 0.0
+            sign = self._last_sign
+        if self._death is None and self._child is not None:
+            text = (
+                f"The engine hung: it had work and gave no sign for {most:g} s "
+                "(--stall-timeout, to be raised where single steps take that long)."
+            )
+            self._child.process.send_signal(TELL_STACKS)
+            self._loop.call_later(LAST_WORDS_S, self._child.process.kill)
+            self._end(EngineDeadError(text))
+
+    def _end(self, death: EngineDeadError) -> None:
+        """It is dead, and did not end because it was asked to."""
+        self._fail(death)
         self.state = "dead"
         self._dead.set()
         self._ready.set()
@@ -341,6 +368,8 @@ class ProcessClient:
         if self._child is None:
             return
         process = self._child.process
+        if self._vigil is not None:
+            self._vigil.cancel()
         if self._death is None:
             self._fail(EngineDeadError("The server has shut down."))
             if self.info is None:

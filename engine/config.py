@@ -157,6 +157,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "at which it moves; default: no such bound.",
         ),
     ] = None
+    stall_timeout: Annotated[
+        Seconds,
+        setting(
+            SCHEDULING,
+            "Seconds without a step, while there is work, after which the engine counts as hung: "
+            "it is ended, its requests get an error, and the server leaves with status 3.",
+        ),
+    ] = 120.0
 
 
 def is_hub_name(model: str) -> bool:

@@ -32,7 +32,7 @@ class EngineOverloadedError(EngineError):
 
 
 class EngineUnavailableError(EngineError):
-    """The engine cannot take work now: `state` is loading, draining, stalled or dead."""
+    """The engine cannot take work now: `state` is loading, draining or dead."""
 
     def __init__(self, state: str, message: str) -> None:
         super().__init__(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ import msgspec
 from engine.channel import EngineEndpoint
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import Fatal, Notice
+from engine.protocol import TELL_STACKS, Fatal, Notice
 
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; nobody is left to read it
@@ -33,6 +34,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
+    # Also where it crashes inside of native code, which raises nothing that could be reported.
+    faulthandler.enable()
+    faulthandler.register(TELL_STACKS)
     if not (line := sys.stdin.buffer.readline()):
         return PARENT_DIED  # by a signal, before it could say what to serve
     config = msgspec.json.decode(line, type=EngineConfig)

@@ -7,10 +7,12 @@ processes of one host may compare. Request ids are integers the client makes and
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated, Literal
 
 import msgspec
 
+TELL_STACKS = signal.SIGUSR1  # no message: the engine writes where its threads stand to stderr
 FinishReason = Literal["stop", "length", "error"]
 Pooling = Literal["cls", "mean", "last"]
 ModelKind = Literal["decoder", "encoder", "encoder-decoder"]

@@ -55,9 +55,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval: Annotated[
         float, setting(HTTP, "Seconds between keep-alive comments on a silent stream.", gt=0)
     ] = 15.0
-    stall_timeout: Annotated[
-        float, setting(HTTP, "No engine step for so long while work waits: unhealthy.", gt=0)
-    ] = 60.0
     drain_timeout: Annotated[
         float, setting(HTTP, "On SIGTERM, seconds for accepted requests to finish.", ge=0)
     ] = 30.0

@@ -37,7 +37,6 @@ UNAVAILABLE = {
         "The server is shutting down.",
         {"retry-after": "1", "connection": "close"},
     ),
-    "stalled": ("engine_unavailable", "The engine hangs.", {"retry-after": "10"}),
     "dead": ("engine_unavailable", "The engine is not running.", {"retry-after": "10"}),
 }
 STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+")

@@ -196,12 +196,8 @@ class Lifetime:
                     "once more to leave at once"
                 )
             # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
-            service = self._service
-            while self._unanswered and not service.stalled and loop.time() < deadline:  # noqa: ASYNC110
+            while self._unanswered and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            # Its liveness probe is then who sent the signal: every second more is one without it.
-            if service.stalled:
-                self._say("penstock: the engine hangs, so nothing is waited for")
             if self._unanswered:
                 await self._client.stop()  # fails what is left: its streams end with an error
             else:

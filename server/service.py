@@ -54,12 +54,6 @@ class Service:
             raise EngineUnavailableError(state, f"The engine is {state}.")
         return info
 
-    @property
-    def stalled(self) -> bool:
-        """Whether the engine has owed a sign of life for longer than --stall-timeout."""
-        age: float = self.client.last_step_age()
-        return self.client.state != "dead" and age > self.config.stall_timeout
-
     def check_task(self, task: Task) -> None:
         """Raises a 400 where the model does the other."""
         info = self.loaded()
@@ -89,12 +83,9 @@ class Service:
 
 
 async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
-    """A body for the model served here; a full queue refuses it unread, and so does an engine that
-    hangs: whoever asks again is sent elsewhere, or comes when it has been restarted."""
+    """A body for the model served here; a full queue refuses it unread."""
     service = service_of(request)
     service.client.admit(1)
-    if service.stalled:
-        raise EngineUnavailableError("stalled", "The engine hangs.")
     service.check_task(task)
     body = await read_body(request, kind)
     service.model_name(body.model)

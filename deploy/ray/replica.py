@@ -63,12 +63,6 @@ class Replica:
         messages = [message async for batch in self.answer(scope, b"", []) for message in batch]
         return serve.get_replica_context().rank.rank, messages
 
-    async def check_health(self) -> None:
-        """Raises where the engine makes no progress although it has work: Ray replaces us."""
-        age = self._client.last_step_age()
-        if age > self._service.config.stall_timeout:
-            raise RuntimeError(f"The engine has made no step for {age:.0f} s (--stall-timeout).")
-
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What `autoscaling.scale_on_queue` decides by, asked every few seconds."""
         stats = self._client.stats

@@ -21,7 +21,7 @@ GET_AND_HEAD = ["GET", "HEAD"]
 def _condition(service: Service) -> dict[str, Any]:
     client = service.client
     return {
-        "status": "stalled" if service.stalled else {"ready": "ok"}.get(client.state, client.state),
+        "status": {"ready": "ok"}.get(client.state, client.state),
         "running": client.stats.running,
         "waiting": client.stats.waiting,
         "last_step_age_s": round(client.last_step_age(), 3),
@@ -31,9 +31,9 @@ def _condition(service: Service) -> dict[str, Any]:
 @router.get("/health")
 @router.api_route("/health", methods=GET_AND_HEAD, include_in_schema=False)
 async def health(request: Request) -> Response:
-    """200 unless the engine is dead or makes no progress although it has work."""
+    """200 unless the engine is dead. One that hangs is ended, so it is dead, too."""
     body = _condition(service_of(request))
-    return JSONResponse(body, 503 if body["status"] in ("dead", "stalled") else 200)
+    return JSONResponse(body, 503 if body["status"] == "dead" else 200)
 
 
 @router.get("/ready")

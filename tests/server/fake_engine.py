@@ -77,7 +77,6 @@ class FakeEngine:
     overloaded: bool = False
     queue: WaitingQueue = field(default_factory=lambda: WaitingQueue(EngineConfig()))
     reject: RequestRejectedError | None = None
-    age: float = 0.0
     progress: Progress = field(default_factory=lambda: Progress("ready", 1.0))
     stats: EngineStats = field(default_factory=EngineStats)
     on_step: Callable[[StepOutputs], None] | None = None
@@ -166,7 +165,7 @@ class FakeEngine:
         return bool(self.running)
 
     def last_step_age(self) -> float:
-        return self.age
+        return 0.0
 
     def drain(self) -> None:
         self.state = "draining"

@@ -32,7 +32,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: str | None = None
     log_format: Literal["auto", "json"] = "auto"
     drain_timeout: float = 30.0
-    stalled_s: float = 0.001  # how long it has given no sign, with work
     load_s: float = 0.0
     token_s: float = 0.0
     fatal: str = ""  # why it dies, `dies_after_s` after its start; empty: it lives
@@ -72,9 +71,6 @@ class PlannedEngine(FakeEngine):
         if self.death is not None:
             raise self.death
         return INFO
-
-    def last_step_age(self) -> float:
-        return self.plan.stalled_s if self.running else 0.0
 
     async def stop(self) -> None:
         for running in self.running.values():

@@ -295,16 +295,6 @@ def test_what_outlasts_the_drain_timeout_gets_an_error_and_the_status_is_0(start
     assert "Traceback" not in server.log
 
 
-def test_a_hung_engine_is_not_waited_for(start: Any) -> None:
-    """Its liveness probe has failed: it shall be restarted, not drained for a minute first."""
-    server = start(token_s=0.1, drain_timeout=60, stalled_s=61)
-    with streaming(server, tokens=400) as lines:
-        server.signal(signal.SIGTERM)
-        assert "error" in last_event(lines)
-    assert server.status(15) == 0
-    assert "the engine hangs" in server.log
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_second_signal_ends_it_at_once(start: Any, number: signal.Signals, status: int) -> None:
     server = start(token_s=0.1)
