@@ -24,7 +24,7 @@ from server.errors import ApiError
 from server.keys import ApiKeys
 from server.logging import configure
 from server.metrics import Metrics
-from server.middleware import Gate, RequestBoundary
+from server.middleware import CrossOrigin, Gate, RequestBoundary
 from server.pooling import PoolingConfig
 from server.routes import embeddings, generate, models, ops, tokenize
 from server.service import Service
@@ -69,6 +69,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         app.include_router(router)
     app.add_middleware(Gate, config=config, keys=service.keys)
     app.add_middleware(RequestBoundary, service=service)
+    if config.allowed_origins:  # outermost: a page may read refusals, too
+        app.add_middleware(CrossOrigin, origins=config.allowed_origins)
     return app
 
 

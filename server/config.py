@@ -12,6 +12,7 @@ from engine.config import setting
 HTTP = "HTTP"
 LOGGING = "Logging"
 METRICS = "Metrics and traces"
+ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$"  # as browsers send it: RFC 6454, section 6.2
 
 MetricsCompat = Literal["none", "vllm"]
 
@@ -40,6 +41,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(HTTP, "File with one key a line; # begins a comment line. SIGHUP rereads it."),
     ] = None
+    allowed_origins: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=ORIGIN)], ...],
+        setting(
+            HTTP,
+            "Web pages, by SCHEME://HOST[:PORT], whose scripts may call this server from a browser "
+            "(CORS); * is all of them.",
+            extra={"form": "origins as SCHEME://HOST[:PORT], without a path, or *"},
+        ),
+    ] = ()
     chat_template: Annotated[
         str | None, setting(HTTP, "Jinja file to use instead of the checkpoint's template.")
     ] = None

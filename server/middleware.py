@@ -1,4 +1,5 @@
-"""What stands between the network and the routes, as pure ASGI: RequestBoundary, then Gate."""
+"""What stands between the network and the routes, as pure ASGI: CrossOrigin where pages of other
+origins are let in, RequestBoundary, then Gate."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,9 +28,34 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/ready"})
 PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # asked every few seconds: logged at debug level
 LINGER = 5.0  # seconds to read on from a client whose body is refused
+MAX_BODIES = 32  # of the largest size, that all open requests together may have sent
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 
 log = structlog.get_logger("server.access")
+
+
+class CrossOrigin(CORSMiddleware):
+    """Lets scripts of web pages from `origins` ask here, with their key in the Authorization header
+    and never with cookies (the Fetch standard's CORS protocol)."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            allow_private_network=True,  # from a page of the internet to a server of this network
+            expose_headers=("x-request-id", "x-ignored-params", "retry-after"),
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response, request_id = super().preflight_response(request_headers), new_request_id()
+        if response.status_code >= 400:
+            text = f"{bytes(response.body).decode()}: see --allowed-origins."
+            body = ApiError(400, "not_allowed", text).body(request_id)
+            response = Response(body, 400, media_type="application/json")
+        response.headers.update(answer_headers(request_id, 0))
+        return response
 
 
 class RequestBoundary:
@@ -173,6 +201,7 @@ class Gate:
     def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys) -> None:
         self._app = app
         self._max_body = config.max_body_bytes
+        self._held = 0  # bytes in the bodies of all open requests
         self._hosts = allowed_hosts(config.host)
         self._keys = keys
 
@@ -184,7 +213,8 @@ class Gate:
                 self._check_key(scope, headers)
             if scope["method"] in BODY_METHODS:
                 self._check_length(headers)
-                receive = self._counted(receive)
+                await self._metered(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
@@ -216,16 +246,26 @@ class Gate:
         text = f"The body is larger than {self._max_body} bytes (--max-body-bytes)."
         return ApiError(413, "request_too_large", text, headers={"connection": "close"})
 
-    def _counted(self, receive: Receive) -> Receive:
-        """A chunked body has no length to check, so its bytes are counted while they come."""
-        left = self._max_body
+    async def _metered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Counts a body while it comes: a chunked one has no length to check, and many senders at
+        once could fill the memory with bodies each of which is allowed."""
+        size = 0
 
         async def counted() -> Message:
-            nonlocal left
+            nonlocal size
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            part = len(message.get("body", b""))
+            size += part
+            self._held += part
+            if size > self._max_body:
                 raise self._too_large()
+            if self._held > MAX_BODIES * self._max_body:
+                text = f"The open requests' bodies reach {MAX_BODIES} times --max-body-bytes."
+                headers = {"retry-after": "5", "connection": "close"}
+                raise ApiError(503, "server_overloaded", text, headers=headers)
             return message
 
-        return counted
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import Literal
 
 from starlette.requests import Request
@@ -35,6 +36,8 @@ class Service:
     tracing: Tracing | None
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
+    # For long work that nothing admits: threads are left for the prompts of those admitted.
+    spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with; raises a 404 where the model is not the one served."""

@@ -84,6 +84,8 @@ class Setting:
         """What a value may be, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
+        if self.marked("form"):
+            return str(self.fact("extra")["form"])
         words = {
             bool: "true or false",
             int: "a whole number",

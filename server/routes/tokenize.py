@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import orjson
@@ -10,10 +12,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.plan import chat_prompt, check_token_ids, off_loop, unread_arguments
+from server.plan import INLINE_CHARS, chat_prompt, check_token_ids, off_loop, unread_arguments
 from server.schemas.body import documented, ignored_header, read_body
 from server.schemas.tokenize import DetokenizeBody, TokenizeBody
-from server.service import service_of
+from server.service import Service, service_of
 
 router = APIRouter()
 
@@ -25,11 +27,13 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeBody)
     service.model_name(body.model)
     encode, token_text = service.tokenizer.encode, service.tokenizer.token_text
-    if (text := body.prompt) is None:
-        ids = await chat_prompt(service, body, len(await request.body()))
-    else:
-        add = body.add_special_tokens is not False
-        ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
+    size = len(await request.body())
+    async with _turn(service, size):
+        if (text := body.prompt) is None:
+            ids = await chat_prompt(service, body, size)
+        else:
+            add = body.add_special_tokens is not False
+            ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
     answer: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": service.longest(),
@@ -37,7 +41,8 @@ async def tokenize(request: Request) -> Response:
         "token_strs": None,
     }
     if body.return_token_strs:
-        answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
+        async with _turn(service, len(ids)):
+            answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
     return _json(answer, [*body.ignored(), *unread_arguments(service, body)])
 
 
@@ -49,8 +54,14 @@ async def detokenize(request: Request) -> Response:
     service.model_name(body.model)
     check_token_ids(service, body.tokens, "tokens")
     ids, decode = body.tokens, service.tokenizer.decode
-    text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
+    async with _turn(service, len(ids)):
+        text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
     return _json({"prompt": text}, body.ignored())
+
+
+def _turn(service: Service, size: int) -> AbstractAsyncContextManager[None]:
+    """What `off_loop` takes to a thread waits for one here: no queue bounds these requests."""
+    return service.spare_threads if size >= INLINE_CHARS else contextlib.nullcontext()
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.waiting import WaitingQueue
 from server.errors import to_api_error
+from server.middleware import MAX_BODIES
 from server.plan import INLINE_CHARS
 from server.schemas.body import Body
 from server.schemas.embedding import EmbeddingBody, ScoreBody
@@ -21,7 +23,7 @@ from server.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.tokenizer import Tokenizer
 from tests.server.fake_encoder import FakeEncoder
 from tests.server.fake_engine import FakeEngine
-from tests.server.rig import serving
+from tests.server.rig import eventually, serving
 
 USER = {"role": "user", "content": "Hi"}
 MANY = 400_000
@@ -86,3 +88,67 @@ async def test_of_a_crowd_only_those_with_a_place_are_tokenised(
         assert codes == [200] * 3 + [503] * 9
         assert len(encoded) == 3
         assert (await served.http.post(path, json=body)).status_code == 200
+
+
+async def test_work_that_nothing_admits_leaves_threads_for_prompts(
+    model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, decode = Tokenizer.encode, Tokenizer.decode
+    now, most, let_go = 0, 0, threading.Event()
+
+    def held(work: Any, text: Any, **options: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        let_go.wait(20)
+        now -= 1
+        return work(text[:3], **options)
+
+    text = "a" * 2 * INLINE_CHARS
+    async with serving(FakeEngine(says("x")), model) as served:
+        bodies = [
+            *[("/tokenize", {"prompt": text})] * 10,
+            *[("/tokenize", {"messages": [{"role": "user", "content": text}]})] * 10,
+            *[("/detokenize", {"tokens": [65] * len(text)})] * 10,
+        ]
+        with monkeypatch.context() as patched:
+            patched.setattr(Tokenizer, "encode", lambda t, x, **o: held(encode.__get__(t), x, **o))
+            patched.setattr(Tokenizer, "decode", lambda t, x, **o: held(decode.__get__(t), x, **o))
+            asked = [asyncio.create_task(served.http.post(p, json=body)) for p, body in bodies]
+            await eventually(lambda: now == 2, "two work")
+            short = await served.http.post("/tokenize", json={"prompt": "", "return_token_strs": 1})
+            assert short.status_code == 400, "refused without a turn"
+        assert (await served.complete(prompt=text[:20])).status_code == 200
+        longer = await served.complete(prompt=text, max_tokens=1)
+        assert longer.json()["error"]["code"] == "context_length_exceeded", "it had a thread"
+        assert most == 2
+        let_go.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        assert most == 2
+
+
+async def send_part(served: Any, size: int) -> tuple[Any, Any]:
+    """Begins a request, and sends `size` bytes of a body twice as long."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {size * 2}\r\n\r\n".encode() + b" " * size)
+    return reader, writer
+
+
+async def test_bodies_on_their_way_are_bounded_together(model: Path, says: Any) -> None:
+    size = 100_000
+    async with serving(FakeEngine(says("x")), model, max_body_bytes=2 * size) as served:
+        senders = [await send_part(served, size) for _ in range(2 * MAX_BODIES + 1)]
+        done, _ = await asyncio.wait(
+            [asyncio.create_task(reader.read(-1)) for reader, _ in senders],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        [refused] = [task.result() for task in done]
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"server_overloaded" in refused
+        assert b"retry-after: 5" in refused
+        for _, writer in senders:
+            writer.close()
+        while (await served.complete()).status_code == 503:  # noqa: ASYNC110 - their ends come in
+            await asyncio.sleep(0.01)
+        assert (await served.complete(user="a" * size)).status_code == 200

@@ -63,6 +63,13 @@ def test_nothing_given_gives_the_defaults() -> None:
         ({}, {}, "drain_timeout: .inf", ["drain_timeout in ", "inf is not a finite number at"]),
         ({}, {}, "max_model_len: 0", ["max_model_len in ", "penstock.yaml: 0", "at least 1"]),
         ({}, {}, "port:", ["port in ", "None is not a whole number"]),
+        (
+            {"allowed_origins": ["https://a.b/"]},
+            {},
+            "",
+            ["'https://a.b/'] is not origins as SCHEME"],
+        ),
+        ({}, {"PENSTOCK_ALLOWED_ORIGINS": "*,a.b"}, "", ["'a.b'] is not origins as SCHEME://HOST"]),
     ],
 )
 def test_a_wrong_value_is_reported_with_its_source_and_what_is_allowed(
