@@ -28,9 +28,10 @@ import torch
 
 from engine.layers.linear import PackedWeight
 from engine.platform import DTYPES, onednn_multiplies, select_dtype
-from loadtest.contenders import Figures, LlamaCpp, Load, Penstock, Server, Transformers
+from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, measure
 from loadtest.gguf_model import write_gguf
 from loadtest.random_model import LLAMA_125M, write_random_llama
+from loadtest.servers import Penstock, Server
 
 BACKENDS = {"penstock": "torch", "numba": "numba"}  # what the report calls Penstock with each
 TITLES = {
@@ -176,18 +177,15 @@ def contenders(
     """Who runs, by name. `starts` takes the seconds each server needs until it is ready."""
 
     def served(name: str, make: Callable[[int], Server]) -> Measure:
-        def measure(streams: int, round_number: int) -> Figures:
-            """Of a fresh server: an idle one would share the cores."""
-            server = make(streams)
-            try:
+        def fresh(streams: int, round_number: int) -> Figures:
+            """Of a server of its own: an idle one would share the cores."""
+            with make(streams) as server:
                 if round_number:  # in the first, Numba may compile
                     starts.setdefault(name, []).append(server.start_seconds)
-                server.measure(load, streams, streams, seed=999)
-                return server.measure(load, streams, max(2, 2 * streams), round_number)
-            finally:
-                server.stop()
+                measure(server, load, streams, streams, seed=999)
+                return measure(server, load, streams, max(2, 2 * streams), round_number)
 
-        return measure
+        return fresh
 
     def penstock(backend: str) -> Callable[[int], Server]:
         flags = ["--attention-backend", backend, "--dtype", str(dtype).removeprefix("torch.")]

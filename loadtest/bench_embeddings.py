@@ -22,8 +22,8 @@ import tokenizers
 import torch
 
 from engine.platform import DTYPES, select_dtype
-from loadtest.contenders import Penstock
 from loadtest.http_client import post_all
+from loadtest.servers import Penstock
 
 TEXTS, CLIENTS, BATCH = 512, 32, 32
 SYLLABLES = ("ka", "lo", "mi", "ren", "tas", "vor", "el", "dun", "shi", "par", "ost", "ine")
@@ -92,12 +92,9 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds):
         given, others = texts(2 * number), texts(2 * number + 1)
-        server = Penstock(options.model, flags)  # an idle one must not share the peer's cores
-        try:
+        with Penstock(options.model, flags) as server:  # idle it would share the peer's cores
             ours(server, others)
             round_rates = ours(server, given)
-        finally:
-            server.stop()
         peer.measure(others)
         for name, rate in zip(names, (*round_rates, peer.measure(given)), strict=True):
             print(f"round {number}: {name} {rate:.0f} texts/s", flush=True)

@@ -6,11 +6,7 @@ Clients are processes of their own, so that one Python loop does not read all st
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -19,6 +15,7 @@ import torch
 
 from loadtest.gpu_bench import NANO_MODEL, Bench, Row
 from loadtest.http_client import closed_loop
+from loadtest.servers import Penstock
 
 CLIENTS = 8
 
@@ -34,32 +31,23 @@ def http(bench: Bench) -> list[Row]:
         "max-num-seqs": len(works),
         "max-model-len": 2 * bench.nano_length[1],
         "max-num-batched-tokens": 16 * bench.nano_length[1],
-        "log-level": "warning",
         "threads": 1 if bench.smoke else CLIENTS,
     }
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    bodies = [
+        {
+            "prompt": work.prompt,
+            "max_tokens": work.max_tokens,
+            "temperature": work.temperature,
+            "ignore_eos": True,
+            "seed": number,
+        }
+        for number, work in enumerate(works)
+    ]
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    command = [sys.executable, "-m", "server", "serve", str(folder), f"--port={port}", *arguments]
-    began = time.monotonic()
-    process = subprocess.Popen([*command, "--no-enable-prefix-caching"])
-    try:
-        ready = _until_ready(process, port) - began
-        bodies = [
-            {
-                "prompt": work.prompt,
-                "max_tokens": work.max_tokens,
-                "temperature": work.temperature,
-                "ignore_eos": True,
-                "seed": number,
-            }
-            for number, work in enumerate(works)
-        ]
-        _stream_all(port, bodies[:CLIENTS], clients)
-        streamed = _stream_all(port, bodies, clients)
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+    with Penstock(folder, [*arguments, "--no-enable-prefix-caching"]) as server:
+        ready = server.start_seconds
+        _stream_all(server.port, bodies[:CLIENTS], clients)
+        streamed = _stream_all(server.port, bodies, clients)
     engine = bench.engine(
         NANO_MODEL,
         max_num_seqs=len(works),
@@ -73,16 +61,6 @@ def http(bench: Bench) -> list[Row]:
         Row("0.6B, nano workload over HTTP", tokens / streamed, "tok/s"),
         Row("what HTTP costs of it", 100 * (1 - alone / streamed), "%", 5, True),
     ]
-
-
-def _until_ready(process: subprocess.Popen[bytes], port: int) -> float:
-    while process.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
-            return time.monotonic()
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError(f"penstock ended with status {process.returncode} before it was ready")
 
 
 def _stream_all(port: int, bodies: list[dict[str, Any]], clients: int) -> float:

@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,10 +29,10 @@ import msgspec
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
-from loadtest.contenders import Penstock
 from loadtest.http_client import Target, exchange, stream
 from loadtest.measure import Load, Measured, Point, point
 from loadtest.schedule import Ask, asks, timetable
+from loadtest.servers import Penstock
 from loadtest.simulate import FittedReplica, Simulation
 from loadtest.step_time import Scrape, fit
 from loadtest.workload import BadWorkload, Scale, Workload, workload
@@ -236,18 +237,15 @@ async def check(
         *("--block-size", str(CONFIG.block_size), "--threads", str(CONFIG.threads)),
         *("--num-gpu-blocks-override", str(CONFIG.num_gpu_blocks_override), "--no-access-log"),
     ]
-    servers = [Penstock(Path(CONFIG.model), flags) for _ in range(REPLICAS)]
-    targets = [Target("127.0.0.1", server.port, tls=False, prefix="") for server in servers]
     calibration, rounds = Calibration(chosen), []
-    try:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Penstock(CONFIG.model, flags)) for _ in range(REPLICAS)]
+        targets = [Target.parse(server.address) for server in servers]
         for number in range(options.rounds):
             await calibration.take(targets, options.calibration_seconds, number)
             rounds.append(await one_round(targets, Asked(chosen, number), options))
             print(f"round {number}: {summary(rounds[-1].closed)}", flush=True)
         await calibration.take(targets, options.calibration_seconds, options.rounds)
-    finally:
-        for server in servers:
-            server.stop()
     blocks = CONFIG.num_gpu_blocks_override or 0
     step_time = fit(calibration.runs, calibration.ttft)
     fitted = FittedReplica(CONFIG, blocks, MAX_MODEL_LEN, STEP_TOKENS, step_time)
