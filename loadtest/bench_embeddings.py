@@ -17,12 +17,13 @@ import signal
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
 
 from engine.platform import DTYPES, select_dtype
-from loadtest.http_client import post_all
+from loadtest.http_client import closed_loop
 from loadtest.servers import Penstock
 
 TEXTS, CLIENTS, BATCH = 512, 32, 32
@@ -67,10 +68,9 @@ class Transformers:
 def ours(server: Penstock, given: list[str]) -> tuple[float, float]:
     """texts/s of 32 clients with a text each at a time, and of one request with all."""
 
-    def rate(bodies: list[dict[str, object]], clients: int) -> float:
-        began = time.monotonic()
-        asyncio.run(post_all("127.0.0.1", server.port, "/v1/embeddings", bodies, clients))
-        return len(given) / (time.monotonic() - began)
+    def rate(bodies: list[dict[str, Any]], clients: int) -> float:
+        seconds, _ = asyncio.run(closed_loop(server.address, "/v1/embeddings", bodies, clients))
+        return len(given) / seconds
 
     single = rate([{"input": text, "encoding_format": "base64"} for text in given], CLIENTS)
     return single, rate([{"input": given, "encoding_format": "base64"}], 1)

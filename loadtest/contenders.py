@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from loadtest.http_client import closed_loop
+from loadtest.http_client import closed_loop, streamed
+from loadtest.schedule import Ask
 from loadtest.servers import Server
 
 
@@ -31,11 +32,9 @@ Figures = tuple[float, float]  # output tokens/s, and the median gap in ms
 
 
 def measure(server: Server, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
-    bodies = [
-        {"prompt": p, "max_tokens": load.new, "temperature": 0, "ignore_eos": True}
-        for p in load.prompts(requests, seed)
-    ]
-    wall, done = asyncio.run(closed_loop("127.0.0.1", server.port, bodies, concurrency))
+    bodies = [streamed(Ask(0.0, p, load.new).body) for p in load.prompts(requests, seed)]
+    run = closed_loop(server.address, "/v1/completions", bodies, concurrency)
+    wall, done = asyncio.run(run)
     assert all(c.tokens == load.new for c in done), "a request came back short"
     gaps = [gap for c in done for gap in c.gaps]
     return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3

@@ -12,6 +12,7 @@ import functools
 import socket
 import ssl
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -295,41 +296,21 @@ def streamed(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def closed_loop(
-    host: str, port: int, bodies: list[dict[str, Any]], concurrency: int
+    address: str, path: str, bodies: Iterable[dict[str, Any]], clients: int
 ) -> tuple[float, list[Completion]]:
-    """Send all bodies to /v1/completions, `concurrency` at a time; wall seconds and completions.
+    """POSTs all bodies, by so many clients at a time; wall seconds and what came of each.
 
     Raises RuntimeError with the server's words where one does not come back whole."""
-    target = Target(host, port, tls=False, prefix="")
-    queue = iter(bodies)
+    target, queue = Target.parse(address), iter(bodies)
     done: list[Completion] = []
 
-    async def worker() -> None:
+    async def client() -> None:
         for body in queue:
-            completion = await stream(target, "/v1/completions", body)
+            completion = (await exchange(target, path, body, limit_s=300)).completion()
             if completion.error:
                 raise RuntimeError(f"{completion.error}: {completion.message}")
             done.append(completion)
 
     began = time.monotonic()
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    await asyncio.gather(*(client() for _ in range(clients)))
     return time.monotonic() - began, done
-
-
-async def post_all(
-    host: str, port: int, path: str, bodies: list[dict[str, Any]], concurrency: int
-) -> list[bytes]:
-    """The answers to all bodies, `concurrency` at a time; raises as `closed_loop`."""
-    target = Target(host, port, tls=False, prefix="")
-    queue = iter(enumerate(bodies))
-    answers = [b""] * len(bodies)
-
-    async def worker() -> None:
-        for index, body in queue:
-            this = await exchange(target, path, body, limit_s=300)
-            if this.error:
-                raise RuntimeError(f"{this.error}: {this.message}")
-            answers[index] = this.body
-
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
-    return answers

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtest.http_client import closed_loop
+from loadtest.http_client import closed_loop, streamed
 from loadtest.schedule import asks
 from loadtest.servers import free_ports
 from loadtest.traces import MOONCAKE_BLOCK
@@ -41,12 +41,12 @@ STOP_S = 120
 def bodies(trace: Path, count: int, seed: int) -> list[dict[str, Any]]:
     scale = Scale(BLOCK / MOONCAKE_BLOCK, BLOCK / MOONCAKE_BLOCK)
     found = asks(workload(str(trace), scale, LONGEST), VOCABULARY, seed)
-    return [ask.body for ask in itertools.islice(found, count)]
+    return [streamed(ask.body) for ask in itertools.islice(found, count)]
 
 
 @contextlib.contextmanager
-def cluster(routing: str, kv_blocks: int) -> Iterator[int]:
-    """`python -m deploy.ray` on a free port of the loopback address."""
+def cluster(routing: str, kv_blocks: int) -> Iterator[str]:
+    """`python -m deploy.ray` on a free port of the loopback address, which it yields."""
     [port] = free_ports(1)
     settings = {
         "threads": 1,
@@ -68,15 +68,15 @@ def cluster(routing: str, kv_blocks: int) -> Iterator[int]:
     try:
         if not any("Ray Serve listens" in line for line in process.stderr):  # ends with the process
             raise SystemExit("Ray Serve did not start; try `python -m deploy.ray` by hand")
-        yield port
+        yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
         process.communicate(timeout=STOP_S)
 
 
 def measure(routing: str, requests: list[dict[str, Any]], kv_blocks: int) -> dict[str, float]:
-    with cluster(routing, kv_blocks) as port:
-        wall, done = asyncio.run(closed_loop("127.0.0.1", port, requests, CLIENTS))
+    with cluster(routing, kv_blocks) as address:
+        wall, done = asyncio.run(closed_loop(address, "/v1/completions", requests, CLIENTS))
     asked = sum(completion.prompt_tokens for completion in done)
     found = sum(completion.cached_tokens for completion in done)
     ttft = sorted(c.arrivals[0] - c.started for c in done if c.arrivals)
