@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -52,23 +53,14 @@ def matmul_rate(dtype: torch.dtype) -> float:
     if onednn_multiplies(x.device, dtype):
         packed = PackedWeight(weight)
         ways.append(lambda: packed(x))
-    best = float("inf")
-    for multiply in ways * 50:
-        began = time.perf_counter()
-        multiply()
-        best = min(best, time.perf_counter() - began)
+    best = min(min(timeit.repeat(way, number=1, repeat=50)) for way in ways)
     return 2 * rows * inner * outer / best / 1e9
 
 
 def read_rate() -> float:
     """GB/s at which both cores together read memory that no cache holds."""
     data = torch.ones(2**27)  # 512 MiB
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - began)
-    return data.nbytes / best / 1e9
+    return data.nbytes / min(timeit.repeat(data.sum, number=1, repeat=5)) / 1e9
 
 
 def weight_rate(dtype: torch.dtype) -> float:
@@ -82,13 +74,12 @@ def weight_rate(dtype: torch.dtype) -> float:
         PackedWeight(weight) if packs else partial(torch.nn.functional.linear, weight=weight)
         for weight in weights
     ]
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
+
+    def multiply() -> None:
         for layer in layers:
             layer(x)
-        best = min(best, time.perf_counter() - began)
-    return weights.nbytes / best / 1e9
+
+    return weights.nbytes / min(timeit.repeat(multiply, number=1, repeat=5)) / 1e9
 
 
 def bound(load: Load, streams: int, gflops: float, gbytes: float, item: int) -> float:
