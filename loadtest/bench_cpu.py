@@ -30,7 +30,6 @@ import torch
 from engine.layers.linear import PackedWeight
 from engine.platform import DTYPES, onednn_multiplies, select_dtype
 from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, measure
-from loadtest.gguf_model import write_gguf
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server
 
@@ -187,6 +186,8 @@ def contenders(
     if not options.no_peer:
         found["transformers"] = partial(Transformers(folder, dtype).measure, load)
     if program := options.llama_server:
+        from loadtest.gguf_model import write_gguf  # gguf is an extra
+
         write_gguf(folder, model := folder / "model.gguf", dtype)
         found["llama.cpp"] = served("llama.cpp", lambda n: LlamaCpp(program, model, load, n))
     return found
