@@ -14,7 +14,7 @@ import json
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,7 +172,7 @@ class Run:
         )
 
     async def _closed(self, load: Load, begin: float, rng: random.Random) -> None:
-        texts = self._texts(rng)
+        texts = self.prose.texts(self.workload, rng)
 
         async def client() -> None:
             while time.monotonic() < begin + self.seconds:
@@ -184,7 +184,7 @@ class Run:
         await asyncio.gather(*(client() for _ in range(int(load.value))))
 
     async def _open(self, load: Load, begin: float, rng: random.Random) -> None:
-        texts, at = self._texts(rng), begin
+        texts, at = self.prose.texts(self.workload, rng), begin
         recorded = self.workload.gaps if self.as_recorded else None
         async with asyncio.TaskGroup() as group:
             for gap in recorded() if recorded else poisson(rng):
@@ -194,10 +194,6 @@ class Run:
                 text, tokens = next(texts)
                 await asyncio.sleep(at - time.monotonic())
                 group.create_task(self._ask(text, tokens, at))
-
-    def _texts(self, rng: random.Random) -> Iterator[tuple[str, int]]:
-        for shape in self.workload.shapes(rng):
-            yield self.prose.text(shape, rng), shape.output_tokens
 
     async def _ask(self, text: str, tokens: int, intended: float | None) -> Completion:
         self._running += 1

@@ -158,6 +158,11 @@ class Prose:
     tokens_per_word: float
     overhead: float  # tokens of the chat template
 
+    def texts(self, workload: Workload, rng: random.Random) -> Iterator[tuple[str, int]]:
+        """Prompts of a workload without end, each with the tokens of its answer."""
+        for shape in workload.shapes(rng):
+            yield self.text(shape, rng), shape.output_tokens
+
     def text(self, shape: Shape, rng: random.Random) -> str:
         """The prompt of `shape`; what no block names is drawn from `rng`."""
         if shape.text:
