@@ -126,7 +126,8 @@ def cached_share(point: Point) -> float | None:
     return point.cached_tokens / point.prompt_tokens if point.prompt_tokens else None
 
 
-COLUMNS: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
+Column = tuple[str, Figure, Callable[[float | None], str]]  # title, what, how it is written
+COLUMNS: tuple[Column, ...] = (
     ("done/s", lambda p: p.requests_per_s, rate),
     ("goodput/s", lambda p: p.goodput, rate),
     ("tokens/s", lambda p: p.tokens_per_s, rate),
@@ -194,14 +195,13 @@ def notes(report: Report) -> list[str]:
     return lines
 
 
-COMPARED: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
+COMPARED: tuple[Column, ...] = (
     *COLUMNS[:3],
-    ("ttft p50 ms", of("ttft", "p50"), milliseconds),
-    ("ttft p99 ms", of("ttft", "p99"), milliseconds),
-    ("itl p50 ms", of("itl", "p50"), milliseconds),
-    ("itl p99 ms", of("itl", "p99"), milliseconds),
-    ("e2e p50 ms", of("e2e", "p50"), milliseconds),
-    ("e2e p99 ms", of("e2e", "p99"), milliseconds),
+    *(
+        (f"{name} {percentile} ms", of(name, percentile), milliseconds)
+        for name in ("ttft", "itl", "e2e")
+        for percentile in ("p50", "p99")
+    ),
 )
 
 
