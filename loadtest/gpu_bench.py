@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -80,6 +80,15 @@ class Bench:
     @property
     def nano_length(self) -> tuple[int, int]:
         return (4, 12) if self.smoke else (100, 1024)
+
+    def nano_limits(self, works: Sequence[Work]) -> dict[str, Any]:
+        """The settings under which all of `nano_works` run at once."""
+        high = self.nano_length[1]
+        return {
+            "max_num_seqs": len(works),
+            "max_model_len": 2 * high,
+            "max_num_batched_tokens": 16 * high,
+        }
 
     def nano_works(self) -> list[Work]:
         """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""

@@ -26,11 +26,9 @@ def http(bench: Bench) -> list[Row]:
     tokens, clients = sum(work.max_tokens for work in works), 1 if bench.smoke else CLIENTS
     flags = {
         "device": bench.device,
-        "load-format": "dummy",
+        "load_format": "dummy",
         "dtype": "bfloat16",
-        "max-num-seqs": len(works),
-        "max-model-len": 2 * bench.nano_length[1],
-        "max-num-batched-tokens": 16 * bench.nano_length[1],
+        **bench.nano_limits(works),
         "threads": 1 if bench.smoke else CLIENTS,
     }
     bodies = [
@@ -43,17 +41,12 @@ def http(bench: Bench) -> list[Row]:
         }
         for number, work in enumerate(works)
     ]
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     with Penstock(folder, [*arguments, "--no-enable-prefix-caching"]) as server:
         ready = server.start_seconds
         _stream_all(server.address, bodies[:CLIENTS], clients)
         over_http = _stream_all(server.address, bodies, clients)
-    engine = bench.engine(
-        NANO_MODEL,
-        max_num_seqs=len(works),
-        max_model_len=2 * bench.nano_length[1],
-        max_num_batched_tokens=16 * bench.nano_length[1],
-    )
+    engine = bench.engine(NANO_MODEL, **bench.nano_limits(works))
     engine.generate(works[:CLIENTS])
     alone = engine.generate(works)
     return [
