@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.http_client import closed_loop, streamed
-from loadtest.schedule import asks
+from loadtest.schedule import DEMO_VOCABULARY, asks
 from loadtest.servers import free_ports
 from loadtest.traces import MOONCAKE_BLOCK
 from loadtest.workload import Scale, workload
@@ -34,13 +34,12 @@ BLOCK = 16  # tokens of one KV block, and of one block of the trace
 REPLICAS = 2
 CLIENTS = 16
 LONGEST = 1023  # tokens of the demo model's context, without the first
-VOCABULARY = range(300, 2000)  # of the demo model: no special tokens
 STOP_S = 120
 
 
 def bodies(trace: Path, count: int, seed: int) -> list[dict[str, Any]]:
     scale = Scale(BLOCK / MOONCAKE_BLOCK, BLOCK / MOONCAKE_BLOCK)
-    found = asks(workload(str(trace), scale, LONGEST), VOCABULARY, seed)
+    found = asks(workload(str(trace), scale, LONGEST), DEMO_VOCABULARY, seed)
     return [streamed(ask.body) for ask in itertools.islice(found, count)]
 
 

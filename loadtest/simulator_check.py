@@ -31,7 +31,7 @@ from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
 from loadtest.http_client import Target, exchange, stream
 from loadtest.measure import Load, Measured, Point, point
-from loadtest.schedule import Ask, asks, timetable
+from loadtest.schedule import DEMO_VOCABULARY, Ask, asks, timetable
 from loadtest.servers import Penstock
 from loadtest.simulate import FittedReplica, Simulation
 from loadtest.step_time import Scrape, fit
@@ -41,7 +41,6 @@ REPLICAS = 2
 # The demo model; one thread each, so that a replica does not spin on the other's core.
 CONFIG = EngineConfig(block_size=16, num_gpu_blocks_override=4096, threads=1)
 MAX_MODEL_LEN, STEP_TOKENS = 1024, 256
-VOCABULARY = range(300, 2000)  # of the demo model: no special tokens
 SCALE = Scale(16 / 512, 16 / 512)  # a block of the Mooncake trace becomes a KV block
 # Clients of each replica: few, so that prompts fill the steps, and more, so that decodes do, too.
 CALIBRATION = (1, 2, 8)
@@ -59,10 +58,10 @@ class Asked:
     seed: int
 
     def endless(self) -> Iterator[Ask]:
-        return asks(self.workload, VOCABULARY, self.seed)
+        return asks(self.workload, DEMO_VOCABULARY, self.seed)
 
     def timetable(self, rate: float, seconds: float) -> list[Ask]:
-        return timetable(self.workload, rate, seconds, VOCABULARY, self.seed)
+        return timetable(self.workload, rate, seconds, DEMO_VOCABULARY, self.seed)
 
     def other(self) -> Asked:
         """Others, of which the caches know nothing."""
@@ -92,7 +91,7 @@ class Calibration:
             )
 
     async def _load(self, target: Target, clients: int, seconds: float, seed: int) -> None:
-        endless = islice(asks(self.workload, VOCABULARY, seed), LATER, None)
+        endless = islice(asks(self.workload, DEMO_VOCABULARY, seed), LATER, None)
         done = asyncio.Event()
         firsts: list[tuple[float, float]] = []  # when the first token came, and after how long
 
