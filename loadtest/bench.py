@@ -15,7 +15,7 @@ import random
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from loadtest.http_client import Completion, Target, exchange, said, stream
@@ -122,28 +122,21 @@ class Progress:
     ended: int
 
 
+@dataclass
 class Run:
-    """Measures points of one workload on one server."""
+    """Measures points of one workload on one server. `as_recorded`: arrivals follow the workload's
+    trace, not a Poisson process."""
 
-    def __init__(
-        self,
-        server: Server,
-        prose: Prose,
-        workload: Workload,
-        seconds: float,
-        seed: int,
-        slo: Slo | None,
-        report: Callable[[Progress], None],
-        *,
-        as_recorded: bool = False,
-    ) -> None:
-        """`as_recorded`: arrivals follow the workload's trace, not a Poisson process."""
-        self.server, self.prose, self.workload = server, prose, workload
-        self.seconds, self.seed, self.slo, self.report = seconds, seed, slo, report
-        self.as_recorded = as_recorded
-        self._measured: list[Measured] = []
-        self._running = 0
-        allow_many_connections()
+    server: Server
+    prose: Prose
+    workload: Workload
+    seconds: float
+    seed: int
+    slo: Slo | None
+    report: Callable[[Progress], None]
+    as_recorded: bool
+    _measured: list[Measured] = field(default_factory=list, init=False)
+    _running: int = field(default=0, init=False)
 
     async def measure(self, load: Load, round_number: int, *, purpose: str = "") -> Point:
         """Puts `load` on the server for the run's seconds, and waits for what was sent then."""

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from loadtest.bench import Api, Arrivals, BenchError, Progress, Run, Server, calibrate, find
+from loadtest.bench import (
+    Api,
+    Arrivals,
+    BenchError,
+    Progress,
+    Run,
+    Server,
+    allow_many_connections,
+    calibrate,
+    find,
+)
 from loadtest.http_client import BadUrl, Target
 from loadtest.measure import BadSlo, Load, Point, Slo
 from loadtest.report import Report
@@ -54,16 +64,8 @@ async def measure(asked: Asked) -> Report:
         raise BenchError(f"--arrivals recorded: {asked.workload} is no trace with arrivals.")
     server = Server(target, asked.url, model, asked.api, asked.ignore_eos, asked.timeout)
     prose = await calibrate(server)
-    run = Run(
-        server,
-        prose,
-        chosen,
-        asked.seconds,
-        asked.seed,
-        slo,
-        show_progress,
-        as_recorded=as_recorded,
-    )
+    run = Run(server, prose, chosen, asked.seconds, asked.seed, slo, show_progress, as_recorded)
+    allow_many_connections()
     points = []
     for number in range(1, asked.rounds + 1):
         now = loads
