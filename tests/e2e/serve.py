@@ -20,7 +20,9 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+
+from tests.prometheus import metric
+from tests.stories import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 # A shell's background jobs and nohup ignore SIGINT, and so would what the tests start.
@@ -163,35 +165,6 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 20) -> 
         assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
         time.sleep(0.02)
     return value
-
-
-def metric(exposition: str, name: str, **labels: str) -> float:
-    """The sum of a series' samples that carry `labels`."""
-    families = text_string_to_metric_families(exposition)
-    samples = [s for family in families for s in family.samples if s.name == f"penstock:{name}"]
-    assert samples, f"no series {name}"
-    return sum(s.value for s in samples if labels.items() <= s.labels.items())
-
-
-@dataclass(frozen=True)
-class Case:
-    """A prompt and its greedy continuation, as the reference implementation computed them."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float]
-
-    def after(self, count: int, most: int = 10**6) -> Case:
-        """The same text, `count` tokens of which are already in the prompt; `most` to come."""
-        end = count + most
-        return Case(
-            self.prompt_ids + self.ids[:count], self.ids[count:end], self.logprobs[count:end]
-        )
-
-
-def golden(folder: Path) -> list[Case]:
-    cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return [Case(case["prompt_ids"], case["ids"], case["logprobs"]) for case in cases]
 
 
 @dataclass
