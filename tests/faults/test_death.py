@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -390,18 +389,6 @@ def test_what_the_server_refuses_leaves_no_engine(llama: Path, tmp_path: Path) -
         assert "broken.jinja" in server.last_line
         assert not alive(engine)
         assert list(server.temp.iterdir()) == []
-
-
-def test_a_port_in_use_is_told_before_anything_is_loaded(llama: Path) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as holder,
-        starting(llama, "--port", holder.getsockname()[1]) as server,
-    ):
-        assert server.status() == exits.CANNOT_LISTEN
-        assert "Port" in server.last_line
-        assert "is in use" in server.last_line
-        assert "--port" in server.last_line
-        assert "loading" not in server.log
 
 
 def test_a_temporary_folder_too_deep_for_a_socket(llama: Path) -> None:

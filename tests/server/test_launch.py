@@ -372,21 +372,6 @@ def test_the_same_with_the_real_engine_and_its_death(start: Any, assets: Path) -
     assert "Traceback" not in server.log
 
 
-def test_a_damaged_checkpoint_ends_the_process_with_2(
-    start: Any, assets: Path, model: Path
-) -> None:
-    folder = assets / "checkpoints" / "stories260K-llama"
-    damaged = model.with_name("damaged")
-    shutil.copytree(folder, damaged)
-    weights = damaged / "model.safetensors"
-    weights.chmod(0o644)
-    weights.write_bytes(weights.read_bytes()[:-4096])
-    server = start.run([sys.executable, "-m", "server", "serve", str(damaged), "--port", "0"])
-    assert server.status(60) == 2
-    assert "model.safetensors" in server.log.splitlines()[-1]
-    assert "Traceback" not in server.log
-
-
 def test_the_banner_tells_what_takes_memory() -> None:
     entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
     entries += (MemoryEntry("KV cache", 0, 0),)  # an encoder's
