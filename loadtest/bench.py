@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from loadtest.errors import BenchError
 from loadtest.http_client import Completion, Target, exchange, said, stream
 from loadtest.measure import Load, Measured, Point, Slo, point
 from loadtest.workload import WORDS, Prose, Workload, poisson
@@ -28,10 +29,6 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROBE_WORDS = (24, 96)
 SATURATION_CLIENTS = 64
 BACK_OFF_S = 1.0  # of a client in a closed loop after a failure or a rejection
-
-
-class BenchError(Exception):
-    """Why nothing can be measured, for the user to read."""
 
 
 @dataclass(frozen=True, slots=True)

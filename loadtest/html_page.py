@@ -61,7 +61,7 @@ def page(report: Report) -> str:
 
 
 def write(report: Report, path: Path) -> None:
-    """Raises BadTarget naming the file."""
+    """Raises BenchError naming the file."""
     write_bytes(page(report).encode(), path)
 
 

@@ -21,12 +21,10 @@ import h11
 import msgspec
 import orjson
 
+from loadtest.errors import BenchError
+
 REJECTIONS = (429, 503)  # the server is full and says so: no failure
 Kind = Literal["", "rejected", "refused", "cut off", "timeout", "no connection", "not HTTP"]
-
-
-class BadUrl(Exception):
-    """The URL cannot be one of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +39,16 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, key: str = "") -> Target:
-        """Of a URL with or without /v1 at its end; raises BadUrl."""
+        """Of a URL with or without /v1 at its end; raises BenchError."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
-            raise BadUrl(f"{url}: {error}") from None
+            raise BenchError(f"{url}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadUrl(f"{url} is not the URL of a server; give one like http://127.0.0.1:8000")
+            raise BenchError(
+                f"{url} is not the URL of a server; give one like http://127.0.0.1:8000"
+            )
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port or (443 if tls else 80), tls, prefix, key)

@@ -23,12 +23,13 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.bench import BACK_OFF_S, PATHS, BenchError, Server, calibrate, find
+from loadtest.bench import BACK_OFF_S, PATHS, Server, calibrate, find
 from loadtest.charts import document
-from loadtest.http_client import BadUrl, Completion, Target, stream_blocking
+from loadtest.errors import BenchError
+from loadtest.http_client import Completion, Target, stream_blocking
 from loadtest.report import BUSY_CLIENT
 from loadtest.timeline import Timeline
-from loadtest.workload import BadWorkload, Scale, workload
+from loadtest.workload import Scale, workload
 
 TIMEOUT_S = 300.0
 
@@ -126,7 +127,7 @@ def _(environment: Environment, **_: Any) -> None:
         return  # its workers ask
     try:
         environment.penstock_test = Test(environment)  # type: ignore[attr-defined]
-    except (BenchError, BadUrl, BadWorkload) as error:
+    except BenchError as error:
         if environment.web_ui is None:
             raise SystemExit(f"locust: {error}") from None
         logging.error(error)  # the web interface stays, for another try

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from loadtest.bench import (
     Api,
     Arrivals,
-    BenchError,
     Progress,
     Run,
     Server,
@@ -21,12 +20,11 @@ from loadtest.bench import (
     calibrate,
     find,
 )
-from loadtest.http_client import BadUrl, Target
-from loadtest.measure import BadSlo, Load, Point, Slo
+from loadtest.errors import BenchError
+from loadtest.http_client import Target
+from loadtest.measure import Load, Point, Slo
 from loadtest.report import Report
-from loadtest.workload import BadWorkload, Scale, workload
-
-COMPLAINTS = (BenchError, BadUrl, BadSlo, BadWorkload)  # what the user reads in one line
+from loadtest.workload import Scale, workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Asked:
 
 
 async def measure(asked: Asked) -> Report:
-    """Raises one of COMPLAINTS where nothing can be measured."""
+    """Raises BenchError where nothing can be measured."""
     loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
     if not (asked.key.isascii() and asked.key.isprintable()):

@@ -29,13 +29,14 @@ import msgspec
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
+from loadtest.errors import BenchError
 from loadtest.http_client import Target, exchange, stream
 from loadtest.measure import Load, Measured, Point, point
 from loadtest.schedule import DEMO_VOCABULARY, Ask, asks, timetable
 from loadtest.servers import Penstock
 from loadtest.simulate import FittedReplica, Simulation
 from loadtest.step_time import Scrape, fit
-from loadtest.workload import BadWorkload, Scale, Workload, workload
+from loadtest.workload import Scale, Workload, workload
 
 REPLICAS = 2
 # The demo model; one thread each, so that a replica does not spin on the other's core.
@@ -282,7 +283,7 @@ def main() -> None:
     scale = SCALE if Path(options.workload).is_file() else Scale()
     try:
         chosen = workload(options.workload, scale, MAX_MODEL_LEN - 1)
-    except BadWorkload as error:
+    except BenchError as error:
         sys.exit(f"simulator_check: {error}")
     report, fitted = asyncio.run(check(chosen, options))
     if options.save:
