@@ -29,7 +29,7 @@ import torch
 
 from engine.layers.linear import PackedWeight
 from engine.platform import DTYPES, onednn_multiplies, select_dtype
-from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, measure
+from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server
 
@@ -172,8 +172,8 @@ def contenders(
             with make(streams) as server:
                 if round_number:  # in the first, Numba may compile
                     starts.setdefault(name, []).append(server.start_seconds)
-                measure(server, load, streams, streams, seed=999)
-                return measure(server, load, streams, max(2, 2 * streams), round_number)
+                over_http(server, load, streams, streams, seed=999)
+                return over_http(server, load, streams, max(2, 2 * streams), round_number)
 
         return fresh
 

@@ -31,7 +31,7 @@ class Load:
 Figures = tuple[float, float]  # output tokens/s, and the median gap in ms
 
 
-def measure(server: Server, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
+def over_http(server: Server, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
     bodies = [streamed(Ask(0.0, p, load.new).body) for p in load.prompts(requests, seed)]
     run = closed_loop(server.address, "/v1/completions", bodies, concurrency)
     wall, done = asyncio.run(run)
