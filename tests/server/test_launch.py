@@ -16,13 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import psutil
 import pytest
-
-from engine.protocol import KVGroup, MemoryEntry
-from server.banner import arithmetic, kv_cache, memory
-from tests.server.fake_engine import INFO
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_serve.py")
@@ -370,40 +365,3 @@ def test_the_same_with_the_real_engine_and_its_death(start: Any, assets: Path) -
     assert server.status() == 3
     assert server.log.splitlines()[-1].startswith("penstock: The engine process was killed by")
     assert "Traceback" not in server.log
-
-
-def test_the_banner_tells_what_takes_memory() -> None:
-    entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
-    entries += (MemoryEntry("KV cache", 0, 0),)  # an encoder's
-    lines = memory(msgspec.structs.replace(INFO, memory=entries))
-    assert [line.split() for line in lines[1:]] == [
-        ["1,234,567", "1,234,568", "weights"],
-        ["99", "largest", "step"],
-    ]
-    assert memory(INFO) == []
-
-
-def test_the_banner_tells_where_bits_depend_on_the_batch() -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, amx=True))
-    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" in note
-    assert arithmetic(INFO) == []
-
-
-def test_the_banner_tells_that_bf16_is_slow_on_a_cpu_without_it() -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, emulated=True))
-    assert "--dtype float32" in note
-
-
-def test_the_banner_tells_what_windows_save() -> None:
-    """Gemma 2 at 8k: 13 of 26 layers see 4096 tokens."""
-    ready = msgspec.structs.replace(
-        INFO,
-        max_model_len=8192,
-        block_size=64,
-        num_blocks=1024,
-        kv_groups=(KVGroup(13), KVGroup(13, window=4096)),
-    )
-    page = "\n".join(kv_cache(ready))
-    assert "13 of 26 layers keep the last 4096 tokens: 23% less KV" in page
-    # Full layers hold 128 blocks of a request, the others 69: 4095 and a step's 256 tokens.
-    assert f"{1024 / (128 + 69):.1f} requests of full length" in page
