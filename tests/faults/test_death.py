@@ -24,17 +24,8 @@ from engine.errors import EngineDeadError
 from engine.protocol import GenerateRequest, SamplingParams
 from server import exits
 from server.cli import LONGEST_TMPDIR
-from tests.e2e.serve import (
-    START_S,
-    Case,
-    Server,
-    check,
-    complete,
-    eventually,
-    greedy,
-    serving,
-    starting,
-)
+from tests.e2e.serve import Case, Server, check, complete, greedy, serving, starting
+from tests.process import START_S, eventually
 
 Record = Callable[[str, object], None]
 SEEN_S = 1.0  # promised: the engine's death is seen by every stream and by /health
