@@ -14,10 +14,11 @@ import json
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from loadtest.errors import BenchError
 from loadtest.http_client import Completion, Target, exchange, said, stream
 from loadtest.measure import Load, Measured, Point, Slo, point
 from loadtest.workload import WORDS, Prose, Workload, poisson
@@ -28,10 +29,6 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROBE_WORDS = (24, 96)
 SATURATION_CLIENTS = 64
 BACK_OFF_S = 1.0  # of a client in a closed loop after a failure or a rejection
-
-
-class BenchError(Exception):
-    """Why nothing can be measured, for the user to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +119,21 @@ class Progress:
     ended: int
 
 
+@dataclass
 class Run:
-    """Measures points of one workload on one server."""
+    """Measures points of one workload on one server. `as_recorded`: arrivals follow the workload's
+    trace, not a Poisson process."""
 
-    def __init__(
-        self,
-        server: Server,
-        prose: Prose,
-        workload: Workload,
-        seconds: float,
-        seed: int,
-        slo: Slo | None,
-        report: Callable[[Progress], None],
-        *,
-        as_recorded: bool = False,
-    ) -> None:
-        """`as_recorded`: arrivals follow the workload's trace, not a Poisson process."""
-        self.server, self.prose, self.workload = server, prose, workload
-        self.seconds, self.seed, self.slo, self.report = seconds, seed, slo, report
-        self.as_recorded = as_recorded
-        self._measured: list[Measured] = []
-        self._running = 0
-        allow_many_connections()
+    server: Server
+    prose: Prose
+    workload: Workload
+    seconds: float
+    seed: int
+    slo: Slo | None
+    report: Callable[[Progress], None]
+    as_recorded: bool
+    _measured: list[Measured] = field(default_factory=list, init=False)
+    _running: int = field(default=0, init=False)
 
     async def measure(self, load: Load, round_number: int, *, purpose: str = "") -> Point:
         """Puts `load` on the server for the run's seconds, and waits for what was sent then."""
@@ -172,7 +162,7 @@ class Run:
         )
 
     async def _closed(self, load: Load, begin: float, rng: random.Random) -> None:
-        texts = self._texts(rng)
+        texts = self.prose.texts(self.workload, rng)
 
         async def client() -> None:
             while time.monotonic() < begin + self.seconds:
@@ -184,7 +174,7 @@ class Run:
         await asyncio.gather(*(client() for _ in range(int(load.value))))
 
     async def _open(self, load: Load, begin: float, rng: random.Random) -> None:
-        texts, at = self._texts(rng), begin
+        texts, at = self.prose.texts(self.workload, rng), begin
         recorded = self.workload.gaps if self.as_recorded else None
         async with asyncio.TaskGroup() as group:
             for gap in recorded() if recorded else poisson(rng):
@@ -194,10 +184,6 @@ class Run:
                 text, tokens = next(texts)
                 await asyncio.sleep(at - time.monotonic())
                 group.create_task(self._ask(text, tokens, at))
-
-    def _texts(self, rng: random.Random) -> Iterator[tuple[str, int]]:
-        for shape in self.workload.shapes(rng):
-            yield self.prose.text(shape, rng), shape.output_tokens
 
     async def _ask(self, text: str, tokens: int, intended: float | None) -> Completion:
         self._running += 1

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -28,9 +29,9 @@ import torch
 
 from engine.layers.linear import PackedWeight
 from engine.platform import DTYPES, onednn_multiplies, select_dtype
-from loadtest.contenders import Figures, LlamaCpp, Load, Penstock, Server, Transformers
-from loadtest.gguf_model import write_gguf
+from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
+from loadtest.servers import Penstock, Server
 
 BACKENDS = {"penstock": "torch", "numba": "numba"}  # what the report calls Penstock with each
 TITLES = {
@@ -51,23 +52,14 @@ def matmul_rate(dtype: torch.dtype) -> float:
     if onednn_multiplies(x.device, dtype):
         packed = PackedWeight(weight)
         ways.append(lambda: packed(x))
-    best = float("inf")
-    for multiply in ways * 50:
-        began = time.perf_counter()
-        multiply()
-        best = min(best, time.perf_counter() - began)
+    best = min(min(timeit.repeat(way, number=1, repeat=50)) for way in ways)
     return 2 * rows * inner * outer / best / 1e9
 
 
 def read_rate() -> float:
     """GB/s at which both cores together read memory that no cache holds."""
     data = torch.ones(2**27)  # 512 MiB
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - began)
-    return data.nbytes / best / 1e9
+    return data.nbytes / min(timeit.repeat(data.sum, number=1, repeat=5)) / 1e9
 
 
 def weight_rate(dtype: torch.dtype) -> float:
@@ -81,13 +73,12 @@ def weight_rate(dtype: torch.dtype) -> float:
         PackedWeight(weight) if packs else partial(torch.nn.functional.linear, weight=weight)
         for weight in weights
     ]
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
+
+    def multiply() -> None:
         for layer in layers:
             layer(x)
-        best = min(best, time.perf_counter() - began)
-    return weights.nbytes / best / 1e9
+
+    return weights.nbytes / min(timeit.repeat(multiply, number=1, repeat=5)) / 1e9
 
 
 def bound(load: Load, streams: int, gflops: float, gbytes: float, item: int) -> float:
@@ -176,18 +167,15 @@ def contenders(
     """Who runs, by name. `starts` takes the seconds each server needs until it is ready."""
 
     def served(name: str, make: Callable[[int], Server]) -> Measure:
-        def measure(streams: int, round_number: int) -> Figures:
-            """Of a fresh server: an idle one would share the cores."""
-            server = make(streams)
-            try:
+        def fresh(streams: int, round_number: int) -> Figures:
+            """Of a server of its own: an idle one would share the cores."""
+            with make(streams) as server:
                 if round_number:  # in the first, Numba may compile
                     starts.setdefault(name, []).append(server.start_seconds)
-                server.measure(load, streams, streams, seed=999)
-                return server.measure(load, streams, max(2, 2 * streams), round_number)
-            finally:
-                server.stop()
+                over_http(server, load, streams, streams, seed=999)
+                return over_http(server, load, streams, max(2, 2 * streams), round_number)
 
-        return measure
+        return fresh
 
     def penstock(backend: str) -> Callable[[int], Server]:
         flags = ["--attention-backend", backend, "--dtype", str(dtype).removeprefix("torch.")]
@@ -198,6 +186,8 @@ def contenders(
     if not options.no_peer:
         found["transformers"] = partial(Transformers(folder, dtype).measure, load)
     if program := options.llama_server:
+        from loadtest.gguf_model import write_gguf  # gguf is an extra
+
         write_gguf(folder, model := folder / "model.gguf", dtype)
         found["llama.cpp"] = served("llama.cpp", lambda n: LlamaCpp(program, model, load, n))
     return found

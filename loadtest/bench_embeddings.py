@@ -17,13 +17,14 @@ import signal
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
 
 from engine.platform import DTYPES, select_dtype
-from loadtest.contenders import Penstock
-from loadtest.http_client import post_all
+from loadtest.http_client import closed_loop
+from loadtest.servers import Penstock
 
 TEXTS, CLIENTS, BATCH = 512, 32, 32
 SYLLABLES = ("ka", "lo", "mi", "ren", "tas", "vor", "el", "dun", "shi", "par", "ost", "ine")
@@ -67,10 +68,9 @@ class Transformers:
 def ours(server: Penstock, given: list[str]) -> tuple[float, float]:
     """texts/s of 32 clients with a text each at a time, and of one request with all."""
 
-    def rate(bodies: list[dict[str, object]], clients: int) -> float:
-        began = time.monotonic()
-        asyncio.run(post_all("127.0.0.1", server.port, "/v1/embeddings", bodies, clients))
-        return len(given) / (time.monotonic() - began)
+    def rate(bodies: list[dict[str, Any]], clients: int) -> float:
+        seconds, _ = asyncio.run(closed_loop(server.address, "/v1/embeddings", bodies, clients))
+        return len(given) / seconds
 
     single = rate([{"input": text, "encoding_format": "base64"} for text in given], CLIENTS)
     return single, rate([{"input": given, "encoding_format": "base64"}], 1)
@@ -92,12 +92,9 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds):
         given, others = texts(2 * number), texts(2 * number + 1)
-        server = Penstock(options.model, flags)  # an idle one must not share the peer's cores
-        try:
+        with Penstock(options.model, flags) as server:  # idle it would share the peer's cores
             ours(server, others)
             round_rates = ours(server, given)
-        finally:
-            server.stop()
         peer.measure(others)
         for name, rate in zip(names, (*round_rates, peer.measure(given)), strict=True):
             print(f"round {number}: {name} {rate:.0f} texts/s", flush=True)

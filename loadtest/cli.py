@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from loadtest.errors import BenchError
+
 if TYPE_CHECKING:
     from loadtest.session import Asked
 
@@ -122,7 +124,7 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
         for file in targets:
             report.check_target(file)
         measured = asyncio.run(session.measure(asked))
-    except (*session.COMPLAINTS, report.BadTarget) as error:
+    except BenchError as error:
         return _complain(error)
     except KeyboardInterrupt:
         return 130
@@ -133,7 +135,7 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     for file, write in targets.items():
         try:
             write(measured, file)
-        except report.BadTarget as error:
+        except BenchError as error:
             status = _complain(error)
     return status
 
@@ -153,6 +155,6 @@ def compare(
 
     try:
         typer.echo(report.compare(report.read(a), report.read(b)))
-    except report.BadReport as error:
+    except BenchError as error:
         typer.echo(f"penstock: {error}", err=True)
         raise typer.Exit(2) from None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from loadtest.http_client import closed_loop
+from loadtest.http_client import closed_loop, streamed
+from loadtest.schedule import Ask
+from loadtest.servers import Server
 
 
 @dataclass(frozen=True)
@@ -33,57 +31,13 @@ class Load:
 Figures = tuple[float, float]  # output tokens/s, and the median gap in ms
 
 
-class Server:
-    """A process that serves OpenAI's API on a free port of the loopback address. `command` lacks
-    the port; `ready` is the path that answers 200 once the model is loaded."""
-
-    def __init__(self, command: list[str], ready: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        began = time.monotonic()
-        self.process = subprocess.Popen(
-            [*command, "--port", str(self.port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            self._wait_ready(ready, began + 120)
-        except BaseException:
-            self.stop()
-            raise
-        self.start_seconds = time.monotonic() - began
-
-    def _wait_ready(self, path: str, deadline: float) -> None:
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    name = Path(self.process.args[0]).name  # type: ignore[index,arg-type]
-                    raise SystemExit(f"{name} did not become ready") from None
-                time.sleep(0.05)
-
-    def measure(self, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
-        """Output tokens/s and the median gap in ms."""
-        bodies = [
-            {"prompt": p, "max_tokens": load.new, "temperature": 0, "ignore_eos": True}
-            for p in load.prompts(requests, seed)
-        ]
-        wall, done = asyncio.run(closed_loop("127.0.0.1", self.port, bodies, concurrency))
-        assert all(c.tokens == load.new for c in done), "a request came back short"
-        gaps = [gap for c in done for gap in c.gaps]
-        return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=30)
-
-
-class Penstock(Server):
-    def __init__(self, folder: Path, flags: list[str]) -> None:
-        command = [sys.executable, "-m", "server", "serve", str(folder)]
-        super().__init__([*command, "--log-level", "warning", *flags], "/ready")
+def over_http(server: Server, load: Load, concurrency: int, requests: int, seed: int) -> Figures:
+    bodies = [streamed(Ask(0.0, p, load.new).body) for p in load.prompts(requests, seed)]
+    run = closed_loop(server.address, "/v1/completions", bodies, concurrency)
+    wall, done = asyncio.run(run)
+    assert all(c.tokens == load.new for c in done), "a request came back short"
+    gaps = [gap for c in done for gap in c.gaps]
+    return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3
 
 
 class LlamaCpp(Server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import torch
 from safetensors.torch import load_file
 
@@ -24,9 +25,7 @@ NAMES = {
 
 
 def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
-    """Writes the Llama in `folder`, its matrices in `dtype`, bfloat16 or float32. Needs gguf."""
-    import gguf
-
+    """Writes the Llama in `folder`, its matrices in `dtype`, bfloat16 or float32."""
     c = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(c["max_position_embeddings"])
@@ -64,10 +63,7 @@ def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return pairs.reshape(weight.shape)
 
 
-def _add(writer: object, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    import gguf
-
-    assert isinstance(writer, gguf.GGUFWriter)
+def _add(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     module = name.removesuffix(".weight")
     if module.startswith("model.layers."):
         _, _, layer, module = module.split(".", 3)

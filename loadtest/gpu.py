@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -99,15 +100,12 @@ def main() -> int:
         print(f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s", flush=True)
     said = facts(" ".join(["python -m loadtest.gpu", *sys.argv[1:]]))
     if options.json:
-        result = said | {"rows": [_plain(row) for row in rows], "failed": failed}
+        figures = [asdict(row) | {"met": row.met} for row in rows]
+        result = said | {"rows": figures, "failed": failed}
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"\n{said['gpu']}, torch {said['torch']}, commit {said['commit']}, {said['date']}\n")
     print(table(rows, failed))
     return 1 if failed else 0
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Row.__dataclass_fields__} | {"met": row.met}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -49,15 +49,15 @@ class Bench:
     def device(self) -> str:
         return "cpu" if self.smoke else "cuda"
 
-    def shape(self, model: str) -> Shape:
-        return Shape.of(CONFIGS[model] | (SMALL if self.smoke else {}))
+    def config(self, model: str) -> dict[str, Any]:
+        return CONFIGS[model] | (SMALL if self.smoke else {})
 
-    def vocabulary(self, model: str) -> int:
-        return int((CONFIGS[model] | (SMALL if self.smoke else {}))["vocab_size"])
+    def shape(self, model: str) -> Shape:
+        return Shape.of(self.config(model))
 
     def model(self, name: str, **overrides: Any) -> Path:
         """Its folder, to be served with `--load-format dummy`."""
-        return write_model(name, self.folder / name, small=self.smoke, **overrides)
+        return write_model(self.config(name) | overrides, self.folder / name)
 
     def engine(
         self,
@@ -81,10 +81,19 @@ class Bench:
     def nano_length(self) -> tuple[int, int]:
         return (4, 12) if self.smoke else (100, 1024)
 
+    def nano_limits(self, works: Sequence[Work]) -> dict[str, Any]:
+        """The settings under which all of `nano_works` run at once."""
+        high = self.nano_length[1]
+        return {
+            "max_num_seqs": len(works),
+            "max_model_len": 2 * high,
+            "max_num_batched_tokens": 16 * high,
+        }
+
     def nano_works(self) -> list[Work]:
         """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
         random, (low, high) = Random(0), self.nano_length
-        last, prompts = min(self.vocabulary(NANO_MODEL) - 1, 10000), []
+        last, prompts = min(self.config(NANO_MODEL)["vocab_size"] - 1, 10000), []
         for _ in range(8 if self.smoke else 256):
             length = random.randint(low, high)
             prompts.append([random.randint(0, last) for _ in range(length)])
@@ -92,17 +101,17 @@ class Bench:
         return [Work(p, o, temperature=0.6) for p, o in zip(prompts, outputs, strict=True)]
 
     def works(self, model: str, count: int, prompt: int, answer: int) -> list[Work]:
-        random, size = Random(0), self.vocabulary(model)
+        random, size = Random(0), self.config(model)["vocab_size"]
         return [
             Work([random.randrange(3, size) for _ in range(prompt)], answer) for _ in range(count)
         ]
 
 
-def device_seconds(run: Callable[[], object], repeats: int = 10) -> float:
+def device_seconds(run: Callable[[], object]) -> float:
     """Median seconds of `run` on the device, after a warm-up."""
     run()
     times: list[float] = []
-    for _ in range(repeats):
+    for _ in range(10):
         if torch.cuda.is_available():
             begin, end = (
                 torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

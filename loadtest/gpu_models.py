@@ -97,10 +97,9 @@ SMALL = {
 }
 
 
-def write_model(name: str, folder: Path, *, small: bool = False, **overrides: Any) -> Path:
+def write_model(config: dict[str, Any], folder: Path) -> Path:
     """A folder to serve with `--load-format dummy`: config.json and a byte-level tokenizer."""
-    config = CONFIGS[name] | (SMALL if small else {}) | overrides
-    config |= {"bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}
+    config = config | {"bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))

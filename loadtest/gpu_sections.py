@@ -29,13 +29,7 @@ from loadtest.gpu_server import http, peer
 def nano(bench: Bench) -> list[Row]:
     """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
     works = bench.nano_works()
-    high = bench.nano_length[1]
-    engine = bench.engine(
-        NANO_MODEL,
-        max_num_seqs=len(works),
-        max_model_len=2 * high,
-        max_num_batched_tokens=16 * high,
-    )
+    engine = bench.engine(NANO_MODEL, **bench.nano_limits(works))
     engine.generate(works[: len(works) // 8])
     engine.settle()
     seconds = statistics.median(engine.generate(works) for _ in range(1 if bench.smoke else 3))

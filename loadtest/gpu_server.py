@@ -6,11 +6,7 @@ Clients are processes of their own, so that one Python loop does not read all st
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -18,7 +14,8 @@ from typing import Any
 import torch
 
 from loadtest.gpu_bench import NANO_MODEL, Bench, Row
-from loadtest.http_client import closed_loop
+from loadtest.http_client import closed_loop, streamed
+from loadtest.servers import Penstock
 
 CLIENTS = 8
 
@@ -29,74 +26,48 @@ def http(bench: Bench) -> list[Row]:
     tokens, clients = sum(work.max_tokens for work in works), 1 if bench.smoke else CLIENTS
     flags = {
         "device": bench.device,
-        "load-format": "dummy",
+        "load_format": "dummy",
         "dtype": "bfloat16",
-        "max-num-seqs": len(works),
-        "max-model-len": 2 * bench.nano_length[1],
-        "max-num-batched-tokens": 16 * bench.nano_length[1],
-        "log-level": "warning",
+        **bench.nano_limits(works),
         "threads": 1 if bench.smoke else CLIENTS,
     }
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    command = [sys.executable, "-m", "server", "serve", str(folder), f"--port={port}", *arguments]
-    began = time.monotonic()
-    process = subprocess.Popen([*command, "--no-enable-prefix-caching"])
-    try:
-        ready = _until_ready(process, port) - began
-        bodies = [
-            {
-                "prompt": work.prompt,
-                "max_tokens": work.max_tokens,
-                "temperature": work.temperature,
-                "ignore_eos": True,
-                "seed": number,
-            }
-            for number, work in enumerate(works)
-        ]
-        _stream_all(port, bodies[:CLIENTS], clients)
-        streamed = _stream_all(port, bodies, clients)
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-    engine = bench.engine(
-        NANO_MODEL,
-        max_num_seqs=len(works),
-        max_model_len=2 * bench.nano_length[1],
-        max_num_batched_tokens=16 * bench.nano_length[1],
-    )
+    bodies = [
+        {
+            "prompt": work.prompt,
+            "max_tokens": work.max_tokens,
+            "temperature": work.temperature,
+            "ignore_eos": True,
+            "seed": number,
+        }
+        for number, work in enumerate(works)
+    ]
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    with Penstock(folder, [*arguments, "--no-enable-prefix-caching"]) as server:
+        ready = server.start_seconds
+        _stream_all(server.address, bodies[:CLIENTS], clients)
+        over_http = _stream_all(server.address, bodies, clients)
+    engine = bench.engine(NANO_MODEL, **bench.nano_limits(works))
     engine.generate(works[:CLIENTS])
     alone = engine.generate(works)
     return [
         Row("0.6B, start to ready", ready, "s", 10, True),
-        Row("0.6B, nano workload over HTTP", tokens / streamed, "tok/s"),
-        Row("what HTTP costs of it", 100 * (1 - alone / streamed), "%", 5, True),
+        Row("0.6B, nano workload over HTTP", tokens / over_http, "tok/s"),
+        Row("what HTTP costs of it", 100 * (1 - alone / over_http), "%", 5, True),
     ]
 
 
-def _until_ready(process: subprocess.Popen[bytes], port: int) -> float:
-    while process.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
-            return time.monotonic()
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError(f"penstock ended with status {process.returncode} before it was ready")
-
-
-def _stream_all(port: int, bodies: list[dict[str, Any]], clients: int) -> float:
+def _stream_all(address: str, bodies: list[dict[str, Any]], clients: int) -> float:
     """Seconds until all, sent at once, have ended."""
     shares = [bodies[i::clients] for i in range(clients)]
     with ProcessPoolExecutor(clients, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_stream, [port] * clients, [bodies[:0]] * clients))  # imports are done
+        list(pool.map(_stream, [address] * clients, [bodies[:0]] * clients))  # imports are done
         began = time.monotonic()
-        list(pool.map(_stream, [port] * clients, shares))
+        list(pool.map(_stream, [address] * clients, shares))
         return time.monotonic() - began
 
 
-def _stream(port: int, bodies: list[dict[str, Any]]) -> None:
-    asyncio.run(closed_loop("127.0.0.1", port, bodies, len(bodies)))
+def _stream(address: str, bodies: list[dict[str, Any]]) -> None:
+    asyncio.run(closed_loop(address, "/v1/completions", map(streamed, bodies), len(bodies)))
 
 
 def peer(bench: Bench) -> list[Row]:

@@ -25,23 +25,13 @@ CHARTS: tuple[tuple[str, str, float, tuple[tuple[str, Figure], ...]], ...] = (
         ),
     ),
     ("Output tokens", "/s", 1, (("tokens", lambda p: p.tokens_per_s),)),
-    (
-        "Time to first token",
-        "ms",
-        1e3,
-        (("p50", of("ttft", "p50")), ("p90", of("ttft", "p90")), ("p99", of("ttft", "p99"))),
-    ),
-    (
-        "Between tokens",
-        "ms",
-        1e3,
-        (("p50", of("itl", "p50")), ("p90", of("itl", "p90")), ("p99", of("itl", "p99"))),
-    ),
-    (
-        "Whole answer",
-        "ms",
-        1e3,
-        (("p50", of("e2e", "p50")), ("p90", of("e2e", "p90")), ("p99", of("e2e", "p99"))),
+    *(
+        (title, "ms", 1e3, tuple((p, of(name, p)) for p in ("p50", "p90", "p99")))
+        for title, name in (
+            ("Time to first token", "ttft"),
+            ("Between tokens", "itl"),
+            ("Whole answer", "e2e"),
+        )
     ),
     ("The client's own CPU", "% of a core", 100, (("client", lambda p: p.client_cpu),)),
 )
@@ -71,7 +61,7 @@ def page(report: Report) -> str:
 
 
 def write(report: Report, path: Path) -> None:
-    """Raises BadTarget naming the file."""
+    """Raises BenchError naming the file."""
     write_bytes(page(report).encode(), path)
 
 

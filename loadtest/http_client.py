@@ -12,6 +12,7 @@ import functools
 import socket
 import ssl
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -20,12 +21,10 @@ import h11
 import msgspec
 import orjson
 
+from loadtest.errors import BenchError
+
 REJECTIONS = (429, 503)  # the server is full and says so: no failure
 Kind = Literal["", "rejected", "refused", "cut off", "timeout", "no connection", "not HTTP"]
-
-
-class BadUrl(Exception):
-    """The URL cannot be one of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,16 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, key: str = "") -> Target:
-        """Of a URL with or without /v1 at its end; raises BadUrl."""
+        """Of a URL with or without /v1 at its end; raises BenchError."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
-            raise BadUrl(f"{url}: {error}") from None
+            raise BenchError(f"{url}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadUrl(f"{url} is not the URL of a server; give one like http://127.0.0.1:8000")
+            raise BenchError(
+                f"{url} is not the URL of a server; give one like http://127.0.0.1:8000"
+            )
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port or (443 if tls else 80), tls, prefix, key)
@@ -295,41 +296,21 @@ def streamed(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def closed_loop(
-    host: str, port: int, bodies: list[dict[str, Any]], concurrency: int
+    address: str, path: str, bodies: Iterable[dict[str, Any]], clients: int
 ) -> tuple[float, list[Completion]]:
-    """Send all bodies to /v1/completions, `concurrency` at a time; wall seconds and completions.
+    """POSTs all bodies, by so many clients at a time; wall seconds and what came of each.
 
     Raises RuntimeError with the server's words where one does not come back whole."""
-    target = Target(host, port, tls=False, prefix="")
-    queue = iter(bodies)
+    target, queue = Target.parse(address), iter(bodies)
     done: list[Completion] = []
 
-    async def worker() -> None:
+    async def client() -> None:
         for body in queue:
-            completion = await stream(target, "/v1/completions", body)
+            completion = (await exchange(target, path, body, limit_s=300)).completion()
             if completion.error:
                 raise RuntimeError(f"{completion.error}: {completion.message}")
             done.append(completion)
 
     began = time.monotonic()
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    await asyncio.gather(*(client() for _ in range(clients)))
     return time.monotonic() - began, done
-
-
-async def post_all(
-    host: str, port: int, path: str, bodies: list[dict[str, Any]], concurrency: int
-) -> list[bytes]:
-    """The answers to all bodies, `concurrency` at a time; raises as `closed_loop`."""
-    target = Target(host, port, tls=False, prefix="")
-    queue = iter(enumerate(bodies))
-    answers = [b""] * len(bodies)
-
-    async def worker() -> None:
-        for index, body in queue:
-            this = await exchange(target, path, body, limit_s=300)
-            if this.error:
-                raise RuntimeError(f"{this.error}: {this.message}")
-            answers[index] = this.body
-
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
-    return answers

@@ -22,6 +22,8 @@ from engine.protocol import (
 )
 from engine.runner.model_runner import ModelRunner
 
+WARM_UP = 8  # steps
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -42,7 +44,6 @@ class Engine:
             depth = 1 if self.runner.device.type == "cuda" else 0
         self.core = EngineCore(config, self.runner, self, depth=depth)
         self.steps: list[float] = []  # when each step was retired, CLOCK_MONOTONIC
-        self.tokens = 0  # generated since the last clear
         self._inbox: list[ToEngine] = []
         self._ids = 0
         self._begun: set[int] = set()
@@ -56,7 +57,6 @@ class Engine:
             raise RuntimeError(f"the engine refused a request: {message.message}")
         if isinstance(message, StepOutputs):
             self.steps.append(message.at)
-            self.tokens += len(message.tokens)
             self._begun.update(output.id for output in message.tokens)
 
     def settle(self) -> None:
@@ -76,23 +76,23 @@ class Engine:
 
     def generate(self, works: Sequence[Work]) -> float:
         """Wall seconds for all of them, given at once."""
-        self.clear()
         began = time.monotonic()
         self.submit(works)
         while self.busy:
             self.core.turn()
-        self.synchronize()
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize()
         return time.monotonic() - began
 
-    def decode_seconds(self, works: Sequence[Work], steps: int, warm_up: int = 8) -> list[float]:
+    def decode_seconds(self, works: Sequence[Work], steps: int) -> list[float]:
         """Seconds of each of `steps` decode steps with all of `works` running and none waiting."""
         ids = self.submit(works)
         self._begun.clear()
         while not self._begun.issuperset(ids):
             self.core.turn()
-        for _ in range(warm_up):
+        for _ in range(WARM_UP):
             self.core.turn()
-        self.clear()
+        self.steps.clear()
         while len(self.steps) <= steps:
             self.core.turn()
         times = self.steps[: steps + 1]
@@ -101,14 +101,6 @@ class Engine:
             self.core.turn()
         return [b - a for a, b in pairwise(times)]
 
-    def clear(self) -> None:
-        self.steps.clear()
-        self.tokens = 0
-
     @property
     def busy(self) -> bool:
         return bool(self._inbox or self.core.scheduler.has_work or self.core.in_flight)
-
-    def synchronize(self) -> None:
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize()

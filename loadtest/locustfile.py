@@ -15,7 +15,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.bench import BACK_OFF_S, PATHS, BenchError, Server, calibrate, find
+from loadtest.bench import BACK_OFF_S, PATHS, Server, calibrate, find
 from loadtest.charts import document
-from loadtest.http_client import BadUrl, Completion, Target, stream_blocking
+from loadtest.errors import BenchError
+from loadtest.http_client import Completion, Target, stream_blocking
 from loadtest.report import BUSY_CLIENT
 from loadtest.timeline import Timeline
-from loadtest.workload import BadWorkload, Prose, Scale, Workload, workload
+from loadtest.workload import Scale, workload
 
 TIMEOUT_S = 300.0
 
@@ -46,8 +46,8 @@ class Test:
         self.server = Server(target, url, model, options.api, options.ignore_eos, TIMEOUT_S)
         scale = Scale.parse(options.length_scale)
         self.workload = workload(options.workload, scale, longest)
-        self.prose = asyncio.run(calibrate(self.server))
-        self.texts = _texts(self.workload, self.prose, random.Random(_seed(environment)))
+        prose = asyncio.run(calibrate(self.server))
+        self.texts = prose.texts(self.workload, random.Random(_seed(environment)))
         self.timeline = Timeline()
         self.began, self.cpu = time.monotonic(), time.process_time()
 
@@ -62,11 +62,6 @@ def _seed(environment: Environment) -> int | str:
     seed: int = environment.parsed_options.seed
     worker = environment.runner.worker_index if isinstance(environment.runner, WorkerRunner) else 0
     return f"{seed} of worker {worker}" if worker else seed
-
-
-def _texts(chosen: Workload, prose: Prose, rng: random.Random) -> Iterator[tuple[str, int]]:
-    for shape in chosen.shapes(rng):
-        yield prose.text(shape, rng), shape.output_tokens
 
 
 class Reader(User):
@@ -132,7 +127,7 @@ def _(environment: Environment, **_: Any) -> None:
         return  # its workers ask
     try:
         environment.penstock_test = Test(environment)  # type: ignore[attr-defined]
-    except (BenchError, BadUrl, BadWorkload) as error:
+    except BenchError as error:
         if environment.web_ui is None:
             raise SystemExit(f"locust: {error}") from None
         logging.error(error)  # the web interface stays, for another try

@@ -17,13 +17,10 @@ from typing import Literal
 
 import msgspec
 
+from loadtest.errors import BenchError
 from loadtest.http_client import Completion
 
 SLO_UNITS = {"ms": 1e-3, "s": 1.0}
-
-
-class BadSlo(Exception):
-    """An objective that cannot be read."""
 
 
 class Slo(msgspec.Struct, frozen=True):
@@ -36,12 +33,12 @@ class Slo(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """`ttft=500ms,itl=50ms,e2e=10s`, each of which may be absent; raises BadSlo."""
+        """`ttft=500ms,itl=50ms,e2e=10s`, each of which may be absent; raises BenchError."""
         bounds: dict[str, float] = {}
         for part in text.split(","):
             match = re.fullmatch(r"(ttft|itl|e2e)=(\d+(?:\.\d+)?)(ms|s)", part.strip())
             if not match:
-                raise BadSlo(f"--slo: {part!r} is none of ttft=500ms, itl=50ms, e2e=10s.")
+                raise BenchError(f"--slo: {part!r} is none of ttft=500ms, itl=50ms, e2e=10s.")
             bounds[match[1]] = float(match[2]) * SLO_UNITS[match[3]]
         return cls(**bounds)
 

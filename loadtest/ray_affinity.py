@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtest.http_client import closed_loop
-from loadtest.schedule import asks
+from loadtest.http_client import closed_loop, streamed
+from loadtest.schedule import DEMO_VOCABULARY, asks
+from loadtest.servers import free_ports
 from loadtest.traces import MOONCAKE_BLOCK
 from loadtest.workload import Scale, workload
 
@@ -32,62 +34,48 @@ BLOCK = 16  # tokens of one KV block, and of one block of the trace
 REPLICAS = 2
 CLIENTS = 16
 LONGEST = 1023  # tokens of the demo model's context, without the first
-VOCABULARY = range(300, 2000)  # of the demo model: no special tokens
-START_S = 120
+STOP_S = 120
 
 
 def bodies(trace: Path, count: int, seed: int) -> list[dict[str, Any]]:
     scale = Scale(BLOCK / MOONCAKE_BLOCK, BLOCK / MOONCAKE_BLOCK)
-    found = asks(workload(str(trace), scale, LONGEST), VOCABULARY, seed)
-    return [ask.body for ask in itertools.islice(found, count)]
+    found = asks(workload(str(trace), scale, LONGEST), DEMO_VOCABULARY, seed)
+    return [streamed(ask.body) for ask in itertools.islice(found, count)]
 
 
-class Cluster:
-    """`python -m deploy.ray` on a free port of the loopback address."""
-
-    def __init__(self, routing: str, kv_blocks: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        settings = {
-            "threads": 1,
-            "port": self.port,
-            "min_replicas": REPLICAS,
-            "max_replicas": REPLICAS,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": kv_blocks,
-            "log_level": "warning",
-            "routing": routing,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.ray", *(f"{k}={v}" for k, v in settings.items())],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _wait_ready(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:  # ends with the process
-            if "Ray Serve listens" in line:
-                return
-        raise SystemExit("Ray Serve did not start; try `python -m deploy.ray` by hand")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.communicate(timeout=START_S)
+@contextlib.contextmanager
+def cluster(routing: str, kv_blocks: int) -> Iterator[str]:
+    """`python -m deploy.ray` on a free port of the loopback address, which it yields."""
+    [port] = free_ports(1)
+    settings = {
+        "threads": 1,
+        "port": port,
+        "min_replicas": REPLICAS,
+        "max_replicas": REPLICAS,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": kv_blocks,
+        "log_level": "warning",
+        "routing": routing,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.ray", *(f"{k}={v}" for k, v in settings.items())],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        if not any("Ray Serve listens" in line for line in process.stderr):  # ends with the process
+            raise SystemExit("Ray Serve did not start; try `python -m deploy.ray` by hand")
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=STOP_S)
 
 
 def measure(routing: str, requests: list[dict[str, Any]], kv_blocks: int) -> dict[str, float]:
-    cluster = Cluster(routing, kv_blocks)
-    try:
-        wall, done = asyncio.run(closed_loop("127.0.0.1", cluster.port, requests, CLIENTS))
-    finally:
-        cluster.stop()
+    with cluster(routing, kv_blocks) as address:
+        wall, done = asyncio.run(closed_loop(address, "/v1/completions", requests, CLIENTS))
     asked = sum(completion.prompt_tokens for completion in done)
     found = sum(completion.cached_tokens for completion in done)
     ttft = sorted(c.arrivals[0] - c.started for c in done if c.arrivals)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, Spread
 
 BUSY_CLIENT = 0.7  # of a core: above it the client's own waits show in the latencies
@@ -35,24 +36,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     points: list[Point]
 
 
-class BadReport(Exception):
-    """A file that holds no report."""
-
-
-class BadTarget(Exception):
-    """A file that no report can be written to."""
-
-
 def check_target(path: Path) -> None:
-    """Makes the folder; raises BadTarget where a file in it could not be written. So much is known
+    """Makes the folder; raises BenchError where a file in it could not be written. So much is known
     before a measurement that would be lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadTarget(f"{path} cannot be written: {error}") from None
+        raise BenchError(f"{path} cannot be written: {error}") from None
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         why = "it is a folder" if path.is_dir() else "there is no permission"
-        raise BadTarget(f"{path} cannot be written: {why}.")
+        raise BenchError(f"{path} cannot be written: {why}.")
 
 
 def write(report: Report, path: Path) -> None:
@@ -60,20 +53,20 @@ def write(report: Report, path: Path) -> None:
 
 
 def write_bytes(data: bytes, path: Path) -> None:
-    """Raises BadTarget naming the file."""
+    """Raises BenchError naming the file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except OSError as error:
-        raise BadTarget(f"{path} cannot be written: {error}") from None
+        raise BenchError(f"{path} cannot be written: {error}") from None
 
 
 def read(path: Path) -> Report:
-    """Raises BadReport naming the file."""
+    """Raises BenchError naming the file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadReport(f"{path} holds no report of `penstock bench run`: {error}") from None
+        raise BenchError(f"{path} holds no report of `penstock bench run`: {error}") from None
 
 
 def by_load(points: Iterable[Point]) -> dict[Load, list[Point]]:
@@ -126,7 +119,8 @@ def cached_share(point: Point) -> float | None:
     return point.cached_tokens / point.prompt_tokens if point.prompt_tokens else None
 
 
-COLUMNS: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
+Column = tuple[str, Figure, Callable[[float | None], str]]  # title, what, how it is written
+COLUMNS: tuple[Column, ...] = (
     ("done/s", lambda p: p.requests_per_s, rate),
     ("goodput/s", lambda p: p.goodput, rate),
     ("tokens/s", lambda p: p.tokens_per_s, rate),
@@ -194,19 +188,18 @@ def notes(report: Report) -> list[str]:
     return lines
 
 
-COMPARED: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
+COMPARED: tuple[Column, ...] = (
     *COLUMNS[:3],
-    ("ttft p50 ms", of("ttft", "p50"), milliseconds),
-    ("ttft p99 ms", of("ttft", "p99"), milliseconds),
-    ("itl p50 ms", of("itl", "p50"), milliseconds),
-    ("itl p99 ms", of("itl", "p99"), milliseconds),
-    ("e2e p50 ms", of("e2e", "p50"), milliseconds),
-    ("e2e p99 ms", of("e2e", "p99"), milliseconds),
+    *(
+        (f"{name} {percentile} ms", of(name, percentile), milliseconds)
+        for name in ("ttft", "itl", "e2e")
+        for percentile in ("p50", "p99")
+    ),
 )
 
 
 def compare(a: Report, b: Report) -> str:
-    """Both runs' figures at each load that both have; raises BadReport where there is none.
+    """Both runs' figures at each load that both have; raises BenchError where there is none.
 
     Loads match by what was asked: so many clients, so many requests/s, or such a share of
     saturation."""
@@ -214,7 +207,7 @@ def compare(a: Report, b: Report) -> str:
     common = [asked for asked in ours if asked in theirs]
     if not common:
         names = (", ".join(side) for side in (ours, theirs))
-        raise BadReport("The two runs have no load in common: {} and {}.".format(*names))
+        raise BenchError("The two runs have no load in common: {} and {}.".format(*names))
     parts = [_differences(a, b)] if a.workload != b.workload or a.slo != b.slo else []
     for asked in common:
         rows = [[asked, "A", "B", "B/A", "A's rounds", "B's rounds"]]

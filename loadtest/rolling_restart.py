@@ -15,21 +15,21 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.servers import Penstock, free_ports
+
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "deploy" / "nginx" / "penstock.conf"
-PATIENCE_S = 180  # for a start, or a drain, on a busy machine
+PATIENCE_S = 180  # for a drain, or locust, on a busy machine
+FLAGS = ("--threads", "1", "--drain-timeout", "60")
 FRAME = """
 daemon off;
 worker_processes 1;
@@ -80,49 +80,15 @@ class Restart:
     status: int
 
 
-class Replica:
-    """One server on a port it keeps."""
-
-    def __init__(self, model: str, port: int, folder: Path) -> None:
-        self.address = f"127.0.0.1:{port}"
-        self._log = folder / f"server-{port}.log"
-        self._command = [sys.executable, "-m", "server", "serve", model, "--port", str(port)]
-        self._command += ["--threads", "1", "--drain-timeout", "60"]
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stderr=log)
-
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with (
-                contextlib.suppress(urllib.error.URLError, TimeoutError),
-                urllib.request.urlopen(f"http://{self.address}/ready", timeout=5),
-            ):
-                return
-            time.sleep(0.1)
-        raise SystemExit(f"{self.address} did not become ready:\n{self._log.read_text()[-2000:]}")
-
-    def restart(self) -> Restart:
-        told = time.time()
-        self._process.send_signal(signal.SIGTERM)
-        status = self._process.wait(PATIENCE_S)
-        left = time.time()
-        self.start()
-        self.wait_ready()
-        return Restart(self.address, told, left, time.time(), status)
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in found]
+def replace(server: Penstock) -> Restart:
+    """Tells a server to leave, and starts another one in its place."""
+    told = time.time()
+    server.process.send_signal(signal.SIGTERM)
+    status = server.process.wait(PATIENCE_S)
+    left = time.time()
+    server.start()
+    server.wait_ready()
+    return Restart(server.address, told, left, time.time(), status)
 
 
 @contextlib.contextmanager
@@ -186,19 +152,19 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     front, *behind = free_ports(3)
     figures = folder / "figures.json"
     with contextlib.ExitStack() as stack:
-        replicas = [Replica(options.model, port, folder) for port in behind]
-        for replica in replicas:
-            stack.callback(replica.stop)
-        for replica in replicas:
-            replica.wait_ready()
+        servers = [Penstock(options.model, FLAGS, port) for port in behind]
+        for server in servers:
+            stack.callback(server.stop)
+        for server in servers:
+            server.wait_ready()
         stack.enter_context(nginx(folder, [front, *behind]))
         load = users(options, front, figures)
         stack.callback(load.kill)
         wait_for_answers(folder, options.users, load)
         restarts = []
-        for replica in replicas:
+        for server in servers:
             time.sleep(options.calm)
-            restarts.append(replica.restart())
+            restarts.append(replace(server))
         time.sleep(options.calm)
         stopped = time.time()
         load.terminate()

@@ -12,6 +12,8 @@ from typing import Any
 
 from loadtest.workload import Shape, Workload, poisson
 
+DEMO_VOCABULARY = range(300, 2000)  # of the demo model, without special tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:

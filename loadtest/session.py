@@ -10,13 +10,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from loadtest.bench import Api, Arrivals, BenchError, Progress, Run, Server, calibrate, find
-from loadtest.http_client import BadUrl, Target
-from loadtest.measure import BadSlo, Load, Point, Slo
+from loadtest.bench import (
+    Api,
+    Arrivals,
+    Progress,
+    Run,
+    Server,
+    allow_many_connections,
+    calibrate,
+    find,
+)
+from loadtest.errors import BenchError
+from loadtest.http_client import Target
+from loadtest.measure import Load, Point, Slo
 from loadtest.report import Report
-from loadtest.workload import BadWorkload, Scale, workload
-
-COMPLAINTS = (BenchError, BadUrl, BadSlo, BadWorkload)  # what the user reads in one line
+from loadtest.workload import Scale, workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Asked:
 
 
 async def measure(asked: Asked) -> Report:
-    """Raises one of COMPLAINTS where nothing can be measured."""
+    """Raises BenchError where nothing can be measured."""
     loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
     if not (asked.key.isascii() and asked.key.isprintable()):
@@ -54,16 +62,8 @@ async def measure(asked: Asked) -> Report:
         raise BenchError(f"--arrivals recorded: {asked.workload} is no trace with arrivals.")
     server = Server(target, asked.url, model, asked.api, asked.ignore_eos, asked.timeout)
     prose = await calibrate(server)
-    run = Run(
-        server,
-        prose,
-        chosen,
-        asked.seconds,
-        asked.seed,
-        slo,
-        show_progress,
-        as_recorded=as_recorded,
-    )
+    run = Run(server, prose, chosen, asked.seconds, asked.seed, slo, show_progress, as_recorded)
+    allow_many_connections()
     points = []
     for number in range(1, asked.rounds + 1):
         now = loads

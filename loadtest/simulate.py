@@ -29,11 +29,12 @@ from engine.protocol import GenerateRequest, SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken, Step
 from engine.waiting import WaitingQueue
+from loadtest.errors import BenchError
 from loadtest.http_client import Completion
-from loadtest.measure import BadSlo, Load, Measured, Point, Slo, point
+from loadtest.measure import Load, Measured, Point, Slo, point
 from loadtest.schedule import Ask, timetable
 from loadtest.step_time import StepTime
-from loadtest.workload import BadWorkload, Scale, workload
+from loadtest.workload import Scale, workload
 
 TOKEN = SampledToken(0)  # what every answer is made of
 MOST_REPLICAS = 64
@@ -277,7 +278,7 @@ def main() -> None:
         slo = Slo.parse(options.slo) if options.slo else None
         scale = Scale.parse(options.length_scale)
         chosen = workload(options.workload, scale, fitted.max_model_len)
-    except (OSError, msgspec.DecodeError, BadSlo, BadWorkload) as error:
+    except (OSError, msgspec.DecodeError, BenchError) as error:
         sys.exit(f"simulate: {error}")
     if slo is None and options.replicas is None:
         sys.exit("simulate: give an objective, --slo ttft=500ms, or the number of --replicas.")

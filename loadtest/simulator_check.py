@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,19 +29,19 @@ import msgspec
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
-from loadtest.contenders import Penstock
+from loadtest.errors import BenchError
 from loadtest.http_client import Target, exchange, stream
 from loadtest.measure import Load, Measured, Point, point
-from loadtest.schedule import Ask, asks, timetable
+from loadtest.schedule import DEMO_VOCABULARY, Ask, asks, timetable
+from loadtest.servers import Penstock
 from loadtest.simulate import FittedReplica, Simulation
 from loadtest.step_time import Scrape, fit
-from loadtest.workload import BadWorkload, Scale, Workload, workload
+from loadtest.workload import Scale, Workload, workload
 
 REPLICAS = 2
 # The demo model; one thread each, so that a replica does not spin on the other's core.
 CONFIG = EngineConfig(block_size=16, num_gpu_blocks_override=4096, threads=1)
 MAX_MODEL_LEN, STEP_TOKENS = 1024, 256
-VOCABULARY = range(300, 2000)  # of the demo model: no special tokens
 SCALE = Scale(16 / 512, 16 / 512)  # a block of the Mooncake trace becomes a KV block
 # Clients of each replica: few, so that prompts fill the steps, and more, so that decodes do, too.
 CALIBRATION = (1, 2, 8)
@@ -58,10 +59,10 @@ class Asked:
     seed: int
 
     def endless(self) -> Iterator[Ask]:
-        return asks(self.workload, VOCABULARY, self.seed)
+        return asks(self.workload, DEMO_VOCABULARY, self.seed)
 
     def timetable(self, rate: float, seconds: float) -> list[Ask]:
-        return timetable(self.workload, rate, seconds, VOCABULARY, self.seed)
+        return timetable(self.workload, rate, seconds, DEMO_VOCABULARY, self.seed)
 
     def other(self) -> Asked:
         """Others, of which the caches know nothing."""
@@ -91,7 +92,7 @@ class Calibration:
             )
 
     async def _load(self, target: Target, clients: int, seconds: float, seed: int) -> None:
-        endless = islice(asks(self.workload, VOCABULARY, seed), LATER, None)
+        endless = islice(asks(self.workload, DEMO_VOCABULARY, seed), LATER, None)
         done = asyncio.Event()
         firsts: list[tuple[float, float]] = []  # when the first token came, and after how long
 
@@ -236,18 +237,15 @@ async def check(
         *("--block-size", str(CONFIG.block_size), "--threads", str(CONFIG.threads)),
         *("--num-gpu-blocks-override", str(CONFIG.num_gpu_blocks_override), "--no-access-log"),
     ]
-    servers = [Penstock(Path(CONFIG.model), flags) for _ in range(REPLICAS)]
-    targets = [Target("127.0.0.1", server.port, tls=False, prefix="") for server in servers]
     calibration, rounds = Calibration(chosen), []
-    try:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Penstock(CONFIG.model, flags)) for _ in range(REPLICAS)]
+        targets = [Target.parse(server.address) for server in servers]
         for number in range(options.rounds):
             await calibration.take(targets, options.calibration_seconds, number)
             rounds.append(await one_round(targets, Asked(chosen, number), options))
             print(f"round {number}: {summary(rounds[-1].closed)}", flush=True)
         await calibration.take(targets, options.calibration_seconds, options.rounds)
-    finally:
-        for server in servers:
-            server.stop()
     blocks = CONFIG.num_gpu_blocks_override or 0
     step_time = fit(calibration.runs, calibration.ttft)
     fitted = FittedReplica(CONFIG, blocks, MAX_MODEL_LEN, STEP_TOKENS, step_time)
@@ -285,7 +283,7 @@ def main() -> None:
     scale = SCALE if Path(options.workload).is_file() else Scale()
     try:
         chosen = workload(options.workload, scale, MAX_MODEL_LEN - 1)
-    except BadWorkload as error:
+    except BenchError as error:
         sys.exit(f"simulator_check: {error}")
     report, fitted = asyncio.run(check(chosen, options))
     if options.save:

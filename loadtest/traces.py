@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from loadtest.workload import BadWorkload, Scale, Shape, Workload
+from loadtest.errors import BenchError
+from loadtest.workload import Scale, Shape, Workload
 
 MOONCAKE_BLOCK = 512  # tokens under one hash
 PROMPT_ANSWER = 128  # tokens of an answer to a real prompt
@@ -35,7 +36,7 @@ class Entry:
 
 
 def from_file(path: Path, scale: Scale, longest: int | None) -> Workload:
-    """Raises BadWorkload. Of a trace, requests over `longest` tokens are left out and counted."""
+    """Raises BenchError. Of a trace, requests over `longest` tokens are left out and counted."""
     try:
         with path.open(encoding="utf-8") as lines:
             first = lines.readline()
@@ -47,7 +48,7 @@ def from_file(path: Path, scale: Scale, longest: int | None) -> Workload:
                 return _trace(path, [_mooncake(row) for row in rows], scale, longest)
             return _prompts(path, [_prompt(row) for row in rows])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise BadWorkload(
+        raise BenchError(
             f"{path} is neither a trace of Mooncake or Azure nor lines of prompts: {error!r}"
         ) from None
 
@@ -80,7 +81,7 @@ def _trace(path: Path, entries: Sequence[Entry], scale: Scale, longest: int | No
     ]
     kept = [e for e in scaled if longest is None or e.prompt_tokens + e.output_tokens <= longest]
     if len(kept) < 2:
-        raise BadWorkload(
+        raise BenchError(
             f"No two requests of {path} fit {longest} tokens; the median has "
             f"{sorted(e.prompt_tokens + e.output_tokens for e in scaled)[len(scaled) // 2]}. "
             "Shrink them with --length-scale."
@@ -113,7 +114,7 @@ def _trace(path: Path, entries: Sequence[Entry], scale: Scale, longest: int | No
 
 def _prompts(path: Path, prompts: Sequence[str]) -> Workload:
     if not prompts:
-        raise BadWorkload(f"{path} holds no prompts.")
+        raise BenchError(f"{path} holds no prompts.")
 
     def shapes(rng: random.Random) -> Iterator[Shape]:
         while True:

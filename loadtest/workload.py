@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.errors import BenchError
+
 ENGLISH = (
     "the of and to in is it you that he was for on are with as his they be at one have this "
     "from or had by hot but some what there we can out other were all your when up use word "
@@ -62,14 +64,14 @@ class Scale:
 
     @classmethod
     def parse(cls, text: str) -> Scale:
-        """`0.05`, or `0.01/0.2` for prompts and answers; raises BadWorkload."""
+        """`0.05`, or `0.01/0.2` for prompts and answers; raises BenchError."""
         prompt, _, output = text.partition("/")
         try:
             scale = cls(float(prompt), float(output or prompt))
         except ValueError:
             scale = cls(0.0)
         if not (0 < scale.prompt < 1e3 and 0 < scale.output < 1e3):
-            raise BadWorkload(
+            raise BenchError(
                 f"--length-scale: {text!r} is none; give it as 0.05, or as 0.01/0.2 for prompts "
                 "and answers."
             )
@@ -93,10 +95,6 @@ def fixed(prompt: int, output: int) -> Workload:
             yield Shape(prompt, output)
 
     return Workload(f"{prompt}/{output}", shapes, prompt + output)
-
-
-class BadWorkload(Exception):
-    """There is no such workload, or it does not fit the model."""
 
 
 # Of `mix`: share of the requests, median prompt, longest prompt, median answer, longest answer.
@@ -127,7 +125,7 @@ def mix() -> Workload:
 
 
 def workload(name: str, scale: Scale, longest: int | None) -> Workload:
-    """By what `--workload` was given, for a model with so long a context; raises BadWorkload."""
+    """By what `--workload` was given, for a model with so long a context; raises BenchError."""
     if match := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", name):
         chosen = fixed(int(match[1]), int(match[2]))
     elif name == "mix":
@@ -137,14 +135,14 @@ def workload(name: str, scale: Scale, longest: int | None) -> Workload:
 
         return from_file(Path(name), scale, longest)
     else:
-        raise BadWorkload(
+        raise BenchError(
             f"There is no workload {name}: give the tokens of prompt and answer as `128/64`, "
             "`mix`, or the file of a trace or of prompts."
         )
     if scale != Scale():
-        raise BadWorkload(f"--length-scale is for traces; {name} says how long its texts are.")
+        raise BenchError(f"--length-scale is for traces; {name} says how long its texts are.")
     if longest and chosen.longest > longest:
-        raise BadWorkload(
+        raise BenchError(
             f"The workload {name} has requests of {chosen.longest} tokens, but the model takes at "
             f"most {longest}. Choose a shorter one."
         )
@@ -157,6 +155,11 @@ class Prose:
 
     tokens_per_word: float
     overhead: float  # tokens of the chat template
+
+    def texts(self, workload: Workload, rng: random.Random) -> Iterator[tuple[str, int]]:
+        """Prompts of a workload without end, each with the tokens of its answer."""
+        for shape in workload.shapes(rng):
+            yield self.text(shape, rng), shape.output_tokens
 
     def text(self, shape: Shape, rng: random.Random) -> str:
         """The prompt of `shape`; what no block names is drawn from `rng`."""

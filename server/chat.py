@@ -112,12 +112,12 @@ class Chat:
         }
         with (
             self._errors(),
-            self._http.stream("POST", "/v1/chat/completions", json=body) as response,
+            self._http.sse("/v1/chat/completions", method="POST", json=body) as source,
         ):
-            if response.status_code != 200:
-                response.read()
-            _check(response)
-            yield from _events(_lines(response.iter_text()))
+            if source.response.status_code != 200:
+                source.response.read()
+            _check(source.response)
+            yield from _chunks(source)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -157,30 +157,20 @@ def _check(response: httpx2.Response) -> None:
     raise ChatError(f"The server answered {response.status_code}: {message}{hint}")
 
 
-def _lines(pieces: Iterable[str]) -> Iterator[str]:
-    """Ended by a line feed alone: httpx's own would end at any separator inside of a text."""
-    rest = ""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split("\n")
-        yield from lines
-    yield rest
-
-
-def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON of each SSE event up to [DONE]. Raises ChatError for an error event or a cut."""
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
+def _chunks(events: Iterable[httpx2.ServerSentEvent]) -> Iterator[dict[str, Any]]:
+    """The JSON of each event up to [DONE]. Raises ChatError for an error event or a cut."""
+    for event in events:
+        if event.data == "[DONE]":
             return
+        if not event.data:  # of a server that only says when to come again
+            continue
         try:
-            event = json.loads(data)
+            chunk = json.loads(event.data)
         except ValueError as error:
             raise ChatError(f"The answer was cut off: an event is no JSON ({error}).") from None
-        if "error" in event:
-            raise ChatError(f"The answer was cut off: {event['error'].get('message')}")
-        yield event
+        if "error" in chunk:
+            raise ChatError(f"The answer was cut off: {chunk['error'].get('message')}")
+        yield chunk
     raise ChatError("The answer was cut off: the stream ended early.")
 
 

@@ -155,7 +155,6 @@ class ChatTemplate:
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
@@ -163,15 +162,15 @@ class ChatTemplate:
         and where it fails or writes more than 64 Ki characters and four times its input."""
         context = {
             "documents": None,
+            "tools": None,
             **self._special_tokens,
             **kwargs,
             "messages": [_prepare(message) for message in messages],
-            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "range": _bounded_range(),
         }
         try:
-            limit = 65536 + 4 * len(json.dumps([messages, tools, kwargs]))
+            limit = 65536 + 4 * len(json.dumps([messages, kwargs]))
             return _collect(self._template.generate(context), limit)
         except TemplateError:
             raise

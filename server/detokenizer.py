@@ -65,11 +65,11 @@ class StopMatcher:
     """Finds stop strings in a text that comes in pieces, however it is cut.
 
     The stop that is complete first wins, because generation ends there; of two that end together,
-    the longer. With `include` the stop itself is part of the text. Empty stops are ignored.
+    the longer. With `include` the stop itself is part of the text. No stop is empty.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = [stop for stop in stops if stop]
+        self._stops = stops
         self._include = include
         self._held = ""
 

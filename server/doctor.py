@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.config import BF16_CPU_FEATURES, EngineConfig, is_hub_name, model_folder, read_json
+from engine.config import (
+    BF16_CPU_FEATURES,
+    EngineConfig,
+    check_length,
+    is_hub_name,
+    model_folder,
+    read_json,
+)
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.listen import ListenError, listen
@@ -62,19 +69,10 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
         ChatTemplate.from_folder(folder or Path(model), override)
     if folder is None:
         return f"; {model} is not here yet: serve will pull it"
-    _check_length(engine_config.max_model_len, folder)
-    return f", with the model in {folder}"
-
-
-def _check_length(wanted: int | None, folder: Path) -> None:
-    """Raises ConfigError where more is wanted than the model was made for, as far as config.json
-    says it under the name that most architectures have for it."""
     own = read_json(folder / "config.json").get("max_position_embeddings")
-    if wanted and isinstance(own, int) and wanted > own:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {own} positions this model was made for. "
-            f"Use --max-model-len {own} or less."
-        )
+    if isinstance(own, int):  # most architectures call it so
+        check_length(engine_config, own)
+    return f", with the model in {folder}"
 
 
 def render(findings: list[Finding]) -> str:

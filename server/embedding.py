@@ -26,7 +26,6 @@ async def token_lists(
     where one is too long and truncation was not asked for. `param` names the texts' field."""
     most = _truncation(service, body)
     lowercase, tokenizer = service.pooling.lowercase, service.tokenizer
-
     names = [param if len(texts) == 1 else f"{param}.{index}" for index in range(len(texts))]
 
     def ids(text: str | list[int], name: str) -> list[int]:
@@ -41,7 +40,9 @@ async def token_lists(
 
     lists = await off_loop(sum(map(len, texts)), lambda: list(map(ids, texts, names)))
     for tokens, name in zip(lists, names, strict=True):
-        _check(service, tokens, name)
+        check_token_ids(service, tokens, name)
+        if len(tokens) > service.longest():
+            raise _too_long(service, str(len(tokens)), name)
     return lists
 
 
@@ -55,12 +56,6 @@ def _truncation(service: Service, body: EncoderBody) -> int | None:
         message = f"must be -1, or above {added} and at most {longest} here, not {asked}"
         raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
     return asked
-
-
-def _check(service: Service, tokens: list[int], param: str) -> None:
-    check_token_ids(service, tokens, param)
-    if len(tokens) > service.longest():
-        raise _too_long(service, str(len(tokens)), param)
 
 
 def _too_long(service: Service, count: str, param: str) -> ApiError:
@@ -113,10 +108,9 @@ class Embedding:
         return np.stack(rows).astype(np.float32, copy=False)
 
     def _observe(self, at: float, output: EmbedOutput) -> None:
-        if admission := self._stream.admissions.get(output.id):
-            self._metrics.queue_time.observe(max(admission.at - self._submitted, 0.0))
-            self._metrics.prefill_time.observe(at - admission.at)
-        self._metrics.embedded(self._arrival, len(self._texts[output.id].tokens))
+        tokens, admission = self._texts[output.id].tokens, self._stream.admissions.get(output.id)
+        self._metrics.begin(len(tokens), self._submitted, admission, at)
+        self._metrics.embedded(self._arrival)
 
     def close(self, error: BaseException) -> None:
         """Aborts what is unfinished, because of `error`."""

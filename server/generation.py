@@ -165,13 +165,12 @@ class Generation:
             metrics.inter_token_latency.observe(at - choice.last_at)
             return
         metrics.time_to_first_token.observe(at - self.plan.arrival)
-        prompt_tokens = len(self.plan.prompts[choice.prompt])
-        metrics.prompt_tokens.inc(prompt_tokens)
-        metrics.request_prompt_tokens.observe(prompt_tokens)
         metrics.request_max_tokens.observe(self.plan.params[choice.prompt].max_tokens)
-        if admission := self._stream.admissions.get(request_id):
-            metrics.queue_time.observe(max(admission.at - self._submitted, 0.0))
-            metrics.prefill_time.observe(at - admission.at)
+        tokens, admission = (
+            self.plan.prompts[choice.prompt],
+            self._stream.admissions.get(request_id),
+        )
+        metrics.begin(len(tokens), self._submitted, admission, at)
 
     def _end(self, choice: Choice, request_id: int, finish: str) -> None:
         self._stream.finish(request_id)

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
-from engine.protocol import StepOutputs
+from engine.protocol import Admission, StepOutputs
 from server.config import MetricsCompat
 from server.metrics_vllm import VllmNames
 
@@ -88,15 +88,15 @@ class Metrics:
             STEP_SECONDS,
         )
         self._e2e = make("e2e_request_latency_seconds", "From arrival to the last token.")
-        self.queue_time = make("request_queue_time_seconds", "From submission to admission.")
-        self.prefill_time = make("request_prefill_time_seconds", "Admission to first token.")
+        self._queue_time = make("request_queue_time_seconds", "From submission to admission.")
+        self._prefill_time = make("request_prefill_time_seconds", "Admission to first token.")
         self._decode_time = make("request_decode_time_seconds", "First token to last token.")
         self._inference_time = make(
             "request_inference_time_seconds", "Admission to last token: prefill and decode."
         )
         self._step = make("engine_step_seconds", "Wall time of an engine step.", STEP_SECONDS)
         self._step_tokens = make("iteration_tokens", "Tokens computed by an engine step.", TOKENS)
-        self.request_prompt_tokens = make(
+        self._request_prompt_tokens = make(
             "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
         )
         self.request_max_tokens = make(
@@ -109,7 +109,7 @@ class Metrics:
     def _make_counters(self) -> None:
         make, labels = self._counter, self._labels
         self._requests = make("http_requests", "HTTP requests, but probes, by status.", "status")
-        self.prompt_tokens = make("prompt_tokens", "Prompt tokens of started work.").labels(
+        self._prompt_tokens = make("prompt_tokens", "Prompt tokens of started work.").labels(
             **labels
         )
         self.generation_tokens = make("generation_tokens", "Tokens generated.").labels(**labels)
@@ -143,6 +143,14 @@ class Metrics:
         """`code` is a literal of this program, in the server's error table or in the engine."""
         self._rejects.labels(**self._labels, code=code).inc()
 
+    def begin(self, tokens: int, submitted: float, admission: Admission | None, at: float) -> None:
+        """A prompt or text of so many tokens has been computed; its first output came at `at`."""
+        self._prompt_tokens.inc(tokens)
+        self._request_prompt_tokens.observe(tokens)
+        if admission is not None:
+            self._queue_time.observe(max(admission.at - submitted, 0.0))
+            self._prefill_time.observe(at - admission.at)
+
     def finish(self, reason: str, stamps: Stamps, tokens: int) -> None:
         """One sequence has ended, with so many tokens."""
         decode = stamps.last - stamps.first
@@ -154,12 +162,10 @@ class Metrics:
         self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
         self._request_generation_tokens.observe(tokens)
 
-    def embedded(self, arrival: float, tokens: int) -> None:
-        """A text of so many tokens has become a vector."""
+    def embedded(self, arrival: float) -> None:
+        """A text has become a vector."""
         self._success.labels(**self._labels, finished_reason="stop").inc()
         self._e2e.observe(max(time.monotonic() - arrival, 0.0))
-        self.prompt_tokens.inc(tokens)
-        self.request_prompt_tokens.observe(tokens)
 
     def render(self) -> bytes:
         """The text exposition."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.selection import select_backend
-from engine.config import EngineConfig, model_folder, read_json
+from engine.config import EngineConfig, check_length, model_folder, read_json
 from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead
@@ -190,11 +190,7 @@ def _max_model_len(config: EngineConfig, own: int | None) -> int:
     """The context served: what was asked for, within what the model was made for."""
     if own is None:
         return config.max_model_len or ENDLESS_TOKENS
-    if config.max_model_len is not None and config.max_model_len > own:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
-            f"was made for. Use --max-model-len {own} or less."
-        )
+    check_length(config, own)
     return config.max_model_len or own
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 
 from server.schemas.body import Body
-from server.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, failure
+from server.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, failure, in_list
 
 MAX_TEXTS = 2048
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -40,11 +40,7 @@ class EmbeddingBody(EncoderBody):
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [self.input]
-        return self.input
+        return in_list(self.input)
 
 
 class ScoreBody(EncoderBody):

@@ -72,6 +72,15 @@ Prompts = Annotated[
 ]
 
 
+def in_list(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
+    """All that was given where it may be one text, or the token ids of one."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [given]
+    return given
+
+
 def _few(value: Any) -> Any:
     """Field's max_length would be looked at when all items had been checked."""
     if isinstance(value, dict) and len(value) > MOST_BIASES:
@@ -268,11 +277,7 @@ class CompletionBody(GenerateBody):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt
+        return in_list(self.prompt)
 
     @property
     def logprobs_wanted(self) -> int:

@@ -19,7 +19,7 @@ import pytest
 
 from server import exits
 from tests.deploy.dockerfile import DOCKER, ROOT, stages
-from tests.e2e.serve import START_S, eventually
+from tests.process import START_S, eventually
 
 UID = 54321
 SERVE = [sys.executable, "-m", "server", "serve", "demo", "--port", "0", "--threads", "1"]

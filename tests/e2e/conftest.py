@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.serve import Case, golden
+from tests.stories import Case, cases_of
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +17,4 @@ def llama(assets: Path) -> Path:
 @pytest.fixture(scope="session")
 def stories(llama: Path) -> list[Case]:
     """What the Llama checkpoint must write."""
-    return golden(llama)
+    return cases_of(llama)

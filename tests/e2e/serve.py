@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,54 +17,25 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.process import START_S, STOP_S, Process, eventually
+from tests.prometheus import metric
+from tests.stories import Case
+
 # A shell's background jobs and nohup ignore SIGINT, and so would what the tests start.
 INTERRUPTIBLE = ("env", "--default-signal=INT")
-START_S = 90  # 3 s on a quiet machine; most of it is torch's import, which a busy one stretches
-STOP_S = 30
 
 
-class Server:
-    """One started server. `temp` is its TMPDIR, `log` what it has written on stderr so far."""
+class Server(Process):
+    """`penstock serve` on the loopback address. `temp` is its TMPDIR."""
 
     def __init__(self, folder: Path, arguments: tuple[str, ...], env: dict[str, str]) -> None:
-        self._stderr = folder / "stderr"
         self.temp = folder / "tmp"
         self.temp.mkdir()
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-        with self._stderr.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [*INTERRUPTIBLE, sys.executable, "-m", "server", "serve", *arguments],
-                stderr=stream,
-                cwd=ROOT,
-                env={**clean, "TMPDIR": str(self.temp), **env},
-            )
+        command = [*INTERRUPTIBLE, sys.executable, "-m", "server", "serve", *arguments]
+        super().__init__(command, folder / "stderr", {**clean, "TMPDIR": str(self.temp), **env})
         self._children: list[psutil.Process] = []
-
-    @property
-    def log(self) -> str:
-        return self._stderr.read_text()
-
-    @property
-    def last_line(self) -> str:
-        return self.log.splitlines()[-1]
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match on stderr; fails the test where the process ends without one."""
-        found = eventually(
-            lambda: re.search(pattern, self.log) or self.process.poll() is not None,
-            f"{pattern!r} on stderr",
-            START_S,
-        )
-        if not isinstance(found, re.Match):
-            pytest.fail(f"the server ended with {self.process.returncode}:\n{self.log[-4000:]}")
-        return found
-
-    @property
-    def base_url(self) -> str:
-        return self.wait_for(r"listening on (http://\S+),")[1]
 
     @property
     def address(self) -> tuple[str, int]:
@@ -98,12 +66,6 @@ class Server:
         with contextlib.suppress(psutil.NoSuchProcess):
             self._children = psutil.Process(self.process.pid).children() or self._children
         return self._children
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def status(self, timeout: float = STOP_S) -> int:
-        return self.process.wait(timeout)
 
     def http(self, **options: Any) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(base_url=self.base_url, timeout=120, **options)
@@ -154,44 +116,6 @@ def serving(*arguments: object, env: dict[str, str] | None = None) -> Iterator[S
     with starting(*arguments, env=env) as server:
         server.wait_ready()
         yield server
-
-
-def eventually(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
-    """The first true value of `condition`, asked again and again."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
-        time.sleep(0.02)
-    return value
-
-
-def metric(exposition: str, name: str, **labels: str) -> float:
-    """The sum of a series' samples that carry `labels`."""
-    families = text_string_to_metric_families(exposition)
-    samples = [s for family in families for s in family.samples if s.name == f"penstock:{name}"]
-    assert samples, f"no series {name}"
-    return sum(s.value for s in samples if labels.items() <= s.labels.items())
-
-
-@dataclass(frozen=True)
-class Case:
-    """A prompt and its greedy continuation, as the reference implementation computed them."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float]
-
-    def after(self, count: int, most: int = 10**6) -> Case:
-        """The same text, `count` tokens of which are already in the prompt; `most` to come."""
-        end = count + most
-        return Case(
-            self.prompt_ids + self.ids[:count], self.ids[count:end], self.logprobs[count:end]
-        )
-
-
-def golden(folder: Path) -> list[Case]:
-    cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return [Case(case["prompt_ids"], case["ids"], case["logprobs"]) for case in cases]
 
 
 @dataclass

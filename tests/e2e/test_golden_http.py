@@ -12,7 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.e2e.serve import Case, Server, check, complete, golden, greedy, serving
+from tests.e2e.serve import Server, check, complete, greedy, serving
+from tests.stories import Case, cases_of
 
 BLOCK = 16
 
@@ -54,7 +55,7 @@ def checkpoint(request: pytest.FixtureRequest, assets: Path) -> Path:
 def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Rig]:
     setup: Setup = request.param
     with serving(checkpoint, "--dtype", "float32", *setup.flags) as server:
-        yield Rig(server, setup, golden(checkpoint))
+        yield Rig(server, setup, cases_of(checkpoint))
 
 
 async def test_alone_each_text_is_the_references(rig: Rig) -> None:

@@ -32,7 +32,8 @@ from engine.weights.recipe import (
 )
 from server import exits
 from server.merge import recipe_of
-from tests.e2e.serve import INTERRUPTIBLE, ROOT, eventually
+from tests.e2e.serve import INTERRUPTIBLE
+from tests.process import ROOT, eventually
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 FILE = "model.safetensors"

@@ -15,7 +15,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.e2e.serve import Case, Server, check, complete, eventually, greedy, serving
+from tests.e2e.serve import Case, Server, check, complete, greedy, serving
+from tests.process import eventually
 
 BLOCK, BLOCKS = 16, 32
 CAPACITY = BLOCK * BLOCKS

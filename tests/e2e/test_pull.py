@@ -21,7 +21,8 @@ import pytest
 
 from server import exits
 from tests.e2e.hub import COMMIT, Hub, serving_hub
-from tests.e2e.serve import INTERRUPTIBLE, ROOT, Case, eventually, serving
+from tests.e2e.serve import INTERRUPTIBLE, Case, serving
+from tests.process import ROOT, eventually
 
 NAME = "tales/stories-260k"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -24,7 +24,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.e2e.serve import ROOT, eventually, metric
+from tests.process import ROOT, eventually
+from tests.prometheus import metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

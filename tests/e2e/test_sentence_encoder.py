@@ -17,8 +17,9 @@ import openai
 import pytest
 
 from server.tokenizer import Tokenizer
-from tests.e2e.serve import Server, eventually, serving, starting
+from tests.e2e.serve import Server, serving, starting
 from tests.models.snapshots import POOLED, QUESTION, TOLERANCE, snapshot
+from tests.process import eventually
 
 SENTENCE = "the rate of change over time is what a derivative of some function tells us about it"
 WORDS = SENTENCE.split()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.serve import ROOT
+from tests.process import ROOT
 
 
 @pytest.mark.slow

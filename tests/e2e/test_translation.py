@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from engine.demo.evaluate import read_probes
-from tests.e2e.serve import ROOT, Server, serving
+from tests.e2e.serve import Server, serving
+from tests.process import ROOT
 
 SOURCES = ["Dan loves icecream", "translate English to German: The house is wonderful. " * 3]
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,9 @@ from typing import Any
 import pytest
 
 from tests.engine.driver import EAGER, EXTREMES, MODES, Driver, each
+from tests.stories import Case, cases_of
 
 modes = pytest.mark.parametrize("mode", each(EXTREMES))
-
-
-@dataclass(frozen=True)
-class Case:
-    """The reference's answer to a prompt, to be taken up at any point."""
-
-    tokens: list[int]
-    prompt_length: int
-    logprobs: list[float]
-
-    def cut(self, at: int, count: int) -> tuple[list[int], list[int], list[float]]:
-        """Prompt and `at` tokens of the answer; the `count` tokens after it and their logprobs."""
-        end = self.prompt_length + at
-        return self.tokens[:end], self.tokens[end : end + count], self.logprobs[at : at + count]
 
 
 @dataclass(frozen=True)
@@ -38,11 +24,7 @@ class Golden:
 
 
 def load(folder: Path) -> Golden:
-    cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return Golden(
-        folder,
-        [Case(c["prompt_ids"] + c["ids"], len(c["prompt_ids"]), c["logprobs"]) for c in cases],
-    )
+    return Golden(folder, cases_of(folder))
 
 
 @pytest.fixture
@@ -59,12 +41,12 @@ def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> No
     """Submit at once the given (cut, count) of the cases by turns, and compare everything."""
     due = {}
     for number, (at, count) in enumerate(requests):
-        prompt, tokens, logprobs = golden.cases[number % len(golden.cases)].cut(at, count)
-        due[driver.submit(prompt, count, logprobs=0)] = tokens, logprobs
+        case = golden.cases[number % len(golden.cases)].after(at, count)
+        due[driver.submit(case.prompt_ids, count, logprobs=0)] = case
     driver.run()
-    for request_id, (tokens, logprobs) in due.items():
-        assert driver.tokens(request_id) == tokens
-        assert driver.logprobs(request_id) == pytest.approx(logprobs, abs=2e-4)
+    for request_id, case in due.items():
+        assert driver.tokens(request_id) == case.ids
+        assert driver.logprobs(request_id) == pytest.approx(case.logprobs, abs=2e-4)
         assert driver.finish(request_id) == "length"
 
 
@@ -128,8 +110,8 @@ def test_preempted(golden: Golden, mode: dict[str, Any], budget: int, prefix_cac
 def test_sharing_a_block_in_the_step_that_fills_it(llama: Golden, mode: dict[str, Any]) -> None:
     """The second prompt has the first one's two blocks, and its one token more comes before those
     with which the first fills the last of them."""
-    case = next(case for case in llama.cases if case.prompt_length <= 32)
-    at = 32 - case.prompt_length
+    case = next(case for case in llama.cases if len(case.prompt_ids) <= 32)
+    at = 32 - len(case.prompt_ids)
     driver = Driver(llama.folder, **mode, block_size=16, max_num_batched_tokens=23)
     check(Golden(llama.folder, [case]), driver, [(at, 2), (at + 1, 20)])
     assert driver.stats.prefix_hits == 32
@@ -167,8 +149,8 @@ def test_arriving_one_by_one(llama: Golden, mode: dict[str, Any]) -> None:
     driver = Driver(llama.folder, **mode, max_num_batched_tokens=16)
     due = {}
     for number, (at, count) in enumerate(MIXED):
-        prompt, tokens, _ = llama.cases[number % len(llama.cases)].cut(at, count)
-        due[driver.submit(prompt, count)] = tokens
+        case = llama.cases[number % len(llama.cases)].after(at, count)
+        due[driver.submit(case.prompt_ids, count)] = case.ids
         driver.turn(1 + number % 3)
     driver.run()
     assert {i: driver.tokens(i) for i in due} == due

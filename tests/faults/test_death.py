@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,17 +24,8 @@ from engine.errors import EngineDeadError
 from engine.protocol import TELL_STACKS, GenerateRequest, SamplingParams
 from server import exits
 from server.cli import LONGEST_TMPDIR
-from tests.e2e.serve import (
-    START_S,
-    Case,
-    Server,
-    check,
-    complete,
-    eventually,
-    greedy,
-    serving,
-    starting,
-)
+from tests.e2e.serve import Case, Server, check, complete, greedy, serving, starting
+from tests.process import START_S, eventually
 
 Record = Callable[[str, object], None]
 SEEN_S = 1.0  # promised: the engine's death is seen by every stream and by /health
@@ -416,18 +406,6 @@ def test_what_the_server_refuses_leaves_no_engine(llama: Path, tmp_path: Path) -
         assert "broken.jinja" in server.last_line
         assert not alive(engine)
         assert list(server.temp.iterdir()) == []
-
-
-def test_a_port_in_use_is_told_before_anything_is_loaded(llama: Path) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as holder,
-        starting(llama, "--port", holder.getsockname()[1]) as server,
-    ):
-        assert server.status() == exits.CANNOT_LISTEN
-        assert "Port" in server.last_line
-        assert "is in use" in server.last_line
-        assert "--port" in server.last_line
-        assert "loading" not in server.log
 
 
 def test_a_temporary_folder_too_deep_for_a_socket(llama: Path) -> None:

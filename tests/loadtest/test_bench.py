@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest import html_page, report, session
-from loadtest.bench import BenchError
 from loadtest.cli import app
+from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, spread
 from loadtest.session import Asked
 from tests.loadtest.scripted import Scripted, scripted
@@ -158,7 +158,7 @@ async def test_what_cannot_be_measured_is_told_in_one_line(
     server_fields: dict[str, Any], fields: dict[str, Any], words: str
 ) -> None:
     async with scripted(**server_fields) as server:
-        with pytest.raises(session.COMPLAINTS, match=re.escape(words)):
+        with pytest.raises(BenchError, match=re.escape(words)):
             await measured(server, **{"concurrency": "1"} | fields)
 
 
@@ -209,10 +209,10 @@ def test_two_runs_are_compared_by_the_medians_of_their_rounds(tmp_path: Path) ->
 
 
 def test_runs_with_nothing_in_common_and_files_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(report.BadReport, match="no load in common: 8 clients and 8 req/s"):
+    with pytest.raises(BenchError, match="no load in common: 8 clients and 8 req/s"):
         report.compare(a_report("closed", 1), a_report("open", 1))
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(report.BadReport, match=r"x\.json holds no report"):
+    with pytest.raises(BenchError, match=r"x\.json holds no report"):
         report.read(tmp_path / "x.json")
 
 

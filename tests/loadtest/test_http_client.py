@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from loadtest.http_client import BadUrl, Exchange, Target, exchange, stream
+from loadtest.errors import BenchError
+from loadtest.http_client import Exchange, Target, exchange, stream
 from tests.loadtest.scripted import ROLE, event, scripted, text
 
 TARGET = Target.parse("http://localhost:8000")
@@ -74,7 +75,7 @@ def test_the_request_carries_prefix_key_and_length() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(BadUrl):
+    with pytest.raises(BenchError):
         Target.parse(url)
 
 

@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.workload import (
-    SYSTEM_TOKENS,
-    BadWorkload,
-    Prose,
-    Scale,
-    Shape,
-    Workload,
-    workload,
-)
+from loadtest.errors import BenchError
+from loadtest.workload import SYSTEM_TOKENS, Prose, Scale, Shape, Workload, workload
 
 PROSE = Prose(tokens_per_word=1.5, overhead=6)
 
@@ -87,7 +80,7 @@ def test_an_azure_trace_keeps_lengths_and_bursts(assets: Path) -> None:
 
 
 def test_a_trace_of_which_nothing_fits_is_refused_with_what_would(assets: Path) -> None:
-    with pytest.raises(BadWorkload, match=r"fit 10 tokens; the median has \d+.*--length-scale"):
+    with pytest.raises(BenchError, match=r"fit 10 tokens; the median has \d+.*--length-scale"):
         trace(assets, "conversation_trace.jsonl", Scale(), 10)
 
 

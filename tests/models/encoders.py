@@ -23,7 +23,15 @@ from engine.runner.encode import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Encode
 from tests.engine.driver import EAGER, Driver
-from tests.models.golden import BLOCK, Edit, edit_checkpoint, load, randomise
+from tests.models.golden import (
+    BLOCK,
+    Edit,
+    each_feature_matters,
+    edit_checkpoint,
+    every_pair,
+    load,
+    randomise,
+)
 
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # hidden states come out of a norm: of the order of 1
@@ -148,29 +156,12 @@ def edited(encoder: Encoder, edit: Edit) -> Path:
 
 def features_matter(encoder: Encoder) -> None:
     """Without what a case is about the hidden states are others: the case can fail."""
-    case = encoder.case
 
-    def off(edit: Edit = lambda config, tensors: None) -> float:
+    def difference(edit: Edit) -> float:
         (hidden,) = hidden_states(load(edited(encoder, edit)), encoder.texts[-1:])
         return float((hidden - encoder.expected[-1]).abs().max())
 
-    for key, value in case.without.items():
-        assert off(lambda config, tensors, k=key, v=value: config.update({k: v})) > VISIBLE, key
-    for part in case.zeroed:
-
-        def zero(
-            config: dict[str, Any], tensors: dict[str, torch.Tensor], part: str = part
-        ) -> None:
-            chosen = [name for name in tensors if part in name]
-            assert chosen, f"no tensor is called {part}"
-            for name in chosen:
-                tensors[name].zero_()
-
-        assert off(zero) > VISIBLE, f"{part} changes nothing"
-    for path, stand_in in case.replaced.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(path, stand_in)
-            assert off() > VISIBLE, f"{path} changes nothing"
+    each_feature_matters(encoder.case, difference, VISIBLE)
 
 
 EQUALITIES: Sequence[Equality] = (alone, ragged_batch, pooled_vectors, accounts_for_tensors)
@@ -180,17 +171,4 @@ def encoder_tests(
     cases: Sequence[EncoderCase], equalities: Sequence[Equality] = EQUALITIES
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test(encoder, equality) for every pair; features_matter is added where it applies."""
-    pairs = [
-        (case, equality)
-        for case in cases
-        for equality in (
-            *equalities,
-            *((features_matter,) if case.without or case.zeroed or case.replaced else ()),
-        )
-    ]
-    return pytest.mark.parametrize(
-        ("encoder", "equality"),
-        pairs,
-        ids=[f"{case.name}-{equality.__name__}" for case, equality in pairs],
-        indirect=["encoder"],
-    )
+    return every_pair("encoder", cases, equalities, features_matter)

@@ -317,16 +317,19 @@ def zeroing(part: str) -> Edit:
 
 def features_matter(golden: Golden) -> None:
     """Without what a case is about the logits are others: the case can fail."""
-    case = golden.case
+    each_feature_matters(golden.case, lambda edit: difference(golden, edit), VISIBLE)
+
+
+def each_feature_matters(case: Any, difference: Callable[[Edit], float], visible: float) -> None:
+    """`difference`: how far what is computed with an edited checkpoint is from the reference."""
     for key, value in case.without.items():
-        assert difference(golden, setting(key, value)) > VISIBLE, f"{key} changes nothing"
+        assert difference(setting(key, value)) > visible, f"{key} changes nothing"
     for part in case.zeroed:
-        assert difference(golden, zeroing(part)) > VISIBLE, f"{part} changes nothing"
+        assert difference(zeroing(part)) > visible, f"{part} changes nothing"
     for path, stand_in in case.replaced.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(path, stand_in)
-            off = difference(golden, lambda config, tensors: None)
-        assert off > VISIBLE, f"{path} changes nothing"
+            assert difference(lambda config, tensors: None) > visible, f"{path} changes nothing"
 
 
 def unnormalised(self: RotaryAttention, *args: Any) -> torch.Tensor:
@@ -357,22 +360,27 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
-def _says_what_matters(case: Case) -> bool:
-    return bool(case.without or case.zeroed or case.replaced)
-
-
 def golden_tests(
     cases: Sequence[Case], equalities: Sequence[Equality] = EQUALITIES
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test(golden, equality) for every pair; features_matter is added where it applies."""
-    pairs = [
-        (case, equality)
-        for case in cases
-        for equality in (*equalities, *((features_matter,) if _says_what_matters(case) else ()))
-    ]
+    return every_pair("golden", cases, equalities, features_matter)
+
+
+def every_pair(
+    fixture: str,
+    cases: Sequence[Any],
+    equalities: Sequence[Callable[[Any], None]],
+    features_matter: Callable[[Any], None],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    pairs = []
+    for case in cases:
+        pairs += [(case, equality) for equality in equalities]
+        if case.without or case.zeroed or case.replaced:
+            pairs.append((case, features_matter))
     return pytest.mark.parametrize(
-        ("golden", "equality"),
+        (fixture, "equality"),
         pairs,
         ids=[f"{case.name}-{equality.__name__}" for case, equality in pairs],
-        indirect=["golden"],
+        indirect=[fixture],
     )

@@ -14,13 +14,13 @@ from typing import Any
 import httpx2
 import openai
 import uvicorn
-from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import MAX_HEAD_BYTES, Connection
 from server.listen import listen
+from tests.prometheus import metric
 from tests.server.fake_engine import FakeEngine
 
 
@@ -60,7 +60,7 @@ class Served:
         return await self.http.post("/v1/completions", json={"prompt": "Hi", **fields})
 
     async def metric(self, name: str, **labels: str) -> float:
-        return await metric_value(self.http, name, labels)
+        return metric((await self.http.get("/metrics")).text, name, **labels)
 
 
 async def check_error(response: httpx2.Response) -> None:
@@ -88,16 +88,6 @@ def check_error_body(body: Any, status: int) -> None:
     assert error["param"] is None or isinstance(error["param"], str)
     if status >= 500:
         assert not re.search(r"0x|/home|Traceback|File \"", error["message"])
-
-
-async def metric_value(http: httpx2.AsyncClient, name: str, labels: dict[str, str]) -> float:
-    text = (await http.get("/metrics")).text
-    samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
-    return sum(
-        s.value
-        for s in samples
-        if s.name == f"penstock:{name}" and labels.items() <= s.labels.items()
-    )
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana.dashboard import load, metric_names, panels, substitute
-from tests.promtool import promtool
+from tests.prometheus import promtool
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -16,63 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import psutil
 import pytest
 
-from engine.protocol import KVGroup, MemoryEntry
-from server.banner import arithmetic, kv_cache, memory
-from tests.server.fake_engine import INFO
+from tests.process import ROOT, Process
 
-ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_serve.py")
-
-
-class Running:
-    """A started server. `log` is what it has written on stderr so far."""
-
-    def __init__(self, command: list[str], stderr: Path, **environ: str) -> None:
-        self._stderr = stderr
-        with stderr.open("wb") as stream:
-            env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", **environ}
-            self.process = subprocess.Popen(command, stderr=stream, cwd=ROOT, env=env)
-
-    @property
-    def log(self) -> str:
-        return self._stderr.read_text()
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if found := re.search(pattern, self.log):
-                return found
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.02)
-        raise AssertionError(f"no {pattern!r} on stderr:\n{self.log}")
-
-    @property
-    def url(self) -> str:
-        return self.wait_for(r"listening on (http://\S+),")[1]
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def status(self, timeout: float = 30) -> int:
-        return self.process.wait(timeout)
 
 
 @pytest.fixture
 def start(tmp_path: Path, model: Path) -> Iterator[Any]:
-    started: list[Running] = []
+    started: list[Process] = []
 
-    def fake(**plan: object) -> Running:
+    def fake(**plan: object) -> Process:
         environ = {name: str(plan.pop(name)) for name in list(plan) if name.isupper()}
         given = json.dumps({"model": str(model), **plan})
         return run([sys.executable, str(FAKE), given], **environ)
 
-    def run(command: list[str], **environ: str) -> Running:
-        started.append(Running(command, tmp_path / f"stderr{len(started)}", **environ))
+    def run(command: list[str], **environ: str) -> Process:
+        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "."}
+        started.append(Process(command, tmp_path / f"stderr{len(started)}", env | environ))
         return started[-1]
 
     fake.run = run  # type: ignore[attr-defined]
@@ -83,11 +46,13 @@ def start(tmp_path: Path, model: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def streaming(server: Running, tokens: int) -> Iterator[Iterator[str]]:
+def streaming(server: Process, tokens: int) -> Iterator[Iterator[str]]:
     """The lines of a stream that has begun; the server is known to be ready."""
     server.wait_for("try  ")
     body = {"prompt": "Hello", "max_tokens": tokens, "stream": True}
-    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
+    with httpx2.stream(
+        "POST", f"{server.base_url}/v1/completions", json=body, timeout=30
+    ) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         next(lines)
@@ -161,7 +126,7 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
         "sys.stderr.flush(); time.sleep(60)"
     )
     server = start.run([sys.executable, "-c", held, "--api-key", secret])
-    port = server.url.rpartition(":")[2]
+    port = server.base_url.rpartition(":")[2]
     other = start.run([sys.executable, "-m", "server", "serve", "--port", port])
     as_json = ["--port", port, "--log-format", "json", "--api-key", secret]
     recorded = start.run([sys.executable, "-m", "server", "serve", *as_json])
@@ -178,7 +143,7 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
 
 def test_while_loading_it_listens_and_says_how_far_it_is(start: Any) -> None:
     server = start(load_s=60)
-    answer = httpx2.get(f"{server.url}/ready")
+    answer = httpx2.get(f"{server.base_url}/ready")
     assert (answer.status_code, answer.json()["stage"]) == (503, "reading weights")
     server.wait_for("penstock: reading weights")
     server.signal(signal.SIGTERM)
@@ -192,9 +157,9 @@ def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     with streaming(server, tokens=40) as lines:
         server.signal(number)
         server.wait_for("finishing accepted requests")
-        ready = httpx2.get(f"{server.url}/ready")
+        ready = httpx2.get(f"{server.base_url}/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "draining")
-        refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        refused = httpx2.post(f"{server.base_url}/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
@@ -210,7 +175,7 @@ def test_what_nohup_ignores_stays_ignored(start: Any, model: Path) -> None:
     server.wait_for("try  ")
     server.signal(signal.SIGHUP)
     time.sleep(0.5)
-    assert httpx2.get(f"{server.url}/ready").status_code == 200
+    assert httpx2.get(f"{server.base_url}/ready").status_code == 200
 
 
 def test_sighup_reads_the_key_file_again(start: Any, tmp_path: Path) -> None:
@@ -222,7 +187,7 @@ def test_sighup_reads_the_key_file_again(start: Any, tmp_path: Path) -> None:
     def statuses() -> list[int]:
         keys = ("old", "new", "newer")
         headers = [{"authorization": f"Bearer {key}"} for key in keys]
-        return [httpx2.get(f"{server.url}/version", headers=h).status_code for h in headers]
+        return [httpx2.get(f"{server.base_url}/version", headers=h).status_code for h in headers]
 
     assert statuses() == [200, 401, 401]
     file.write_text("new\nnewer\n")
@@ -266,14 +231,14 @@ def test_out_of_descriptors_it_says_so_once_and_recovers(start: Any, model: Path
     server.wait_for("try  ")
     soft, hard = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
     assert soft == hard == 64
-    address = httpx2.URL(server.url)
+    address = httpx2.URL(server.base_url)
     with contextlib.ExitStack() as crowd:
         for _ in range(80):
             connection = socket.create_connection((address.host, address.port), timeout=10)
             crowd.enter_context(connection)
         server.wait_for("new connections wait")
         time.sleep(2.5)  # asyncio tries again each second
-    assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
+    assert httpx2.get(f"{server.base_url}/health", timeout=30).status_code == 200
     assert server.log.count("Too many open files") == 1
     assert "Traceback" not in server.log
 
@@ -309,7 +274,7 @@ def test_a_dead_engine_is_told_by_health_and_then_ends_the_process_with_3(start:
     server = start(token_s=0.1, fatal="The engine process was killed.", dies_after_s=3.0)
     with contextlib.suppress(httpx2.HTTPError), streaming(server, tokens=400) as lines:
         assert any("engine_unavailable" in line for line in lines)
-    assert httpx2.get(f"{server.url}/health").status_code == 503
+    assert httpx2.get(f"{server.base_url}/health").status_code == 503
     assert server.status() == 3
     assert server.log.splitlines()[-1] == "penstock: The engine process was killed."
     assert "Traceback" not in server.log
@@ -360,55 +325,3 @@ def test_the_same_with_the_real_engine_and_its_death(start: Any, assets: Path) -
     assert server.status() == 3
     assert server.log.splitlines()[-1].startswith("penstock: The engine process was killed by")
     assert "Traceback" not in server.log
-
-
-def test_a_damaged_checkpoint_ends_the_process_with_2(
-    start: Any, assets: Path, model: Path
-) -> None:
-    folder = assets / "checkpoints" / "stories260K-llama"
-    damaged = model.with_name("damaged")
-    shutil.copytree(folder, damaged)
-    weights = damaged / "model.safetensors"
-    weights.chmod(0o644)
-    weights.write_bytes(weights.read_bytes()[:-4096])
-    server = start.run([sys.executable, "-m", "server", "serve", str(damaged), "--port", "0"])
-    assert server.status(60) == 2
-    assert "model.safetensors" in server.log.splitlines()[-1]
-    assert "Traceback" not in server.log
-
-
-def test_the_banner_tells_what_takes_memory() -> None:
-    entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
-    entries += (MemoryEntry("KV cache", 0, 0),)  # an encoder's
-    lines = memory(msgspec.structs.replace(INFO, memory=entries))
-    assert [line.split() for line in lines[1:]] == [
-        ["1,234,567", "1,234,568", "weights"],
-        ["99", "largest", "step"],
-    ]
-    assert memory(INFO) == []
-
-
-def test_the_banner_tells_where_bits_depend_on_the_batch() -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, amx=True))
-    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" in note
-    assert arithmetic(INFO) == []
-
-
-def test_the_banner_tells_that_bf16_is_slow_on_a_cpu_without_it() -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, emulated=True))
-    assert "--dtype float32" in note
-
-
-def test_the_banner_tells_what_windows_save() -> None:
-    """Gemma 2 at 8k: 13 of 26 layers see 4096 tokens."""
-    ready = msgspec.structs.replace(
-        INFO,
-        max_model_len=8192,
-        block_size=64,
-        num_blocks=1024,
-        kv_groups=(KVGroup(13), KVGroup(13, window=4096)),
-    )
-    page = "\n".join(kv_cache(ready))
-    assert "13 of 26 layers keep the last 4096 tokens: 23% less KV" in page
-    # Full layers hold 128 blocks of a request, the others 69: 4095 and a step's 256 tokens.
-    assert f"{1024 / (128 + 69):.1f} requests of full length" in page

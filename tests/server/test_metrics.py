@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.step_time import Scrape
-from tests.promtool import promtool
+from tests.prometheus import promtool
 from tests.server.fake_engine import NOT_FINITE, FakeEngine
 from tests.server.rig import Served, eventually, serving
 

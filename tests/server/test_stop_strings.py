@@ -55,7 +55,6 @@ def test_any_cutting_gives_the_same(pieces: list[str], stops: list[str], include
         (["bc", "abcd"], ["abcd"], "a", "bc"),
         (["c", "abc"], ["xab", "c"], "x", "abc"),
         (["\n\n", "###"], ["a\n", "#", "#\n\n"], "a\n##", "\n\n"),
-        (["", "b"], ["ab"], "a", "b"),
         ([], ["ab"], "ab", None),
         (["🙂🙃"], ["🙂", "🙂", "🙃!"], "🙂", "🙂🙃"),
     ],

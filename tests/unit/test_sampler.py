@@ -99,8 +99,12 @@ def test_frequencies_over_the_positions_of_one_request(name: str) -> None:
 def check_frequencies(rows: list[SamplingRow], tokens: list[int], prompt: int) -> None:
     logits, params = logits_of(32), rows[0].params
     drawn, _ = sample(logits.repeat(DRAWS, 1), rows)
-    counts = np.bincount(drawn.numpy(), minlength=32)
-    expected = distribution(logits, params, tokens, prompt) * DRAWS
+    as_often_as(distribution(logits, params, tokens, prompt), drawn)
+
+
+def as_often_as(shares: np.ndarray, drawn: torch.Tensor) -> None:
+    """Each token was drawn about as often as its share of the distribution says."""
+    counts, expected = np.bincount(drawn.numpy(), minlength=len(shares)), shares * len(drawn)
     assert counts[expected == 0].sum() == 0, "a token that was filtered out was drawn"
     often = expected >= 5
     observed = np.append(counts[often], counts[~often].sum())

@@ -1,0 +1,84 @@
+"""Servers to measure, each a process of its own on a port of the loopback address."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+START_S = 180  # on a busy machine
+STOP_S = 30
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ones: all are taken before the first is given back."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in found]
+
+
+class Server:
+    """Started at once; a `with` waits until it is ready and ends it. `command` lacks the port;
+    `ready` is the path that answers 200 once the model is loaded."""
+
+    def __init__(self, command: Sequence[str], ready: str, port: int | None = None) -> None:
+        self.port = port or free_ports(1)[0]
+        self.address = f"127.0.0.1:{self.port}"
+        self._command = [*command, "--port", str(self.port)]
+        self._ready = f"http://{self.address}{ready}"
+        # `stop` closes it.
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self.start()
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=self._log)
+
+    def wait_ready(self) -> None:
+        """Raises SystemExit with its last words where it ends or takes too long."""
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > self._began + START_S:
+                self._log.seek(0)
+                name = Path(self._command[0]).name
+                raise SystemExit(f"{name} did not become ready:\n{self._log.read()[-2000:]}")
+            time.sleep(0.05)
+        self.start_seconds = time.monotonic() - self._began
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(self._ready, timeout=5).close()
+            return True
+        return False
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+class Penstock(Server):
+    def __init__(self, model: str | Path, flags: Sequence[str], port: int | None = None) -> None:
+        command = [sys.executable, "-m", "server", "serve", str(model), "--log-level", "warning"]
+        super().__init__([*command, *flags], "/ready", port)

@@ -1,0 +1,27 @@
+"""What Prometheus makes of an exposition: its samples, and its own checker's verdict."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def promtool(*arguments: object, stdin: str = "") -> tuple[int, str]:
+    """Exit status and output; skips the test where there is no promtool."""
+    path = shutil.which("promtool")
+    if path is None:
+        pytest.skip("needs promtool (Debian's package prometheus)")
+    command = [path, *map(str, arguments)]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def metric(exposition: str, name: str, **labels: str) -> float:
+    """The sum of a series' samples that carry `labels`."""
+    families = text_string_to_metric_families(exposition)
+    samples = [s for family in families for s in family.samples if s.name == f"penstock:{name}"]
+    assert samples, f"no series {name}"
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())

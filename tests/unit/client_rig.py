@@ -1,0 +1,103 @@
+"""A ProcessClient without a process: the test is its engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.client import OutputStream, ProcessClient
+from engine.config import EngineConfig
+from engine.protocol import (
+    Abort,
+    Admission,
+    EngineStats,
+    GenerateRequest,
+    Ready,
+    SamplingParams,
+    StepOutputs,
+    ToEngine,
+    TokenOutput,
+)
+
+READY = Ready(
+    "Llama", "decoder", "float32", "cpu", 512, 256, 64, 9, 8, 64, 1, 1, 1, 0.1, "torch", 1, ()
+)
+
+
+class FakeEndpoint:
+    """Keeps what was sent to the engine."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+        self.closed = False
+
+    def send(self, message: ToEngine) -> None:
+        assert not self.closed
+        self.sent.append(message)
+
+    def receive(self, wait_s: float) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def aborted(self) -> list[list[int]]:
+        return [message.ids for message in self.sent if isinstance(message, Abort)]
+
+
+class FakeChild:
+    """The engine's process, of which there is only what the client does to it."""
+
+    def __init__(self) -> None:
+        self.endpoint = FakeEndpoint()
+        self.process = self
+        self.killed = self.sockets_removed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def remove_sockets(self) -> None:
+        self.sockets_removed = True
+
+    def close(self) -> None:
+        self.endpoint.close()
+
+
+class Client(ProcessClient):
+    """A client whose engine is the test."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(EngineConfig(**config))
+        self.child: Any = FakeChild()
+        self._child = self.child
+        self._endpoint = self.endpoint = self.child.endpoint
+        self._on_message(READY)
+
+    def request(self, length: int = 3) -> GenerateRequest:
+        return GenerateRequest(self.next_id(), [1] * length, SamplingParams(8), 0.0)
+
+    def submit_prompts(self, *lengths: int) -> tuple[OutputStream, list[int]]:
+        requests = [self.request(length) for length in lengths]
+        return self.submit(requests), [request.id for request in requests]
+
+    def step(
+        self,
+        *tokens: TokenOutput,
+        admitted: tuple[int, ...] = (),
+        at: float = 1.0,
+        stats: EngineStats | None = None,
+    ) -> None:
+        admissions = [Admission(i, at, 0) for i in admitted]
+        self._on_message(StepOutputs(at, list(tokens), admissions, stats or EngineStats()))
+
+    def die(self, code: int) -> None:
+        self._on_exit(code)
+
+
+def token(request_id: int, value: int, finish: Any = None) -> TokenOutput:
+    return TokenOutput(request_id, value, finish)
+
+
+async def read(stream: OutputStream) -> list[list[int]]:
+    """The tokens of each batch, until the stream ends."""
+    return [[output.token for _, output in batch] async for batch in stream]
