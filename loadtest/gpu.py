@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,14 +29,19 @@ BUDGET_SECONDS = 420.0  # with the tests before it, nine minutes
 def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row], str]:
     """(its rows, what went wrong)."""
     command = [sys.executable, "-m", "loadtest.gpu_sections", name, *flags]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return [], f"not done after {seconds:.0f} s"
-    if done.returncode:
-        print(done.stderr[-4000:], file=sys.stderr)
-        return [], (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:160]
-    return [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])], ""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as section:
+        try:
+            out, err = section.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(section.pid, signal.SIGKILL)  # with the servers it started
+            return [], f"not done after {seconds:.0f} s"
+    if section.returncode:
+        print(err[-4000:], file=sys.stderr)
+        return [], (err.strip().splitlines() or [f"exit {section.returncode}"])[-1][:160]
+    return [Row(**row) for row in json.loads(out.splitlines()[-1])], ""
 
 
 def facts(command: str) -> dict[str, Any]:

@@ -129,8 +129,9 @@ class Exchange:
 
     def request(self) -> bytes:
         target = self._target
+        host = f"[{target.host}]" if ":" in target.host else target.host
         payload = b"" if self._body is None else orjson.dumps(self._body)
-        headers = [("Host", f"{target.host}:{target.port}"), ("Connection", "close")]
+        headers = [("Host", f"{host}:{target.port}"), ("Connection", "close")]
         if target.key:
             headers.append(("Authorization", f"Bearer {target.key}"))
         if payload:

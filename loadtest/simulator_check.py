@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -280,6 +281,7 @@ def main() -> None:
     add("--json", type=Path, help="write the figures here")
     add("--save", type=Path, help="write the fitted replica here, for loadtest.simulate")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     scale = SCALE if Path(options.workload).is_file() else Scale()
     try:
         chosen = workload(options.workload, scale, MAX_MODEL_LEN - 1)

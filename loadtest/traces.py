@@ -109,7 +109,7 @@ def _trace(path: Path, entries: Sequence[Entry], scale: Scale, longest: int | No
     scaling = "" if scale == Scale() else f" x {scale}"
     biggest = max(e.prompt_tokens + e.output_tokens for e in kept)
     left_out = len(scaled) - len(kept)
-    return Workload(f"{path.name}{scaling}", shapes, biggest, gaps, left_out)
+    return Workload(f"{path.name}{scaling}", shapes, biggest, gaps if mean else None, left_out)
 
 
 def _prompts(path: Path, prompts: Sequence[str]) -> Workload:

@@ -90,7 +90,7 @@ class Chat:
             for chunk in self._chunks():
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
                 for choice in chunk.get("choices", []):
-                    if piece := choice["delta"].get("content"):
+                    if piece := (choice.get("delta") or {}).get("content"):
                         moments.append(time.perf_counter() - started)
                         pieces.append(piece)
                         yield piece
@@ -168,8 +168,11 @@ def _chunks(events: Iterable[httpx2.ServerSentEvent]) -> Iterator[dict[str, Any]
             chunk = json.loads(event.data)
         except ValueError as error:
             raise ChatError(f"The answer was cut off: an event is no JSON ({error}).") from None
-        if "error" in chunk:
-            raise ChatError(f"The answer was cut off: {chunk['error'].get('message')}")
+        if not isinstance(chunk, dict):
+            raise ChatError(f"The answer was cut off: an event is no JSON object ({chunk!r:.99}).")
+        if cause := chunk.get("error"):
+            message = cause.get("message") if isinstance(cause, dict) else cause
+            raise ChatError(f"The answer was cut off: {message}")
         yield chunk
     raise ChatError("The answer was cut off: the stream ended early.")
 

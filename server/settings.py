@@ -29,7 +29,7 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 # Kubernetes sets PENSTOCK_PORT=tcp://... and more in every pod beside a Service named `penstock`.
 SERVICE_LINK = re.compile(r"PENSTOCK_(SERVICE_|PORT_\d+_)\w+")
 SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
-HUMAN_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt])(i?b?)", re.IGNORECASE)
+HUMAN_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgt])(i?b?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

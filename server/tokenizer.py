@@ -9,6 +9,7 @@ which it does not hold (CTC, BPE with end-of-word suffixes) is refused at load.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -265,7 +266,8 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, fl
         value = generation.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != kind(value):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value == kind(value)):
             path = folder / "generation_config.json"
             raise ConfigError(f"{path}: {name} must be {kind.__name__}, not {value!r}.")
         defaults[name] = kind(value)

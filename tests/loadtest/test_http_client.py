@@ -73,6 +73,11 @@ def test_the_request_carries_prefix_key_and_length() -> None:
     assert json.loads(body) == {"a": 1}
 
 
+def test_an_address_with_colons_is_a_host_in_brackets() -> None:
+    request = Exchange(Target.parse("http://[::1]:8000"), "/v1/models", None).request()
+    assert b"Host: [::1]:8000\r\n" in request
+
+
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(BenchError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import islice, takewhile
 from pathlib import Path
@@ -49,6 +50,12 @@ def test_the_mix_keeps_its_bounds_and_shares_three_system_prompts() -> None:
 
 def trace(assets: Path, name: str, scale: Scale, longest: int | None) -> Workload:
     return workload(str(assets / "traces" / name), scale, longest)
+
+
+def test_a_trace_of_one_moment_has_no_gaps_to_repeat(tmp_path: Path) -> None:
+    line = {"timestamp": 27000, "input_length": 40, "output_length": 4, "hash_ids": [1]}
+    (tmp_path / "t.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
+    assert workload(str(tmp_path / "t.jsonl"), Scale(), 1024).gaps is None
 
 
 def test_a_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Path) -> None:

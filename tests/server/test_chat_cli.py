@@ -24,14 +24,14 @@ REFUSAL = json.dumps({"error": {"message": "Give a valid API key.", "code": "inv
 class Api:
     """An ASGI app: /v1/models, and chat completions that stream `words`. Keeps what it was asked.
 
-    `pause` is slept between words; `broken` ends each stream with an error event; `listed` is the
-    answer of /v1/models where it is not empty.
+    `pause` is slept between words; `last` is the data of an event that ends each stream in place of
+    the usage; `listed` is the answer of /v1/models where it is not empty.
     """
 
     def __init__(self) -> None:
         self.words = ["Hello", " there"]
         self.pause = 0.0
-        self.broken = False
+        self.last: Any = None
         self.models = [{"id": "first"}, {"id": "second"}, {"id": "vectors", "kind": "encoder"}]
         self.listed = ""
         self.key = ""
@@ -60,8 +60,8 @@ class Api:
         for word in self.words:
             await reply.event({"choices": [{"index": 0, "delta": {"content": word}}]})
             await asyncio.sleep(self.pause)
-        if self.broken:
-            await reply.event({"error": {"message": "The engine died."}})
+        if self.last is not None:
+            await reply.event(self.last)
         else:
             await reply.event({"choices": [], "usage": {"completion_tokens": 17}})
             await reply.body("data: [DONE]\n\n")
@@ -80,7 +80,7 @@ class Reply:
         message = {"type": "http.response.body", "body": text.encode(), "more_body": more}
         await self._send(message)
 
-    async def event(self, data: dict[str, Any]) -> None:
+    async def event(self, data: Any) -> None:
         await self.body(f"data: {json.dumps(data)}\n\n")
 
 
@@ -242,10 +242,19 @@ def test_refusals_are_one_line(api: Api) -> None:
     assert "PENSTOCK_API_KEY" in denied.stderr
 
 
-def test_an_answer_that_breaks_off_is_said_so(api: Api) -> None:
-    api.broken = True
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ({"error": {"message": "The engine died."}}, "The engine died."),
+        ({"error": "overloaded"}, "overloaded"),  # as servers that are not OpenAI's have it
+        (5, "an event is no JSON object (5)."),
+        ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "the stream ended early."),
+    ],
+)
+def test_an_answer_that_breaks_off_is_said_so(api: Api, last: Any, words: str) -> None:
+    api.last = last
     answer = chat("--url", api.url, said="hi\n")
     assert answer.returncode == 1
     assert answer.stdout == "Hello there\n"
-    assert "The answer was cut off: The engine died." in answer.stderr
+    assert f"The answer was cut off: {words}" in answer.stderr
     assert "Traceback" not in answer.stderr

@@ -182,6 +182,8 @@ def test_sizes_for_people(text: str, number: int) -> None:
 def test_sizes_are_not_understood_where_they_make_no_sense() -> None:
     with pytest.raises(ConfigError, match="--port"):
         load({"port": "8k"}, {}, None)
+    with pytest.raises(ConfigError, match="--max-model-len: '99999"):
+        load({"max_model_len": "9" * 400 + "k"}, {}, None)
     with pytest.raises(ConfigError, match="32k, 32K and 2GiB are understood"):
         load({"max_model_len": "12x"}, {}, None)
 
