@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
-from engine.layers.mlp import ACTIVATIONS
+from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, positive, positive_float
 from engine.weights.rules import WeightMap, targets_by_module
@@ -29,8 +29,8 @@ NAMES = {
     "blocks.{i}.qkv": "encoder.layer.{i}.attention.self.{part}",
     "blocks.{i}.out": "encoder.layer.{i}.attention.output.dense",
     "blocks.{i}.attention_norm": "encoder.layer.{i}.attention.output.LayerNorm",
-    "blocks.{i}.up": "encoder.layer.{i}.intermediate.dense",
-    "blocks.{i}.down": "encoder.layer.{i}.output.dense",
+    "blocks.{i}.mlp.up": "encoder.layer.{i}.intermediate.dense",
+    "blocks.{i}.mlp.down": "encoder.layer.{i}.output.dense",
     "blocks.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
 }
 # What reads the hidden states, a pooler and the heads of pre-training, and buffers of positions.
@@ -91,9 +91,7 @@ class BertBlock(nn.Module):
         self.attend = Attention(self.spec)
         self.out = Linear(c.hidden, c.hidden, bias=True)
         self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.up = Linear(c.hidden, c.intermediate, bias=True)
-        self.activation = ACTIVATIONS[c.activation]
-        self.down = Linear(c.intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
 
     def forward(
@@ -107,7 +105,7 @@ class BertBlock(nn.Module):
         qkv = rotate(self.qkv(x).view(len(x), 3 * heads, self.spec.head_dim))
         q, k, v = qkv.split(heads, dim=1)
         _, x = self.attention_norm.add(x, self.out(self.attend(q, k, v, batch)))
-        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
+        return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
 def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
+from engine.layers.mlp import MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import gelu_tanh
@@ -65,8 +66,7 @@ class GPT2Block(nn.Module):
         self.attend = Attention(self.spec, index)
         self.out = Linear(c.hidden, c.hidden, bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.up = Linear(c.hidden, c.intermediate, bias=True)
-        self.down = Linear(c.intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.intermediate, gelu_tanh, bias=True)
 
     def forward(self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch) -> Tensors:
         """x [T, hidden] and what is still to be added to it, before and after this block."""
@@ -74,7 +74,7 @@ class GPT2Block(nn.Module):
         qkv = self.qkv(normed).view(len(x), 3, self.spec.num_heads, -1)
         attended = self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
         x, normed = self.mlp_norm.add(x, attended)
-        return x, self.down(gelu_tanh(self.up(normed)))
+        return x, self.mlp(normed)
 
 
 class GPT2(nn.Module):
@@ -114,8 +114,8 @@ class GPT2(nn.Module):
             "attn.c_attn": "qkv",
             "attn.c_proj": "out",
             "ln_2": "mlp_norm",
-            "mlp.c_fc": "up",
-            "mlp.c_proj": "down",
+            "mlp.c_fc": "mlp.up",
+            "mlp.c_proj": "mlp.down",
         }
         for i in range(self.config.layers):
             for name, module in modules.items():

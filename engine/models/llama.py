@@ -29,7 +29,7 @@ NAMES = {
     "blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm",
     "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
     "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
-    "blocks.{i}.mlp.gate_up": "model.layers.{i}.mlp.{part}_proj",
+    "blocks.{i}.mlp.up": "model.layers.{i}.mlp.{part}_proj",
     "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
     "norm": "model.norm",
     "head": "lm_head",

@@ -14,8 +14,7 @@ from engine.attention.spec import AttentionSpec
 from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead, Sinusoids
-from engine.layers.linear import Linear
-from engine.layers.mlp import ACTIVATIONS
+from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, positive
 from engine.weights.rules import WeightMap, targets_by_module
@@ -31,8 +30,8 @@ BLOCK_NAMES = {
     "cross.kv": "encoder_attn.{part}_proj",
     "cross.out": "encoder_attn.out_proj",
     "cross_norm": "encoder_attn_layer_norm",
-    "up": "fc1",
-    "down": "fc2",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
     "mlp_norm": "final_layer_norm",
 }
 NAMES = {
@@ -107,14 +106,12 @@ class EncoderBlock(nn.Module):
         c = config
         self.attention = SelfAttention(c.hidden, c.spec("full"), bias=True)
         self.attention_norm = LayerNorm(c.hidden, NORM_EPS)
-        self.up = Linear(c.hidden, c.encoder_intermediate, bias=True)
-        self.activation = ACTIVATIONS[c.activation]
-        self.down = Linear(c.encoder_intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.encoder_intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, NORM_EPS)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         _, x = self.attention_norm.add(x, self.attention(x, batch))
-        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
+        return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
 class DecoderBlock(nn.Module):
@@ -125,15 +122,13 @@ class DecoderBlock(nn.Module):
         self.attention_norm = LayerNorm(c.hidden, NORM_EPS)
         self.cross = CrossAttention(c.hidden, c.spec("cross"), cross_index, bias=True)
         self.cross_norm = LayerNorm(c.hidden, NORM_EPS)
-        self.up = Linear(c.hidden, c.decoder_intermediate, bias=True)
-        self.activation = ACTIVATIONS[c.activation]
-        self.down = Linear(c.decoder_intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.decoder_intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, NORM_EPS)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         _, x = self.attention_norm.add(x, self.attention(x, batch))
         _, x = self.cross_norm.add(x, self.cross(x, batch))
-        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
+        return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
 class Marian(nn.Module):

@@ -75,8 +75,3 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     By tanh, see `_splits_change_bits`.
     """
     return (0.5 * torch.tanh(0.5 * x.float()) + 0.5).to(x.dtype)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the normal distribution function of x, exact by erf (arXiv 1606.08415)."""
-    return F.gelu(x)
