@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,21 @@ from engine.layers.norm import LayerNorm
 from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
-from engine.weights.rules import Target, WeightMap
+from engine.weights.rules import WeightMap, targets_by_module
+
+# Where a checkpoint keeps what each of our modules holds.
+NAMES = {
+    "embed": "wte",
+    "position": "wpe",
+    "blocks.{i}.attention_norm": "h.{i}.ln_1",
+    "blocks.{i}.qkv": "h.{i}.attn.c_attn",
+    "blocks.{i}.out": "h.{i}.attn.c_proj",
+    "blocks.{i}.mlp_norm": "h.{i}.ln_2",
+    "blocks.{i}.mlp.up": "h.{i}.mlp.c_fc",
+    "blocks.{i}.mlp.down": "h.{i}.mlp.c_proj",
+    "norm": "ln_f",
+    "head": "lm_head",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +117,10 @@ class GPT2(nn.Module):
         return self.head(hidden)
 
     def weight_map(self) -> WeightMap:
-        targets = {
-            "wte.weight": Target("embed.weight"),
-            "wpe.weight": Target("position.weight"),
-            "ln_f.weight": Target("norm.weight"),
-            "ln_f.bias": Target("norm.bias"),
-        }
-        modules = {
-            "ln_1": "attention_norm",
-            "attn.c_attn": "qkv",
-            "attn.c_proj": "out",
-            "ln_2": "mlp_norm",
-            "mlp.c_fc": "mlp.up",
-            "mlp.c_proj": "mlp.down",
-        }
-        for i in range(self.config.layers):
-            for name, module in modules.items():
-                conv1d = name.rpartition(".")[2].startswith("c_")  # stored [in, out]
-                targets[f"h.{i}.{name}.weight"] = Target(
-                    f"blocks.{i}.{module}.weight", transpose=conv1d
-                )
-                targets[f"h.{i}.{name}.bias"] = Target(f"blocks.{i}.{module}.bias")
+        targets = targets_by_module(self, NAMES)
+        for name, target in targets.items():
+            if ".c_" in name and name.endswith(".weight"):  # of a Conv1D: stored [in, out]
+                targets[name] = replace(target, transpose=True)
         ignored = [".attn.bias", ".attn.masked_bias"]  # causal masks old files carry
         aliases = {"wte.weight": ("lm_head.weight",)} if self.config.tied else {}
-        if not self.config.tied:
-            targets["lm_head.weight"] = Target("head.weight")
         return WeightMap(targets, ("transformer.", ""), aliases=aliases, ignored=ignored)
