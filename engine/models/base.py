@@ -75,6 +75,14 @@ def positive_float(config: dict[str, Any], key: str) -> float:
     return float(value)
 
 
+def shared_by(config: dict[str, Any], key: str, heads_key: str) -> tuple[int, int]:
+    """(config[key], a number of heads); ConfigError where the heads cannot share it evenly."""
+    size, heads = positive(config, key), positive(config, heads_key)
+    if size % heads:
+        raise ConfigError(f"config.json has {key} {size}, which {heads} heads cannot share.")
+    return size, heads
+
+
 def attention_heads(config: dict[str, Any]) -> tuple[int, int, int]:
     """(query heads, key/value heads, head_dim); ConfigError where they cannot go together."""
     heads = positive(config, "num_attention_heads")

@@ -11,13 +11,12 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, positive_float
+from engine.models.base import expect, positive, positive_float, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 # Where a checkpoint keeps what each of our modules holds.
@@ -63,11 +62,7 @@ class BertConfig:
         expect(config, "position_embedding_type", "absolute")
         expect(config, "is_decoder", False)
         expect(config, "add_cross_attention", False)
-        hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
-        if hidden % heads:
-            raise ConfigError(
-                f"config.json has hidden_size {hidden}, which {heads} heads cannot share."
-            )
+        hidden, heads = shared_by(config, "hidden_size", "num_attention_heads")
         return cls(
             vocab_size=positive(config, "vocab_size"),
             hidden=hidden,

@@ -10,13 +10,12 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, positive_float
+from engine.models.base import expect, positive, positive_float, shared_by
 from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
@@ -55,9 +54,7 @@ class GPT2Config:
         expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
         expect(config, "scale_attn_weights", True)
         expect(config, "scale_attn_by_inverse_layer_idx", False)
-        hidden, heads = positive(config, "n_embd"), positive(config, "n_head")
-        if hidden % heads:
-            raise ConfigError(f"config.json has n_embd {hidden}, which {heads} heads cannot share.")
+        hidden, heads = shared_by(config, "n_embd", "n_head")
         return cls(
             vocab_size=positive(config, "vocab_size"),
             hidden=hidden,

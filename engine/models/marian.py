@@ -11,12 +11,11 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead, Sinusoids
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive
+from engine.models.base import expect, positive, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 NORM_EPS = 1e-5
@@ -71,21 +70,18 @@ class MarianConfig:
             expect(config, variant, False)
         expect(config, "static_position_embeddings", True)
         expect(config, "activation_function", *ACTIVATIONS)
-        hidden, vocab_size = positive(config, "d_model"), positive(config, "vocab_size")
+        vocab_size = positive(config, "vocab_size")
         expect(config, "decoder_vocab_size", None, vocab_size)  # one tokenizer reads and writes
-        for key in ("encoder_attention_heads", "decoder_attention_heads"):
-            if hidden % positive(config, key):
-                raise ConfigError(
-                    f"config.json has d_model {hidden}, which {config[key]} heads cannot share."
-                )
+        hidden, encoder_heads = shared_by(config, "d_model", "encoder_attention_heads")
+        hidden, decoder_heads = shared_by(config, "d_model", "decoder_attention_heads")
         return cls(
             vocab_size=vocab_size,
             hidden=hidden,
             encoder_layers=positive(config, "encoder_layers"),
-            encoder_heads=config["encoder_attention_heads"],
+            encoder_heads=encoder_heads,
             encoder_intermediate=positive(config, "encoder_ffn_dim"),
             decoder_layers=positive(config, "decoder_layers"),
-            decoder_heads=config["decoder_attention_heads"],
+            decoder_heads=decoder_heads,
             decoder_intermediate=positive(config, "decoder_ffn_dim"),
             max_positions=positive(config, "max_position_embeddings"),
             activation=config.get("activation_function", "gelu"),
