@@ -67,6 +67,13 @@ class Attention(nn.Module):
         batch.plan.store(batch.kv.layers[self.index], k[tokens], v[tokens])
 
 
+def kv_specs(model: nn.Module) -> list[AttentionSpec]:
+    """The specs of a model's layers with KV, each at the index of its Attention."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+    layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
+    return [layer.spec for layer in layers]
+
+
 class RotaryAttention(nn.Module):
     """Grouped-query attention (arXiv 2305.13245) of layer `index` over rotated queries and keys.
 

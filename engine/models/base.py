@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
 from engine.errors import ConfigError
 from engine.weights.rules import WeightMap
 
@@ -16,7 +15,10 @@ Number = TypeVar("Number", int, float)
 
 
 class Facts(Protocol):
-    """What the runner asks of an architecture's own config, before it builds the model."""
+    """What the runner asks of an architecture's own config."""
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def max_positions(self) -> int | None:
@@ -31,8 +33,7 @@ class Model(Protocol):
     encoder `encode`, an encoder–decoder all three; the registry says which it is.
     """
 
-    specs: Sequence[AttentionSpec]  # one for each layer with KV, at its Attention's index
-    vocab_size: int
+    config: Facts
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> Facts:

@@ -122,13 +122,11 @@ class Bert(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.positions = Embedding(c.max_positions, c.hidden)
         self.types = Embedding(c.token_types, c.hidden)
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
-        self.specs: list[AttentionSpec] = []  # no layer keeps KV
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embed(batch.input_ids) + self.types.weight[0] + self.positions(batch.positions)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rotary import RotaryEmbedding
@@ -37,7 +36,6 @@ class Gemma(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
@@ -45,7 +43,6 @@ class Gemma(nn.Module):
         self.blocks = nn.ModuleList(LlamaBlock(c, i, OffsetRMSNorm) for i in range(c.layers))
         self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta = self.embed(batch.input_ids), None

@@ -13,7 +13,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.layers.attention import Attention, RotaryAttention
+from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import OffsetRMSNorm
@@ -102,7 +102,6 @@ class Gemma2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
@@ -110,7 +109,6 @@ class Gemma2(nn.Module):
         self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
         self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta, post = self.embed(batch.input_ids), None, None

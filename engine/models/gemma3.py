@@ -14,7 +14,6 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.errors import ConfigError
-from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -107,7 +106,6 @@ class Gemma3(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
@@ -118,7 +116,6 @@ class Gemma3(nn.Module):
         self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
         self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta, post = self.embed(batch.input_ids), None, None

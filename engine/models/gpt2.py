@@ -96,13 +96,11 @@ class GPT2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.position = Embedding(c.max_positions, c.hidden)
         self.blocks = nn.ModuleList(GPT2Block(c, i) for i in range(c.layers))
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta = self.embed(batch.input_ids) + self.position(batch.positions), None

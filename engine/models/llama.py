@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.layers.attention import Attention, RotaryAttention
+from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
@@ -133,7 +133,6 @@ class Llama(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
@@ -141,7 +140,6 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(LlamaBlock(c, i) for i in range(c.layers))
         self.norm = RMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta = self.embed(batch.input_ids), None

@@ -135,8 +135,6 @@ class Marian(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.specs = [c.spec("causal")] * c.decoder_layers + [c.spec("cross")] * c.decoder_layers
         self.encoder_embed = Embedding(c.vocab_size, c.hidden)
         self.decoder_embed = self.encoder_embed if c.shared else Embedding(c.vocab_size, c.hidden)
         self.position = Sinusoids(max_positions, c.hidden, dtype)

@@ -191,7 +191,6 @@ class NanoChat(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         if c.smear_channels is not None:
             self.smear_gate = Linear(c.smear_channels, 1)
@@ -206,7 +205,6 @@ class NanoChat(nn.Module):
         if c.backout_layer is not None:
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self.head = LMHead(c.vocab_size, c.hidden)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         c = self.config

@@ -173,8 +173,6 @@ class T5(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.specs = [c.spec("causal")] * c.decoder_layers + [c.spec("cross")] * c.decoder_layers
         self.embed = Embedding(c.vocab_size, c.hidden)
         # One table [buckets, heads] for all layers of a side; the first layer's in checkpoints.
         self.encoder_table = Embedding(c.buckets, c.heads)

@@ -195,7 +195,7 @@ class ModelRunner:
     def _allocate(self, blocks: int, max_model_len: int) -> None:
         config = self.config
         self.max_model_len = max_model_len
-        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
+        self.kv = KVCache(self.blueprint.specs, blocks, config.block_size, self.dtype, self.device)
         self.rows = self.blueprint.rows(max_model_len, self.device)
 
     def _decode_graphs(self, recorder: Recorder) -> DecodeGraphs:
@@ -284,7 +284,7 @@ class ModelRunner:
             kind=self.kind,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            vocab_size=self.model.vocab_size,
+            vocab_size=self.model.config.vocab_size,
             max_model_len=self.max_model_len,
             block_size=self.kv.block_size,
             num_blocks=self.kv.num_blocks,

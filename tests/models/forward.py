@@ -35,7 +35,7 @@ def forward(
     needed = [[-(-len(s if g.cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(runner.model.specs, total, size, runner.dtype, runner.device)
+    kv = KVCache(runner.blueprint.specs, total, size, runner.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encodes = [], [], []
     for row, (prompt, source) in enumerate(pairs):
