@@ -12,7 +12,7 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.layers.attention import RotaryAttention
-from engine.layers.embedding import Embedding, LMHead
+from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -58,6 +58,8 @@ class LlamaConfig:
     tied: bool
     windows: tuple[int | None, ...]  # one a layer
     qk_norm: bool = False
+    norm: type[RMSNorm] = RMSNorm
+    embed_scale: float = 1.0  # token embeddings are multiplied by it
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
@@ -91,11 +93,9 @@ class LlamaConfig:
 
 
 class LlamaBlock(nn.Module):
-    """A block of Llama, or of a relative whose norms are of another `kind`."""
-
-    def __init__(self, config: LlamaConfig, index: int, kind: type[RMSNorm] = RMSNorm) -> None:
+    def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
-        c, norm = config, partial(kind, eps=config.norm_eps)
+        c, norm = config, partial(config.norm, eps=config.norm_eps)
         spec = AttentionSpec(
             c.heads, c.kv_heads, c.head_dim, scale=c.head_dim**-0.5, window=c.windows[index]
         )
@@ -133,12 +133,12 @@ class Llama(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = Embedding(c.vocab_size, c.hidden)
+        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
         self.blocks = nn.ModuleList(LlamaBlock(c, i) for i in range(c.layers))
-        self.norm = RMSNorm(c.hidden, c.norm_eps)
+        self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
