@@ -170,8 +170,8 @@ class Blueprint:
         linears = [m.weight for m in modules if isinstance(m, Linear)]
         heads = [m for m in modules if isinstance(m, LMHead)]
         packed = sum(weight.numel() for weight in linears if weight is not None)
-        packed += sum(head.num_weights for head in heads)
-        kept = sum(head.num_weights for head in heads if head.weight is None)
+        packed += sum(head.table.numel() for head in heads)
+        kept = sum(head.table.numel() for head in heads if head.weight is None)
         return packed * size, kept * size
 
     def _graph_bytes(self) -> int:
