@@ -64,11 +64,9 @@ class ModelRunner:
         torch.set_num_threads(self.threads)
         self.wait_policy = WaitPolicy.of_openmp(self.device, self.threads)
         if config.load_format == "dummy":
-            self.weight_bytes = random_weights(
-                blueprint.module, dtype=self.dtype, device=self.device
-            )
+            random_weights(blueprint.module, dtype=self.dtype, device=self.device)
         else:
-            self.weight_bytes = load_weights(
+            load_weights(
                 blueprint.module,
                 self.model.weight_map(),
                 blueprint.folder,
@@ -76,6 +74,7 @@ class ModelRunner:
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
+        self.weight_bytes = sum(p.nbytes for p in blueprint.module.parameters())
         if blueprint.packs:
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module, compiled=blueprint.compiles)
