@@ -47,7 +47,7 @@ MODEL = "Model"
 SCHEDULING = "KV cache and scheduling"
 
 Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
+Seconds = Annotated[float, Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
 
 

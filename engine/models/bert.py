@@ -57,8 +57,7 @@ class BertConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
         """From config.json; raises ConfigError for a missing key or a variant not computed here."""
-        activation = config.get("hidden_act", "gelu")
-        expect({"hidden_act": activation}, "hidden_act", *ACTIVATIONS)
+        expect(config, "hidden_act", *ACTIVATIONS)
         expect(config, "position_embedding_type", "absolute")
         expect(config, "is_decoder", False)
         expect(config, "add_cross_attention", False)
@@ -72,7 +71,7 @@ class BertConfig:
             max_positions=positive(config, "max_position_embeddings"),
             token_types=positive(config, "type_vocab_size"),
             norm_eps=positive_float(config, "layer_norm_eps"),
-            activation=activation,
+            activation=config.get("hidden_act", "gelu"),
             **own,
         )
 

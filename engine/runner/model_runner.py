@@ -264,7 +264,7 @@ class ModelRunner:
         Returns the length of an encoder's vectors.
         """
         if self.kind == "encoder":
-            step = Step(0, (), (), (), (), (Encode(0, (0,), "mean"),))
+            step = Step(encodes=(Encode(0, (0,), "mean"),))
             (output,) = self.launch(step).embeddings()
             return len(output.vector) // 4  # fp32
         row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0), source_length=1)
@@ -272,7 +272,7 @@ class ModelRunner:
         blocks = tuple(NewBlocks(0, group, 0, (1,)) for group in range(len(self.kv.groups)))
         source = tuple((n, (1,)) for n, group in enumerate(self.kv.groups) if group.cross)
         encodes = (Encode(0, (0,), blocks=source),) if source else ()
-        self.launch(Step(0, (slice_,), (row,), blocks, (), encodes)).wait()
+        self.launch(Step((slice_,), (row,), blocks, encodes=encodes)).wait()
         self.kv.scrub([1])
         return 0
 

@@ -177,7 +177,6 @@ class Scheduler:
         if self._prefills:
             slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
         return Step(
-            self._steps,
             tuple(slices),
             tuple(new_rows),
             tuple(new_blocks),

@@ -55,7 +55,7 @@ def forward(
         for index, count in sorted(turn, key=lambda part: part[1] > 1):
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
-        batch = build_batch(Step(0, tuple(slices), (), (), ()), runner.rows, kv, runner.backend)
+        batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
         with compiled_kernels(runner.blueprint.compiles):
             result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
