@@ -48,7 +48,7 @@ class TorchPlan:
     """Groups, store index and masks of one step, shared by all layers."""
 
     def __init__(self, layout: StepLayout) -> None:
-        self._layout = layout
+        self.layout = layout
         self._query_groups: dict[int, list[QueryGroup]] = {}
         self._attentions: dict[tuple[int, AttentionSpec, int], list[GroupAttention]] = {}
         self._store_index: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
@@ -82,28 +82,25 @@ class TorchPlan:
         self, kv: LayerKV, spec: AttentionSpec, dtype: torch.dtype, bias: torch.Tensor | None
     ) -> list[GroupAttention]:
         if (groups := self._query_groups.get(kv.group)) is None:
-            groups = query_groups(self._layout, self._layout.groups[kv.group])
+            groups = query_groups(self.layout, self.layout.groups[kv.group])
             self._query_groups[kv.group] = groups
-        device, size = self._layout.positions.device, kv.keys.shape[2]
+        device, size = self.layout.positions.device, kv.keys.shape[2]
         kind = FusedAttention if FusedAttention.honours(spec, dtype, device) else MatmulAttention
         return [kind(group, spec, size, dtype, bias) for group in groups]
 
     def _own_kv(self, key: torch.Tensor, value: torch.Tensor) -> LayerKV:
         """The step's own keys and values as blocks of one token, behind a null one of zeros."""
-        own = len(self._layout.groups)
+        own = len(self.layout.groups)
         if own not in self._query_groups:
-            self._query_groups[own] = _whole_sequences(self._layout)
+            self._query_groups[own] = _whole_sequences(self.layout)
         keys, values = (
             torch.nn.functional.pad(each, (0, 0, 0, 0, 1, 0)).unsqueeze(2) for each in (key, value)
         )
         return LayerKV(keys, values, own)
 
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
-
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         if (index := self._store_index.get((kv.group, key.shape[1]))) is None:
-            blocks, offsets = self.slots(kv)
+            blocks, offsets = self.layout.slots(kv.group)
             heads = torch.arange(key.shape[1], device=key.device)
             index = torch.broadcast_tensors(blocks[:, None], heads, offsets[:, None])
             index = tuple(part.contiguous() for part in index)

@@ -57,7 +57,7 @@ class Attention(nn.Module):
             qk = norm_and_rotate(qk, heads, angles, norm)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]
-        cache = kv.keys, kv.values, *batch.plan.slots(kv)
+        cache = kv.keys, kv.values, *batch.plan.layout.slots(kv.group)
         q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
         return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
 

@@ -36,7 +36,11 @@ class NoAttention:
     ) -> torch.Tensor:
         return torch.empty_like(query, memory_format=torch.contiguous_format)
 
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+    @property
+    def layout(self) -> NoAttention:
+        return self
+
+    def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         return meta(self._tokens), meta(self._tokens)
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
