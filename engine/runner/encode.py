@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
@@ -33,7 +34,7 @@ def build_encoder_batch(
         query_lens=lens,
         seq_lens=lens,
         lengths=lengths.int(),
-        query_starts=torch.nn.functional.pad(ends.int(), (1, 0)),
+        query_starts=F.pad(ends.int(), (1, 0)),
         groups=[_source_blocks(encodes, group, kv, device) for group in range(len(kv.groups))],
         token_offsets=positions % kv.block_size,
         positions=positions,
