@@ -50,9 +50,10 @@ def _source_blocks(
 ) -> GroupLayout:
     """Where the tokens of each source go in one group; nowhere, if it is not a cross group."""
     blocks = [
-        dict(encode.blocks)[group][position // kv.block_size]
+        table[position // kv.block_size]
         for encode in encodes
-        if group in dict(encode.blocks)
+        for number, table in encode.blocks
+        if number == group
         for position in range(len(encode.tokens))
     ]
     nothing_read = torch.zeros(len(encodes), 1, dtype=torch.int64, device=device)
