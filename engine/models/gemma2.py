@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
-from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding
 from engine.models.base import layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
-from engine.models.llama import NAMES, LlamaConfig
+from engine.models.llama import NAMES, LlamaConfig, llama_attention
 from engine.ops.softcap import softcap
 from engine.weights.rules import WeightMap, targets_by_module
 
@@ -46,23 +44,8 @@ class Gemma2Block(nn.Module):
     def __init__(self, config: Gemma2Config, index: int) -> None:
         super().__init__()
         c, norm = config, partial(config.norm, eps=config.norm_eps)
-        spec = AttentionSpec(
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            scale=c.scale,
-            window=c.windows[index],
-            softcap=c.attention_softcap,
-        )
         self.attention_norm = norm(c.hidden)
-        self.attention = RotaryAttention(
-            c.hidden,
-            spec,
-            index,
-            qkv_bias=c.qkv_bias,
-            out_bias=c.out_bias,
-            qk_norm=partial(norm, c.head_dim) if c.qk_norm else None,
-        )
+        self.attention = llama_attention(c, index, scale=c.scale, softcap=c.attention_softcap)
         self.attention_post_norm = norm(c.hidden)
         self.mlp_norm = norm(c.hidden)
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)

@@ -92,23 +92,36 @@ class LlamaConfig:
         return cls(**(facts | own))
 
 
+def llama_attention(
+    config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
+) -> RotaryAttention:
+    """Of layer `index`; a relative's scores have a scale of their own, or a cap."""
+    c = config
+    spec = AttentionSpec(
+        c.heads,
+        c.kv_heads,
+        c.head_dim,
+        scale=c.head_dim**-0.5 if scale is None else scale,
+        window=c.windows[index],
+        softcap=softcap,
+    )
+    return RotaryAttention(
+        c.hidden,
+        spec,
+        index,
+        qkv_bias=c.qkv_bias,
+        out_bias=c.out_bias,
+        qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
+    )
+
+
 class LlamaBlock(nn.Module):
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
-        c, norm = config, partial(config.norm, eps=config.norm_eps)
-        spec = AttentionSpec(
-            c.heads, c.kv_heads, c.head_dim, scale=c.head_dim**-0.5, window=c.windows[index]
-        )
-        self.attention_norm = norm(c.hidden)
-        self.attention = RotaryAttention(
-            c.hidden,
-            spec,
-            index,
-            qkv_bias=c.qkv_bias,
-            out_bias=c.out_bias,
-            qk_norm=partial(norm, c.head_dim) if c.qk_norm else None,
-        )
-        self.mlp_norm = norm(c.hidden)
+        c = config
+        self.attention_norm = c.norm(c.hidden, c.norm_eps)
+        self.attention = llama_attention(c, index)
+        self.mlp_norm = c.norm(c.hidden, c.norm_eps)
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
 
     def forward(
