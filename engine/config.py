@@ -1,7 +1,7 @@
 """EngineConfig: every choice the engine takes, declared once.
 
 Flags, environment names, the YAML keys, validation and the flags table in the docs all come from
-these fields. A field left at None is decided at start (`resolve` in the engine, which never
+these fields. A field left at None is decided at start (engine/runner/blueprint.py, which never
 changes this object) and the decision is printed.
 """
 
@@ -47,7 +47,7 @@ MODEL = "Model"
 SCHEDULING = "KV cache and scheduling"
 
 Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
+Seconds = Annotated[float, Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
 
 

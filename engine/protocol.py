@@ -8,7 +8,7 @@ processes of one host may compare. Request ids are integers the client makes and
 from __future__ import annotations
 
 import signal
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -239,7 +239,7 @@ class Fatal(Message, frozen=True):
     """The engine is about to exit: `message` for the user, `detail` for the log."""
 
     message: str
-    detail: Annotated[str, msgspec.Meta(description="traceback")] = ""
+    detail: str = ""  # a traceback
     config_error: bool = False
 
 

@@ -51,9 +51,15 @@ class StepLayout:
     positions: torch.Tensor  # [T] int64
     block_size: int
 
+    def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block and place in it, [T] int64 each, of the step's tokens in a KV group."""
+        return self.groups[group].token_blocks, self.token_offsets
+
 
 class AttentionPlan(Protocol):
     """What a backend prepared for one step."""
+
+    layout: StepLayout
 
     def attend(
         self,
@@ -67,13 +73,10 @@ class AttentionPlan(Protocol):
         """Store key and value [T, Hkv, D] in their slots, attend; query and result [T, H, D].
 
         Keys and values that are in their slots already are not given: `store` has put a cross
-        layer's there, a fused rotation its own. A layer without KV gives
-        None for it, and attends to what the step itself holds of each sequence. `bias` is the
-        table [buckets, H] of a spec with `relative`.
+        layer's there, a fused rotation its own. A layer without KV gives None for it, and attends
+        to what the step itself holds of each sequence. `bias` is the table [buckets, H] of a spec
+        with `relative`.
         """
-
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block and place in it, [T] int64 each, of the keys and values of the step's tokens."""
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write key and value [T, Hkv, D] of the step's tokens."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 
 from engine.attention.backend import AttentionPlan
 from engine.attention.kv_cache import KVCache
@@ -30,7 +31,6 @@ class ForwardBatch:
         """With tokens 0 at position 0 behind the others, until there are `rows`."""
         missing = rows - len(self.positions)
         ids, prev_ids, positions = (
-            torch.nn.functional.pad(each, (0, missing))
-            for each in (self.input_ids, self.prev_ids, self.positions)
+            F.pad(each, (0, missing)) for each in (self.input_ids, self.prev_ids, self.positions)
         )
         return replace(self, input_ids=ids, prev_ids=prev_ids, positions=positions)

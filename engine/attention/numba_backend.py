@@ -56,7 +56,7 @@ class NumbaPlan:
 
     def __init__(self, layout: StepLayout, *, fuses: bool = False) -> None:
         """Chunks are given to torch's fused attention if it `fuses`, where that honours a spec."""
-        self._layout = layout
+        self.layout = layout
         self._fuses = fuses and layout.num_decodes < len(layout.lengths)
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
         tasks = _tasks(layout, stores_chunks=self._fuses)
@@ -79,7 +79,7 @@ class NumbaPlan:
         if (call := self._calls.get((kv.group, spec))) is None:
             call = self._calls[kv.group, spec] = self._call(spec, kv.group)
             if self._fuses and FusedAttention.honours(spec, query.dtype, query.device):
-                call.num_attended = self._layout.num_decodes
+                call.num_attended = self.layout.num_decodes
         shared, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
         out = torch.empty(query.shape, dtype=query.dtype)
         for tensor in (query, key, value):
@@ -89,7 +89,7 @@ class NumbaPlan:
         call.value, call.value_stride = value.data_ptr(), value.stride(0)
         call.keys, call.values = kv.keys.data_ptr(), kv.values.data_ptr()
         call.out = out.data_ptr()
-        size, half = self._layout.block_size, query.dtype == torch.bfloat16
+        size, half = self.layout.block_size, query.dtype == torch.bfloat16
         # Both, whatever is needed now: a model's first token compiles what all others will need.
         store = store_kernel(dim, size, half)
         attention = attention_kernel(shared, dim, size, half)
@@ -104,24 +104,21 @@ class NumbaPlan:
                 chunks.attend(turned, query, out)
         return out
 
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
-
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         raise AssertionError("only cross layers, which are refused, store without attending")
 
     def _fused(self, group: int, spec: AttentionSpec, dtype: torch.dtype) -> list[FusedAttention]:
         """The step's chunks in layers of this kind."""
         if (chunks := self._chunks.get((group, spec))) is None:
-            groups = chunk_groups(self._layout, self._layout.groups[group])
-            size = self._layout.block_size
+            groups = chunk_groups(self.layout, self.layout.groups[group])
+            size = self.layout.block_size
             chunks = [FusedAttention(each, spec, size, dtype, None) for each in groups]
             self._chunks[group, spec] = chunks
         return chunks
 
     def _call(self, spec: AttentionSpec, group: int) -> AttentionCall:
-        tables = self._layout.groups[group].block_tables
-        blocks, offsets = self._layout.groups[group].token_blocks, self._layout.token_offsets
+        tables = self.layout.groups[group].block_tables
+        blocks, offsets = self.layout.slots(group)
         for tensor in (tables[0], blocks, offsets):
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
@@ -48,7 +49,7 @@ class TorchPlan:
     """Groups, store index and masks of one step, shared by all layers."""
 
     def __init__(self, layout: StepLayout) -> None:
-        self._layout = layout
+        self.layout = layout
         self._query_groups: dict[int, list[QueryGroup]] = {}
         self._attentions: dict[tuple[int, AttentionSpec, int], list[GroupAttention]] = {}
         self._store_index: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
@@ -82,28 +83,23 @@ class TorchPlan:
         self, kv: LayerKV, spec: AttentionSpec, dtype: torch.dtype, bias: torch.Tensor | None
     ) -> list[GroupAttention]:
         if (groups := self._query_groups.get(kv.group)) is None:
-            groups = query_groups(self._layout, self._layout.groups[kv.group])
+            groups = query_groups(self.layout, self.layout.groups[kv.group])
             self._query_groups[kv.group] = groups
-        device, size = self._layout.positions.device, kv.keys.shape[2]
+        device, size = self.layout.positions.device, kv.keys.shape[2]
         kind = FusedAttention if FusedAttention.honours(spec, dtype, device) else MatmulAttention
         return [kind(group, spec, size, dtype, bias) for group in groups]
 
     def _own_kv(self, key: torch.Tensor, value: torch.Tensor) -> LayerKV:
         """The step's own keys and values as blocks of one token, behind a null one of zeros."""
-        own = len(self._layout.groups)
+        own = len(self.layout.groups)
         if own not in self._query_groups:
-            self._query_groups[own] = _whole_sequences(self._layout)
-        keys, values = (
-            torch.nn.functional.pad(each, (0, 0, 0, 0, 1, 0)).unsqueeze(2) for each in (key, value)
-        )
+            self._query_groups[own] = _whole_sequences(self.layout)
+        keys, values = (F.pad(each, (0, 0, 0, 0, 1, 0)).unsqueeze(2) for each in (key, value))
         return LayerKV(keys, values, own)
-
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         if (index := self._store_index.get((kv.group, key.shape[1]))) is None:
-            blocks, offsets = self.slots(kv)
+            blocks, offsets = self.layout.slots(kv.group)
             heads = torch.arange(key.shape[1], device=key.device)
             index = torch.broadcast_tensors(blocks[:, None], heads, offsets[:, None])
             index = tuple(part.contiguous() for part in index)
@@ -150,7 +146,7 @@ class GroupAttention(ABC):
         rows = query[self.tokens] if self.order is None else query.index_select(0, self.order)
         q = rows.view(self._shape).permute(0, 2, 3, 1, 4).reshape(self._rows)
         if self._padding:
-            q = torch.nn.functional.pad(q, (0, 0, 0, self._padding))
+            q = F.pad(q, (0, 0, 0, self._padding))
         out = self._attend(kv, q)[:, : self._rows[1]]
         out = out.view(sequences, heads, shared, count, dim)
         return out.permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, dim)
@@ -199,12 +195,12 @@ class FusedAttention(GroupAttention):
         if mask.shape[1] == 1:  # the same for all heads
             mask = mask.expand(-1, spec.num_heads // heads, -1, -1)
         mask = mask.reshape(sequences, -1, rows, num_keys)
-        self._mask = torch.nn.functional.pad(mask, (0, 0, 0, self._padding))
+        self._mask = F.pad(mask, (0, 0, 0, self._padding))
 
     def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
         self._gather(kv.keys, self._pieces)
         self._gather(kv.values, self._value_pieces)
-        return torch.nn.functional.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             q.view(*self._keys.shape[:2], *q.shape[1:]),
             self._keys,
             self._values,
@@ -231,7 +227,7 @@ class MatmulAttention(GroupAttention):
         per_split = SPLIT // block_size
         if group.tables.shape[1] > per_split or dtype == torch.float32:
             missing = -group.tables.shape[1] % per_split
-            tables = torch.nn.functional.pad(group.tables, (0, missing))
+            tables = F.pad(group.tables, (0, missing))
             group = replace(group, tables=tables)
         super().__init__(group, spec, block_size, dtype)
         (matmuls, rows, dim), num_keys = self._rows, self._num_keys
@@ -244,7 +240,7 @@ class MatmulAttention(GroupAttention):
         self._padding = _missing_rows(rows, matmuls * num_keys * dim, dtype, fewest)
         mask = _mask(group, spec, num_keys, dtype, bias).expand(-1, spec.num_heads, -1, -1)
         mask = mask.reshape(matmuls, rows, num_keys)
-        self._mask = torch.nn.functional.pad(mask, (0, 0, 0, self._padding))
+        self._mask = F.pad(mask, (0, 0, 0, self._padding))
 
     def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
         spec, splits, dim = self._spec, self._splits, self._rows[-1]

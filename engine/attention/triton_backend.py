@@ -52,7 +52,7 @@ class TritonPlan:
     """One step's layout, and the biases its layers share."""
 
     def __init__(self, layout: StepLayout) -> None:
-        self._layout = layout
+        self.layout = layout
         self._biases: dict[int, torch.Tensor] = {}
 
     def attend(
@@ -69,20 +69,20 @@ class TritonPlan:
         if kv is None:
             assert key is not None
             assert value is not None
-            starts, lengths = self._layout.query_starts, self._layout.lengths
+            starts, lengths = self.layout.query_starts, self.layout.lengths
             extend_attention(out, query, key, value, None, starts, lengths, features, causal=False)
             return out
         if key is not None and value is not None:
             self.store(kv, key, value)
-        group, first = self._layout.groups[kv.group], self._layout.num_decodes
-        lengths = self._layout.lengths if group.key_lengths is None else group.key_lengths
+        group, first = self.layout.groups[kv.group], self.layout.num_decodes
+        lengths = self.layout.lengths if group.key_lengths is None else group.key_lengths
         if first:
             tables = group.block_tables[:first]
             decode_attention(
                 out[:first], query[:first], kv.keys, kv.values, tables, lengths[:first], features
             )
         if first < len(lengths):
-            if self._layout.query_lens is None:
+            if self.layout.query_lens is None:
                 out[first:].zero_()  # those of no sequence are not written, and may be NaN
             extend_attention(
                 out,
@@ -90,19 +90,15 @@ class TritonPlan:
                 kv.keys,
                 kv.values,
                 group.block_tables[first:],
-                self._layout.query_starts[first:],
+                self.layout.query_starts[first:],
                 lengths[first:],
                 features,
                 causal=spec.kind == "causal",
             )
         return out
 
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._layout.groups[kv.group].token_blocks, self._layout.token_offsets
-
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
-        blocks = self._layout.groups[kv.group].token_blocks
-        store_kv(kv.keys, kv.values, key, value, blocks, self._layout.token_offsets)
+        store_kv(kv.keys, kv.values, key, value, *self.layout.slots(kv.group))
 
     def _by_distance(self, spec: AttentionSpec, table: torch.Tensor | None) -> torch.Tensor | None:
         """[H, 2 * max_distance + 1] fp32: what the table [buckets, H] adds at each distance.

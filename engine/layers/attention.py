@@ -57,7 +57,7 @@ class Attention(nn.Module):
             qk = norm_and_rotate(qk, heads, angles, norm)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]
-        cache = kv.keys, kv.values, *batch.plan.slots(kv)
+        cache = kv.keys, kv.values, *batch.plan.layout.slots(kv.group)
         q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
         return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
 
@@ -65,6 +65,13 @@ class Attention(nn.Module):
         """Write a cross layer's keys and values [T, Hkv, D] of the source, once."""
         tokens = slice(batch.num_tokens)
         batch.plan.store(batch.kv.layers[self.index], k[tokens], v[tokens])
+
+
+def kv_specs(model: nn.Module) -> list[AttentionSpec]:
+    """The specs of a model's layers with KV, each at the index of its Attention."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+    layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
+    return [layer.spec for layer in layers]
 
 
 class RotaryAttention(nn.Module):

@@ -63,19 +63,17 @@ class LMHead(nn.Module):
         self._packed: PackedWeight | None = None
 
     @property
-    def num_weights(self) -> int:
-        """Of the table it multiplies with, its own or another's."""
-        return (self._tied_to[0].weight if self.weight is None else self.weight).numel()
+    def table(self) -> torch.Tensor:
+        """What it multiplies with [vocabulary, dim], its own or the embedding's."""
+        table = self._tied_to[0].weight if self._tied_to else self.weight
+        assert table is not None
+        return table
 
     def prepack(self, *, compiled: bool = False) -> None:
-        weight = self._tied_to[0].weight if self._tied_to else self.weight
-        assert weight is not None
-        self._packed = PackedWeight(weight.data, compiled=compiled)
+        self._packed = PackedWeight(self.table.data, compiled=compiled)
         self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed(hidden)
-        weight = self._tied_to[0].weight if self._tied_to else self.weight
-        assert weight is not None
-        return linear(hidden, weight, dtype=torch.float32)
+        return linear(hidden, self.table, dtype=torch.float32)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
 from engine.errors import ConfigError
 from engine.weights.rules import WeightMap
 
@@ -16,7 +15,10 @@ Number = TypeVar("Number", int, float)
 
 
 class Facts(Protocol):
-    """What the runner asks of an architecture's own config, before it builds the model."""
+    """What the runner asks of an architecture's own config."""
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def max_positions(self) -> int | None:
@@ -31,8 +33,7 @@ class Model(Protocol):
     encoder `encode`, an encoder–decoder all three; the registry says which it is.
     """
 
-    specs: Sequence[AttentionSpec]  # one for each layer with KV, at its Attention's index
-    vocab_size: int
+    config: Facts
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> Facts:
@@ -73,6 +74,14 @@ def positive_float(config: dict[str, Any], key: str) -> float:
     if type(value) not in (int, float) or not value > 0:
         raise ConfigError(f"config.json has {key} = {value!r}; it must be a number above 0.")
     return float(value)
+
+
+def shared_by(config: dict[str, Any], key: str, heads_key: str) -> tuple[int, int]:
+    """(config[key], a number of heads); ConfigError where the heads cannot share it evenly."""
+    size, heads = positive(config, key), positive(config, heads_key)
+    if size % heads:
+        raise ConfigError(f"config.json has {key} {size}, which {heads} heads cannot share.")
+    return size, heads
 
 
 def attention_heads(config: dict[str, Any]) -> tuple[int, int, int]:

@@ -11,13 +11,12 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
-from engine.layers.mlp import ACTIVATIONS
+from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, positive_float
+from engine.models.base import expect, positive, positive_float, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 # Where a checkpoint keeps what each of our modules holds.
@@ -29,8 +28,8 @@ NAMES = {
     "blocks.{i}.qkv": "encoder.layer.{i}.attention.self.{part}",
     "blocks.{i}.out": "encoder.layer.{i}.attention.output.dense",
     "blocks.{i}.attention_norm": "encoder.layer.{i}.attention.output.LayerNorm",
-    "blocks.{i}.up": "encoder.layer.{i}.intermediate.dense",
-    "blocks.{i}.down": "encoder.layer.{i}.output.dense",
+    "blocks.{i}.mlp.up": "encoder.layer.{i}.intermediate.dense",
+    "blocks.{i}.mlp.down": "encoder.layer.{i}.output.dense",
     "blocks.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
 }
 # What reads the hidden states, a pooler and the heads of pre-training, and buffers of positions.
@@ -58,16 +57,11 @@ class BertConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
         """From config.json; raises ConfigError for a missing key or a variant not computed here."""
-        activation = config.get("hidden_act", "gelu")
-        expect({"hidden_act": activation}, "hidden_act", *ACTIVATIONS)
+        expect(config, "hidden_act", *ACTIVATIONS)
         expect(config, "position_embedding_type", "absolute")
         expect(config, "is_decoder", False)
         expect(config, "add_cross_attention", False)
-        hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
-        if hidden % heads:
-            raise ConfigError(
-                f"config.json has hidden_size {hidden}, which {heads} heads cannot share."
-            )
+        hidden, heads = shared_by(config, "hidden_size", "num_attention_heads")
         return cls(
             vocab_size=positive(config, "vocab_size"),
             hidden=hidden,
@@ -77,7 +71,7 @@ class BertConfig:
             max_positions=positive(config, "max_position_embeddings"),
             token_types=positive(config, "type_vocab_size"),
             norm_eps=positive_float(config, "layer_norm_eps"),
-            activation=activation,
+            activation=config.get("hidden_act", "gelu"),
             **own,
         )
 
@@ -91,9 +85,7 @@ class BertBlock(nn.Module):
         self.attend = Attention(self.spec)
         self.out = Linear(c.hidden, c.hidden, bias=True)
         self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.up = Linear(c.hidden, c.intermediate, bias=True)
-        self.activation = ACTIVATIONS[c.activation]
-        self.down = Linear(c.intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
 
     def forward(
@@ -107,7 +99,7 @@ class BertBlock(nn.Module):
         qkv = rotate(self.qkv(x).view(len(x), 3 * heads, self.spec.head_dim))
         q, k, v = qkv.split(heads, dim=1)
         _, x = self.attention_norm.add(x, self.out(self.attend(q, k, v, batch)))
-        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
+        return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
 def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:
@@ -129,13 +121,11 @@ class Bert(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.positions = Embedding(c.max_positions, c.hidden)
         self.types = Embedding(c.token_types, c.hidden)
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
-        self.specs: list[AttentionSpec] = []  # no layer keeps KV
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embed(batch.input_ids) + self.types.weight[0] + self.positions(batch.positions)

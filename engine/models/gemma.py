@@ -1,20 +1,13 @@
-"""Gemma (arXiv 2403.08295): GeGLU, (1 + weight) norms, embeddings times sqrt(hidden), tied head."""
+"""Gemma (arXiv 2403.08295): Llama with GeGLU, norms that multiply by 1 + weight, embeddings times
+sqrt(hidden), and these for its head."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import nn
-
-from engine.attention.batch import ForwardBatch
-from engine.layers.attention import Attention
-from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.norm import OffsetRMSNorm
-from engine.layers.rotary import RotaryEmbedding
-from engine.models.base import expect
-from engine.models.llama import NAMES, LlamaBlock, LlamaConfig
-from engine.weights.rules import WeightMap, targets_by_module
+from engine.models.base import expect, positive
+from engine.models.llama import Llama, LlamaConfig
 
 
 def gemma_spelling(config: dict[str, Any]) -> dict[str, Any]:
@@ -28,36 +21,13 @@ def gemma_spelling(config: dict[str, Any]) -> dict[str, Any]:
     return {"tie_word_embeddings": True} | config | {"hidden_act": "gelu_pytorch_tanh"}
 
 
-class Gemma(nn.Module):
+def gemma_facts(config: dict[str, Any]) -> dict[str, Any]:
+    """What every Gemma has of its own."""
+    return {"norm": OffsetRMSNorm, "embed_scale": positive(config, "hidden_size") ** 0.5}
+
+
+class Gemma(Llama):
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         """The facts of a Gemma checkpoint; ConfigError for a missing key or another variant."""
-        return LlamaConfig.from_hf(gemma_spelling(config))
-
-    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
-        self.rotary = RotaryEmbedding(
-            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
-        )
-        self.blocks = nn.ModuleList(LlamaBlock(c, i, OffsetRMSNorm) for i in range(c.layers))
-        self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
-        self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x, delta = self.embed(batch.input_ids), None
-        cos, sin = self.rotary(batch.positions)
-        for block in self.blocks:
-            x, delta = block(x, delta, cos, sin, batch)
-        return self.norm.add(x, delta)[1]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)
-
-    def weight_map(self) -> WeightMap:
-        aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
-        targets = targets_by_module(self, NAMES)
-        return WeightMap(targets, aliases=aliases, ignored=("rotary_emb.inv_freq",))
+        return LlamaConfig.from_hf(gemma_spelling(config), **gemma_facts(config))

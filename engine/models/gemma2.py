@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
-from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GatedMLP
-from engine.layers.norm import OffsetRMSNorm
+from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding
 from engine.models.base import layer_windows, nullable, positive, positive_float
-from engine.models.gemma import gemma_spelling
-from engine.models.llama import NAMES, LlamaConfig
+from engine.models.gemma import gemma_facts, gemma_spelling
+from engine.models.llama import NAMES, LlamaConfig, llama_attention
 from engine.ops.softcap import softcap
 from engine.weights.rules import WeightMap, targets_by_module
 
@@ -45,24 +43,9 @@ class Gemma2Block(nn.Module):
 
     def __init__(self, config: Gemma2Config, index: int) -> None:
         super().__init__()
-        c, norm = config, partial(OffsetRMSNorm, eps=config.norm_eps)
-        spec = AttentionSpec(
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            scale=c.scale,
-            window=c.windows[index],
-            softcap=c.attention_softcap,
-        )
+        c, norm = config, partial(config.norm, eps=config.norm_eps)
         self.attention_norm = norm(c.hidden)
-        self.attention = RotaryAttention(
-            c.hidden,
-            spec,
-            index,
-            qkv_bias=c.qkv_bias,
-            out_bias=c.out_bias,
-            qk_norm=partial(norm, c.head_dim) if c.qk_norm else None,
-        )
+        self.attention = llama_attention(c, index, scale=c.scale, softcap=c.attention_softcap)
         self.attention_post_norm = norm(c.hidden)
         self.mlp_norm = norm(c.hidden)
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
@@ -72,11 +55,11 @@ class Gemma2Block(nn.Module):
         self,
         x: torch.Tensor,
         delta: torch.Tensor | None,
-        post: OffsetRMSNorm | None,
+        post: RMSNorm | None,
         cos: torch.Tensor,
         sin: torch.Tensor,
         batch: ForwardBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor, OffsetRMSNorm]:
+    ) -> tuple[torch.Tensor, torch.Tensor, RMSNorm]:
         """x [T, hidden], what is still to be added to it and the norm that passes before, of the
         block before this one; the same of this one."""
         x, normed = self.attention_norm.add(x, delta, post)
@@ -91,6 +74,7 @@ class Gemma2(nn.Module):
         """The facts of a Gemma 2 checkpoint; ConfigError for a missing key or another variant."""
         return Gemma2Config.from_hf(
             gemma_spelling(config),
+            **gemma_facts(config),
             windows=layer_windows(
                 config, nullable(config, "sliding_window", positive), lambda i: i % 2 == 0
             ),
@@ -102,15 +86,13 @@ class Gemma2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
+        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
         self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
-        self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
+        self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta, post = self.embed(batch.input_ids), None, None

@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.errors import ConfigError
-from engine.layers.attention import Attention
-from engine.layers.embedding import LMHead, ScaledEmbedding
-from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float
-from engine.models.gemma import gemma_spelling
-from engine.models.gemma2 import NAMES_GEMMA2, Gemma2Block, Gemma2Config
+from engine.models.gemma import gemma_facts, gemma_spelling
+from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
 from engine.weights.rules import WeightMap, targets_by_module
 
 # A nested text_config leaves out whatever equals these.
@@ -80,7 +76,9 @@ def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
     return config | own | {"rope_parameters": given.get(kind)}
 
 
-class Gemma3(nn.Module):
+class Gemma3(Gemma2):
+    config: Gemma3Config
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma3Config:
         """The facts of a Gemma 3 checkpoint; ConfigError for a missing key or another variant."""
@@ -92,6 +90,7 @@ class Gemma3(nn.Module):
         local = _rope(text, "sliding_attention")
         return Gemma3Config.from_hf(
             _rope(text, "full_attention"),
+            **gemma_facts(text),
             windows=layer_windows(
                 text, nullable(text, "sliding_window", positive), lambda i: (i + 1) % period != 0
             ),
@@ -105,20 +104,11 @@ class Gemma3(nn.Module):
         )
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.hidden**0.5, dtype)
-        self.rotary = RotaryEmbedding(
-            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
-        )
+        super().__init__(config, max_positions=max_positions, dtype=dtype)
+        c = self.config
         self.local_rotary = RotaryEmbedding(
             c.head_dim, c.local_theta, c.local_scaling, max_positions, dtype
         )
-        self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
-        self.norm = OffsetRMSNorm(c.hidden, c.norm_eps)
-        self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta, post = self.embed(batch.input_ids), None, None
@@ -127,9 +117,6 @@ class Gemma3(nn.Module):
             angles = everywhere if window is None else nearby
             x, delta, post = block(x, delta, post, *angles, batch)
         return self.norm.add(x, delta, post)[1]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)
 
     def weight_map(self) -> WeightMap:
         """Old and new multimodal checkpoints put different words in front of the same names."""

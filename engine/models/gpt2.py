@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,15 +10,29 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
+from engine.layers.mlp import MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, positive_float
+from engine.models.base import expect, positive, positive_float, shared_by
 from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
-from engine.weights.rules import Target, WeightMap
+from engine.weights.rules import WeightMap, targets_by_module
+
+# Where a checkpoint keeps what each of our modules holds.
+NAMES = {
+    "embed": "wte",
+    "position": "wpe",
+    "blocks.{i}.attention_norm": "h.{i}.ln_1",
+    "blocks.{i}.qkv": "h.{i}.attn.c_attn",
+    "blocks.{i}.out": "h.{i}.attn.c_proj",
+    "blocks.{i}.mlp_norm": "h.{i}.ln_2",
+    "blocks.{i}.mlp.up": "h.{i}.mlp.c_fc",
+    "blocks.{i}.mlp.down": "h.{i}.mlp.c_proj",
+    "norm": "ln_f",
+    "head": "lm_head",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +54,7 @@ class GPT2Config:
         expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
         expect(config, "scale_attn_weights", True)
         expect(config, "scale_attn_by_inverse_layer_idx", False)
-        hidden, heads = positive(config, "n_embd"), positive(config, "n_head")
-        if hidden % heads:
-            raise ConfigError(f"config.json has n_embd {hidden}, which {heads} heads cannot share.")
+        hidden, heads = shared_by(config, "n_embd", "n_head")
         return cls(
             vocab_size=positive(config, "vocab_size"),
             hidden=hidden,
@@ -65,8 +77,7 @@ class GPT2Block(nn.Module):
         self.attend = Attention(self.spec, index)
         self.out = Linear(c.hidden, c.hidden, bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.up = Linear(c.hidden, c.intermediate, bias=True)
-        self.down = Linear(c.intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.intermediate, gelu_tanh, bias=True)
 
     def forward(self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch) -> Tensors:
         """x [T, hidden] and what is still to be added to it, before and after this block."""
@@ -74,7 +85,7 @@ class GPT2Block(nn.Module):
         qkv = self.qkv(normed).view(len(x), 3, self.spec.num_heads, -1)
         attended = self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
         x, normed = self.mlp_norm.add(x, attended)
-        return x, self.down(gelu_tanh(self.up(normed)))
+        return x, self.mlp(normed)
 
 
 class GPT2(nn.Module):
@@ -85,13 +96,11 @@ class GPT2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         self.position = Embedding(c.max_positions, c.hidden)
         self.blocks = nn.ModuleList(GPT2Block(c, i) for i in range(c.layers))
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta = self.embed(batch.input_ids) + self.position(batch.positions), None
@@ -103,29 +112,10 @@ class GPT2(nn.Module):
         return self.head(hidden)
 
     def weight_map(self) -> WeightMap:
-        targets = {
-            "wte.weight": Target("embed.weight"),
-            "wpe.weight": Target("position.weight"),
-            "ln_f.weight": Target("norm.weight"),
-            "ln_f.bias": Target("norm.bias"),
-        }
-        modules = {
-            "ln_1": "attention_norm",
-            "attn.c_attn": "qkv",
-            "attn.c_proj": "out",
-            "ln_2": "mlp_norm",
-            "mlp.c_fc": "up",
-            "mlp.c_proj": "down",
-        }
-        for i in range(self.config.layers):
-            for name, module in modules.items():
-                conv1d = name.rpartition(".")[2].startswith("c_")  # stored [in, out]
-                targets[f"h.{i}.{name}.weight"] = Target(
-                    f"blocks.{i}.{module}.weight", transpose=conv1d
-                )
-                targets[f"h.{i}.{name}.bias"] = Target(f"blocks.{i}.{module}.bias")
+        targets = targets_by_module(self, NAMES)
+        for name, target in targets.items():
+            if ".c_" in name and name.endswith(".weight"):  # of a Conv1D: stored [in, out]
+                targets[name] = replace(target, transpose=True)
         ignored = [".attn.bias", ".attn.masked_bias"]  # causal masks old files carry
         aliases = {"wte.weight": ("lm_head.weight",)} if self.config.tied else {}
-        if not self.config.tied:
-            targets["lm_head.weight"] = Target("head.weight")
         return WeightMap(targets, ("transformer.", ""), aliases=aliases, ignored=ignored)

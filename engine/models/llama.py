@@ -11,8 +11,8 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.layers.attention import Attention, RotaryAttention
-from engine.layers.embedding import Embedding, LMHead
+from engine.layers.attention import RotaryAttention
+from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -29,7 +29,7 @@ NAMES = {
     "blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm",
     "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
     "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
-    "blocks.{i}.mlp.gate_up": "model.layers.{i}.mlp.{part}_proj",
+    "blocks.{i}.mlp.up": "model.layers.{i}.mlp.{part}_proj",
     "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
     "norm": "model.norm",
     "head": "lm_head",
@@ -58,6 +58,8 @@ class LlamaConfig:
     tied: bool
     windows: tuple[int | None, ...]  # one a layer
     qk_norm: bool = False
+    norm: type[RMSNorm] = RMSNorm
+    embed_scale: float = 1.0  # token embeddings are multiplied by it
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
@@ -90,25 +92,36 @@ class LlamaConfig:
         return cls(**(facts | own))
 
 
-class LlamaBlock(nn.Module):
-    """A block of Llama, or of a relative whose norms are of another `kind`."""
+def llama_attention(
+    config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
+) -> RotaryAttention:
+    """Of layer `index`; a relative's scores have a scale of their own, or a cap."""
+    c = config
+    spec = AttentionSpec(
+        c.heads,
+        c.kv_heads,
+        c.head_dim,
+        scale=c.head_dim**-0.5 if scale is None else scale,
+        window=c.windows[index],
+        softcap=softcap,
+    )
+    return RotaryAttention(
+        c.hidden,
+        spec,
+        index,
+        qkv_bias=c.qkv_bias,
+        out_bias=c.out_bias,
+        qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
+    )
 
-    def __init__(self, config: LlamaConfig, index: int, kind: type[RMSNorm] = RMSNorm) -> None:
+
+class LlamaBlock(nn.Module):
+    def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
-        c, norm = config, partial(kind, eps=config.norm_eps)
-        spec = AttentionSpec(
-            c.heads, c.kv_heads, c.head_dim, scale=c.head_dim**-0.5, window=c.windows[index]
-        )
-        self.attention_norm = norm(c.hidden)
-        self.attention = RotaryAttention(
-            c.hidden,
-            spec,
-            index,
-            qkv_bias=c.qkv_bias,
-            out_bias=c.out_bias,
-            qk_norm=partial(norm, c.head_dim) if c.qk_norm else None,
-        )
-        self.mlp_norm = norm(c.hidden)
+        c = config
+        self.attention_norm = c.norm(c.hidden, c.norm_eps)
+        self.attention = llama_attention(c, index)
+        self.mlp_norm = c.norm(c.hidden, c.norm_eps)
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
 
     def forward(
@@ -133,15 +146,13 @@ class Llama(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.embed = Embedding(c.vocab_size, c.hidden)
+        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
         self.blocks = nn.ModuleList(LlamaBlock(c, i) for i in range(c.layers))
-        self.norm = RMSNorm(c.hidden, c.norm_eps)
+        self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta = self.embed(batch.input_ids), None

@@ -11,13 +11,11 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead, Sinusoids
-from engine.layers.linear import Linear
-from engine.layers.mlp import ACTIVATIONS
+from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive
+from engine.models.base import expect, positive, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 NORM_EPS = 1e-5
@@ -31,8 +29,8 @@ BLOCK_NAMES = {
     "cross.kv": "encoder_attn.{part}_proj",
     "cross.out": "encoder_attn.out_proj",
     "cross_norm": "encoder_attn_layer_norm",
-    "up": "fc1",
-    "down": "fc2",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
     "mlp_norm": "final_layer_norm",
 }
 NAMES = {
@@ -72,21 +70,18 @@ class MarianConfig:
             expect(config, variant, False)
         expect(config, "static_position_embeddings", True)
         expect(config, "activation_function", *ACTIVATIONS)
-        hidden, vocab_size = positive(config, "d_model"), positive(config, "vocab_size")
+        vocab_size = positive(config, "vocab_size")
         expect(config, "decoder_vocab_size", None, vocab_size)  # one tokenizer reads and writes
-        for key in ("encoder_attention_heads", "decoder_attention_heads"):
-            if hidden % positive(config, key):
-                raise ConfigError(
-                    f"config.json has d_model {hidden}, which {config[key]} heads cannot share."
-                )
+        hidden, encoder_heads = shared_by(config, "d_model", "encoder_attention_heads")
+        hidden, decoder_heads = shared_by(config, "d_model", "decoder_attention_heads")
         return cls(
             vocab_size=vocab_size,
             hidden=hidden,
             encoder_layers=positive(config, "encoder_layers"),
-            encoder_heads=config["encoder_attention_heads"],
+            encoder_heads=encoder_heads,
             encoder_intermediate=positive(config, "encoder_ffn_dim"),
             decoder_layers=positive(config, "decoder_layers"),
-            decoder_heads=config["decoder_attention_heads"],
+            decoder_heads=decoder_heads,
             decoder_intermediate=positive(config, "decoder_ffn_dim"),
             max_positions=positive(config, "max_position_embeddings"),
             activation=config.get("activation_function", "gelu"),
@@ -107,14 +102,12 @@ class EncoderBlock(nn.Module):
         c = config
         self.attention = SelfAttention(c.hidden, c.spec("full"), bias=True)
         self.attention_norm = LayerNorm(c.hidden, NORM_EPS)
-        self.up = Linear(c.hidden, c.encoder_intermediate, bias=True)
-        self.activation = ACTIVATIONS[c.activation]
-        self.down = Linear(c.encoder_intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.encoder_intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, NORM_EPS)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         _, x = self.attention_norm.add(x, self.attention(x, batch))
-        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
+        return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
 class DecoderBlock(nn.Module):
@@ -125,15 +118,13 @@ class DecoderBlock(nn.Module):
         self.attention_norm = LayerNorm(c.hidden, NORM_EPS)
         self.cross = CrossAttention(c.hidden, c.spec("cross"), cross_index, bias=True)
         self.cross_norm = LayerNorm(c.hidden, NORM_EPS)
-        self.up = Linear(c.hidden, c.decoder_intermediate, bias=True)
-        self.activation = ACTIVATIONS[c.activation]
-        self.down = Linear(c.decoder_intermediate, c.hidden, bias=True)
+        self.mlp = MLP(c.hidden, c.decoder_intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, NORM_EPS)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         _, x = self.attention_norm.add(x, self.attention(x, batch))
         _, x = self.cross_norm.add(x, self.cross(x, batch))
-        return self.mlp_norm.add(x, self.down(self.activation(self.up(x))))[1]
+        return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
 class Marian(nn.Module):
@@ -144,8 +135,6 @@ class Marian(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.specs = [c.spec("causal")] * c.decoder_layers + [c.spec("cross")] * c.decoder_layers
         self.encoder_embed = Embedding(c.vocab_size, c.hidden)
         self.decoder_embed = self.encoder_embed if c.shared else Embedding(c.vocab_size, c.hidden)
         self.position = Sinusoids(max_positions, c.hidden, dtype)

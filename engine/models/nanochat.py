@@ -21,6 +21,7 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
+from engine.layers.mlp import MLP
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, nullable, positive, positive_float, required
 from engine.ops.gated import relu_squared, sigmoid
@@ -36,8 +37,8 @@ NAMES = {
     "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
     "blocks.{i}.attention.values.gate": "model.layers.{i}.self_attn.ve_gate",
     "blocks.{i}.attention.values.table": "model.value_embeds.{i}",
-    "blocks.{i}.up": "model.layers.{i}.mlp.fc1",
-    "blocks.{i}.down": "model.layers.{i}.mlp.fc2",
+    "blocks.{i}.mlp.up": "model.layers.{i}.mlp.fc1",
+    "blocks.{i}.mlp.down": "model.layers.{i}.mlp.fc2",
     "smear_gate": "model.smear_gate",
     "head": "lm_head",
     "": "model",  # the factors
@@ -172,15 +173,14 @@ class NanoChatBlock(nn.Module):
         super().__init__()
         self.norm_eps = config.norm_eps
         self.attention = NanoChatAttention(config, index)
-        self.up = Linear(config.hidden, config.intermediate)
-        self.down = Linear(config.intermediate, config.hidden)
+        self.mlp = MLP(config.hidden, config.intermediate, relu_squared)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
         attended = self.attention(rms_norm(x, None, self.norm_eps), cos, sin, batch)
         x, normed = add_rms_norm(x, attended, None, self.norm_eps)
-        return x + self.down(relu_squared(self.up(normed)))
+        return x + self.mlp(normed)
 
 
 class NanoChat(nn.Module):
@@ -191,7 +191,6 @@ class NanoChat(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.hidden)
         if c.smear_channels is not None:
             self.smear_gate = Linear(c.smear_channels, 1)
@@ -206,7 +205,6 @@ class NanoChat(nn.Module):
         if c.backout_layer is not None:
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self.head = LMHead(c.vocab_size, c.hidden)
-        self.specs = [layer.spec for layer in self.modules() if isinstance(layer, Attention)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         c = self.config

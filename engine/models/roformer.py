@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
 from engine.errors import ConfigError
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
@@ -55,7 +54,6 @@ class RoFormer(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
         self.embed = Embedding(c.vocab_size, c.embedding)
         self.types = Embedding(c.token_types, c.embedding)
         self.norm = LayerNorm(c.embedding, c.norm_eps)
@@ -63,7 +61,6 @@ class RoFormer(nn.Module):
         self.project = Linear(c.embedding, c.hidden, bias=True) if wider else None
         self.rotary = PairRotaryEmbedding(c.hidden // c.heads, THETA, max_positions, dtype)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
-        self.specs: list[AttentionSpec] = []  # no layer keeps KV
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.norm(self.embed(batch.input_ids) + self.types.weight[0])

@@ -15,8 +15,7 @@ from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead
-from engine.layers.linear import Linear
-from engine.layers.mlp import Activation
+from engine.layers.mlp import MLP, Activation
 from engine.layers.norm import RMSNorm
 from engine.models.base import expect, positive, positive_float
 from engine.ops.gated import gelu_tanh_mul, silu_mul
@@ -123,15 +122,9 @@ class T5Config:
         return AttentionSpec(*heads, scale=1.0, kind=kind, relative=relative)
 
 
-class T5MLP(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        _, parts, self.activation = FEED_FORWARDS[config.feed_forward]
-        self.up = Linear(config.hidden, dict.fromkeys(parts, config.intermediate))
-        self.down = Linear(config.intermediate, config.hidden)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.activation(self.up(x)))
+def t5_mlp(config: T5Config) -> MLP:
+    _, parts, activation = FEED_FORWARDS[config.feed_forward]
+    return MLP(config.hidden, config.intermediate, activation, parts=parts)
 
 
 class T5EncoderBlock(nn.Module):
@@ -140,7 +133,7 @@ class T5EncoderBlock(nn.Module):
         self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
         self.attention = SelfAttention(config.hidden, config.spec("full"))
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.mlp = T5MLP(config)
+        self.mlp = t5_mlp(config)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch, table: torch.Tensor
@@ -160,7 +153,7 @@ class T5DecoderBlock(nn.Module):
         cross_index = config.decoder_layers + index
         self.cross = CrossAttention(config.hidden, config.spec("cross"), cross_index)
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.mlp = T5MLP(config)
+        self.mlp = t5_mlp(config)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch, table: torch.Tensor
@@ -180,8 +173,6 @@ class T5(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.vocab_size = c.vocab_size
-        self.specs = [c.spec("causal")] * c.decoder_layers + [c.spec("cross")] * c.decoder_layers
         self.embed = Embedding(c.vocab_size, c.hidden)
         # One table [buckets, heads] for all layers of a side; the first layer's in checkpoints.
         self.encoder_table = Embedding(c.buckets, c.heads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,30 +13,27 @@ from engine.ops.dispatch import compiled_for, kernels_for
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where [..., 2F] holds gate and up side by side; [..., F] (SwiGLU)."""
-    if kernels_for(gate_up):
-        from engine.kernels.gated import activate
-
-        return activate(gate_up, "silu", gated=True)
-    if compiled_for(gate_up):
-        from engine.kernels.cpu.rows import activate as activate_rows
-
-        return activate_rows(gate_up, "silu")
-    gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate) * up
+    return _gated(gate_up, "silu", silu)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gelu_tanh(gate) * up, laid out as for silu_mul (GeGLU, arXiv 2002.05202)."""
+    return _gated(gate_up, "gelu_tanh", gelu_tanh)
+
+
+def _gated(
+    gate_up: torch.Tensor, kind: str, activation: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     if kernels_for(gate_up):
         from engine.kernels.gated import activate
 
-        return activate(gate_up, "gelu_tanh", gated=True)
+        return activate(gate_up, kind, gated=True)
     if compiled_for(gate_up):
         from engine.kernels.cpu.rows import activate as activate_rows
 
-        return activate_rows(gate_up, "gelu_tanh")
+        return activate_rows(gate_up, kind)
     gate, up = gate_up.chunk(2, dim=-1)
-    return gelu_tanh(gate) * up
+    return activation(gate) * up
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -75,8 +73,3 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     By tanh, see `_splits_change_bits`.
     """
     return (0.5 * torch.tanh(0.5 * x.float()) + 0.5).to(x.dtype)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the normal distribution function of x, exact by erf (arXiv 1606.08415)."""
-    return F.gelu(x)

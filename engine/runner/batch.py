@@ -72,24 +72,18 @@ def build_batch(
         [s.start + s.count for s in step.slices],
         [rows.source_length[s.row] for s in step.slices],
     )
-    return _batch(inputs, count_decodes(step.slices), rows, kv, backend, lens)
+    return mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, lens)
 
 
 def mixed_batch(
-    inputs: StepInputs, num_decodes: int, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
-) -> ForwardBatch:
-    """What `build_batch` makes of the same slices, from device tensors alone: to be captured."""
-    return _batch(inputs, num_decodes, rows, kv, backend, None)
-
-
-def _batch(
     inputs: StepInputs,
     num_decodes: int,
     rows: SequenceRows,
     kv: KVCache,
     backend: AttentionBackend,
-    lens: HostLens | None,
+    lens: HostLens | None = None,
 ) -> ForwardBatch:
+    """Without `lens` from device tensors alone: to be captured."""
     positions, token_rows = inputs.positions, inputs.token_rows
     tables = rows.block_tables
     if lens:

@@ -12,7 +12,7 @@ from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.selection import select_backend
 from engine.config import EngineConfig, check_length, model_folder, read_json
 from engine.errors import ConfigError
-from engine.layers.attention import Attention
+from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory import MemoryPlan, margin, plan_blocks, spare_for_kv
@@ -57,11 +57,10 @@ class Blueprint:
         self.parameters = sum(p.numel() for p in module.parameters())
         self.start_token: int | None = None
         if self.kind == "encoder-decoder":
-            self.start_token = _start_token(self.folder, hf_config, self.model.vocab_size)
-        # An encoder's layers keep no KV, so the model's specs are without them.
-        specs = [layer.spec for layer in module.modules() if isinstance(layer, Attention)]
+            self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
+        attentions = [layer.spec for layer in module.modules() if isinstance(layer, Attention)]
         self.backend, self.attention = select_backend(
-            specs, self.dtype, self.device, config.attention_backend
+            attentions, self.dtype, self.device, config.attention_backend
         )
         on_cpu = self.device.type == "cpu"
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
@@ -70,8 +69,9 @@ class Blueprint:
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or (
             CPU_ENCODER_TOKENS if on_cpu else GPU_ENCODER_TOKENS
         )
-        self.groups = group_layers(self.model.specs).groups
-        self.block_bytes = block_bytes(self.model.specs, config.block_size, self.dtype)
+        self.specs = kv_specs(module)
+        self.groups = group_layers(self.specs).groups
+        self.block_bytes = block_bytes(self.specs, config.block_size, self.dtype)
         tables = sum(buffer.nbytes for buffer in module.buffers())
         # Of parameters in the served dtype, and of the tables made beside them.
         self.weight_bytes = self.parameters * self.dtype.itemsize + tables
@@ -119,9 +119,9 @@ class Blueprint:
         layer = 2 * tokens * max(widths, default=0) * size
         attention = 0
         if self.backend.name == "torch":  # it writes scores and weights out
-            heads = max((spec.num_heads for spec in self.model.specs), default=0)
+            heads = max((spec.num_heads for spec in self.specs), default=0)
             attention = tokens * heads * self.max_model_len * (2 * size + 4)
-        logits = samples * self.model.vocab_size * 6 * 4
+        logits = samples * self.model.config.vocab_size * 6 * 4
         return max(layer, attention, logits)
 
     def memory_plan(self) -> MemoryPlan:
@@ -170,14 +170,14 @@ class Blueprint:
         linears = [m.weight for m in modules if isinstance(m, Linear)]
         heads = [m for m in modules if isinstance(m, LMHead)]
         packed = sum(weight.numel() for weight in linears if weight is not None)
-        packed += sum(head.num_weights for head in heads)
-        kept = sum(head.num_weights for head in heads if head.weight is None)
+        packed += sum(head.table.numel() for head in heads)
+        kept = sum(head.table.numel() for head in heads if head.weight is None)
         return packed * size, kept * size
 
     def _graph_bytes(self) -> int:
         """Buffers of the largest size, what a step of it holds, and what the driver keeps."""
         sizes, shapes = batch_sizes(self.config.max_num_seqs), []
-        logits = sizes[-1] * self.model.vocab_size * 4
+        logits = sizes[-1] * self.model.config.vocab_size * 4
         tokens = sizes[-1]
         if not any(group.cross for group in self.groups):
             shapes = mixed_shapes(self.config.max_num_seqs, self.max_num_batched_tokens)

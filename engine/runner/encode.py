@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
@@ -33,7 +34,7 @@ def build_encoder_batch(
         query_lens=lens,
         seq_lens=lens,
         lengths=lengths.int(),
-        query_starts=torch.nn.functional.pad(ends.int(), (1, 0)),
+        query_starts=F.pad(ends.int(), (1, 0)),
         groups=[_source_blocks(encodes, group, kv, device) for group in range(len(kv.groups))],
         token_offsets=positions % kv.block_size,
         positions=positions,
@@ -49,9 +50,10 @@ def _source_blocks(
 ) -> GroupLayout:
     """Where the tokens of each source go in one group; nowhere, if it is not a cross group."""
     blocks = [
-        dict(encode.blocks)[group][position // kv.block_size]
+        table[position // kv.block_size]
         for encode in encodes
-        if group in dict(encode.blocks)
+        for number, table in encode.blocks
+        if number == group
         for position in range(len(encode.tokens))
     ]
     nothing_read = torch.zeros(len(encodes), 1, dtype=torch.int64, device=device)

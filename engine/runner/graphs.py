@@ -67,7 +67,7 @@ class DecodeGraphs:
         self.sizes: list[int] = []  # recorded so far, ascending
         most, device = sizes[-1], rows.device
         self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
-        self.logits = torch.empty(most, model.vocab_size, dtype=torch.float32, device=device)
+        self.logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.empty(most, dtype=torch.int64, device=device)
 
     def capture_first(self) -> None:

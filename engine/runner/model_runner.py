@@ -64,11 +64,9 @@ class ModelRunner:
         torch.set_num_threads(self.threads)
         self.wait_policy = WaitPolicy.of_openmp(self.device, self.threads)
         if config.load_format == "dummy":
-            self.weight_bytes = random_weights(
-                blueprint.module, dtype=self.dtype, device=self.device
-            )
+            random_weights(blueprint.module, dtype=self.dtype, device=self.device)
         else:
-            self.weight_bytes = load_weights(
+            load_weights(
                 blueprint.module,
                 self.model.weight_map(),
                 blueprint.folder,
@@ -76,6 +74,7 @@ class ModelRunner:
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
+        self.weight_bytes = sum(p.nbytes for p in blueprint.module.parameters())
         if blueprint.packs:
             progress(Progress("prepacking weights", 0.0))
             _prepack(blueprint.module, compiled=blueprint.compiles)
@@ -195,7 +194,7 @@ class ModelRunner:
     def _allocate(self, blocks: int, max_model_len: int) -> None:
         config = self.config
         self.max_model_len = max_model_len
-        self.kv = KVCache(self.model.specs, blocks, config.block_size, self.dtype, self.device)
+        self.kv = KVCache(self.blueprint.specs, blocks, config.block_size, self.dtype, self.device)
         self.rows = self.blueprint.rows(max_model_len, self.device)
 
     def _decode_graphs(self, recorder: Recorder) -> DecodeGraphs:
@@ -265,7 +264,7 @@ class ModelRunner:
         Returns the length of an encoder's vectors.
         """
         if self.kind == "encoder":
-            step = Step(0, (), (), (), (), (Encode(0, (0,), "mean"),))
+            step = Step(encodes=(Encode(0, (0,), "mean"),))
             (output,) = self.launch(step).embeddings()
             return len(output.vector) // 4  # fp32
         row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0), source_length=1)
@@ -273,7 +272,7 @@ class ModelRunner:
         blocks = tuple(NewBlocks(0, group, 0, (1,)) for group in range(len(self.kv.groups)))
         source = tuple((n, (1,)) for n, group in enumerate(self.kv.groups) if group.cross)
         encodes = (Encode(0, (0,), blocks=source),) if source else ()
-        self.launch(Step(0, (slice_,), (row,), blocks, (), encodes)).wait()
+        self.launch(Step((slice_,), (row,), blocks, encodes=encodes)).wait()
         self.kv.scrub([1])
         return 0
 
@@ -284,7 +283,7 @@ class ModelRunner:
             kind=self.kind,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            vocab_size=self.model.vocab_size,
+            vocab_size=self.model.config.vocab_size,
             max_model_len=self.max_model_len,
             block_size=self.kv.block_size,
             num_blocks=self.kv.num_blocks,

@@ -29,7 +29,7 @@ def largest_step(blueprint: Blueprint) -> Step:
     length = blueprint.max_model_len
     if blueprint.kind == "encoder":
         texts = max(1, blueprint.max_num_encoder_tokens // length)
-        return Step(0, (), (), (), (), tuple(_text(n, length, ()) for n in range(texts)))
+        return Step(encodes=tuple(_text(n, length, ()) for n in range(texts)))
     budget = blueprint.max_num_batched_tokens
     rows = min(blueprint.config.max_num_seqs, budget)
     counts = [min(budget // rows + (row < budget % rows), length) for row in range(rows)]
@@ -44,7 +44,7 @@ def largest_step(blueprint: Blueprint) -> Step:
     new_rows = tuple(NewRow(row, (0,), 1, params, source) for row in range(rows))
     texts = max(1, blueprint.max_num_encoder_tokens // length) if cross else 0
     encodes = tuple(_text(n, length, cross) for n in range(texts))
-    return Step(0, tuple(slices), new_rows, (), (), encodes)
+    return Step(tuple(slices), new_rows, encodes=encodes)
 
 
 def _text(number: int, length: int, groups: list[int] | tuple[()]) -> Encode:

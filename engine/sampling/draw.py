@@ -7,7 +7,7 @@ bias, top logprobs) is `sampler.sample`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ GREEDY_BELOW = 1e-5  # a temperature so low is greedy: dividing by it would over
 INVALID = -1  # drawn where a row's logits are not finite
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParams:
+class DrawParams(NamedTuple):
     """How each of R rows is drawn: tensors [R] on the logits' device."""
 
     temperature: torch.Tensor  # fp32; below GREEDY_BELOW the most likely token is taken
@@ -40,17 +39,7 @@ def draw(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
     if kernels_for(logits):
         from engine.kernels.draw import draw_tokens
 
-        return draw_tokens(
-            logits,
-            rows.temperature,
-            rows.top_k,
-            rows.top_p,
-            rows.min_p,
-            rows.seeds,
-            rows.positions,
-            GREEDY_BELOW,
-            INVALID,
-        )
+        return draw_tokens(logits, *rows, GREEDY_BELOW, INVALID)
     highest, likeliest = logits.max(dim=-1)
     scores = logits / rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
     order = logits.sort(dim=-1, descending=True, stable=True).indices

@@ -77,8 +77,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
     logits = logits / column([p.temperature for p in params])[:, None]
-    seeds = torch.tensor([p.seed for p in params], dtype=torch.int64, device=device)
-    positions = torch.tensor([row.position for row in rows], dtype=torch.int64, device=device)
+    seeds = column([p.seed for p in params], torch.int64)
+    positions = column([row.position for row in rows], torch.int64)
     filtered = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if len(filtered) < len(rows):
         vocabulary = torch.arange(logits.shape[1], device=device)

@@ -14,6 +14,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 
 class BlockHasher:
@@ -67,13 +68,7 @@ class BlockPool:
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the longest known prefix of this chain; holds nothing."""
-        blocks: list[int] = []
-        for digest in hashes:
-            block = self._block_of.get(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return list(takewhile(bool, map(self.find, hashes)))
 
     def find(self, digest: bytes) -> int:
         """The block of this content, or 0; holds nothing."""

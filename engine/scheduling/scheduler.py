@@ -177,7 +177,6 @@ class Scheduler:
         if self._prefills:
             slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
         return Step(
-            self._steps,
             tuple(slices),
             tuple(new_rows),
             tuple(new_blocks),
@@ -229,12 +228,11 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
         if not sequence.admitted:
             sequence.admitted = True
-            sequence.cached_tokens = sequence.num_computed
-            if not sequence.encode_due:
-                sequence.cached_tokens += len(sequence.source)
-            self._prefix_queries += sequence.prompt_length + len(sequence.source)
-            self._prefix_hits += sequence.cached_tokens
-            self._admitted.append((sequence.id, sequence.cached_tokens))
+            source = len(sequence.source)
+            cached = sequence.num_computed + (0 if sequence.encode_due else source)
+            self._prefix_queries += sequence.prompt_length + source
+            self._prefix_hits += cached
+            self._admitted.append((sequence.id, cached))
         return sequence
 
     # ---- what comes back ---------------------------------------------------------------------

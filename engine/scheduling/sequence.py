@@ -13,29 +13,6 @@ class Sequence:
     the sequence is preempted or ends, which makes results launched before that stale.
     """
 
-    __slots__ = (
-        "admitted",
-        "cached_tokens",
-        "encode_due",
-        "epoch",
-        "hashes",
-        "id",
-        "num_computed",
-        "num_matched",
-        "num_registered",
-        "num_tokens",
-        "params",
-        "priority",
-        "prompt_length",
-        "root",
-        "row",
-        "salt",
-        "source",
-        "tables",
-        "tokens",
-        "was_chunk",
-    )
-
     def __init__(self, request: GenerateRequest) -> None:
         self.id: int = request.id
         self.tokens: list[int] = list(request.prompt)
@@ -56,7 +33,6 @@ class Sequence:
         self.row: int = -1
         self.epoch: int = 0
         self.admitted: bool = False
-        self.cached_tokens: int = 0
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -60,13 +60,12 @@ class NewBlocks:
 class Step:
     """One launch. Rows and blocks are written, then texts encoded, then slices computed."""
 
-    number: int
-    slices: tuple[ScheduledSlice, ...]  # decodes first, then prompt chunks
-    new_rows: tuple[NewRow, ...]
-    new_blocks: tuple[NewBlocks, ...]
+    slices: tuple[ScheduledSlice, ...] = ()  # decodes first, then prompt chunks
+    new_rows: tuple[NewRow, ...] = ()
+    new_blocks: tuple[NewBlocks, ...] = ()
     # Blocks just allocated, to be zeroed where attention reads what it masks: a former owner's NaN
     # passes any mask, as 0 * NaN.
-    scrub: tuple[int, ...]
+    scrub: tuple[int, ...] = ()
     encodes: tuple[Encode, ...] = ()
     prefills: tuple[Prefill, ...] = ()  # which slices are chunks of prompts, for whoever watches
 

@@ -28,8 +28,8 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda fraction: None,
-) -> int:
-    """Fill every parameter of `model`, built on the meta device; returns the bytes they take."""
+) -> None:
+    """Fill every parameter of `model`, built on the meta device."""
     names = tensor_files(folder)
     targets, copies = _assign(names, weight_map, folder)
     _check_copies(names, copies)
@@ -41,7 +41,6 @@ def load_weights(
         progress((done + 1) / len(targets))
     _check_filled(model, filled)
     model.to(device)
-    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:

@@ -33,8 +33,8 @@ class WeightMap:
     targets: dict[str, Target]
     prefixes: Sequence[str] = ("",)
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    ignored: Sequence[str] = field(default_factory=tuple)
-    ignored_prefixes: Sequence[str] = field(default_factory=tuple)
+    ignored: Sequence[str] = ()
+    ignored_prefixes: Sequence[str] = ()
     old_endings: Mapping[str, str] = field(default_factory=dict)
 
     def spellings(self, name: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache, LayerKV
 from engine.attention.spec import AttentionSpec
+from engine.layers.attention import kv_specs
 from engine.models.registry import model_class
 from engine.ops.dispatch import kernels_everywhere
 from engine.ops.rows import append, gather_decode_inputs
@@ -35,7 +36,11 @@ class NoAttention:
     ) -> torch.Tensor:
         return torch.empty_like(query, memory_format=torch.contiguous_format)
 
-    def slots(self, kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+    @property
+    def layout(self) -> NoAttention:
+        return self
+
+    def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         return meta(self._tokens), meta(self._tokens)
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -69,7 +74,7 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
     device = torch.device("meta")
     with device:
         model = build(config, max_positions=512, dtype=dtype).to(device, dtype)
-    kv = KVCache(model.specs, 9, 64, dtype, device)
+    kv = KVCache(kv_specs(model), 9, 64, dtype, device)
     with kernels_everywhere(), torch.inference_mode():
         for tokens in TOKENS:
             step(model, kind, kv, tokens)

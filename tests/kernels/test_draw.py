@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from engine.kernels.noise import log_noise, noise_bits, noise_key
 from engine.ops.dispatch import kernels_everywhere
 from engine.protocol import SamplingParams
 from engine.sampling import noise
-from engine.sampling.draw import INVALID, draw
+from engine.sampling.draw import INVALID, DrawParams, draw
 from engine.sampling.sampler import sample
 from tests.unit.test_draw import PLAIN, params_of
 from tests.unit.test_sampler import SETTINGS, VARIED, as_often_as, distribution, logits_of, row
@@ -59,7 +58,7 @@ def test_tokens(vocabulary: int, rows: int, quantised: bool) -> None:
     with kernels_everywhere():
         found = draw(logits, params)
         apart = draw(torch.cat([logits, logits], 1)[:, :vocabulary], params)
-        alone = draw(logits[-1:], replace_rows(params, slice(rows - 1, rows)))
+        alone = draw(logits[-1:], params_of_row(params, rows - 1))
     assert found.tolist() == due.tolist() == apart.tolist()
     assert alone.tolist() == due[-1:].tolist()
     assert torch.equal(logits, before)
@@ -74,8 +73,8 @@ def test_zeros_of_both_signs_are_alike(params: dict[str, float]) -> None:
         assert draw(logits, rows).tolist() == due.tolist()
 
 
-def replace_rows(params, rows):
-    return replace(params, **{name: getattr(params, name)[rows] for name in params.__slots__})
+def params_of_row(params, row):
+    return DrawParams(*(column[row : row + 1] for column in params))
 
 
 LIMITS = [

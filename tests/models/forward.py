@@ -35,7 +35,7 @@ def forward(
     needed = [[-(-len(s if g.cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(runner.model.specs, total, size, runner.dtype, runner.device)
+    kv = KVCache(runner.blueprint.specs, total, size, runner.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encodes = [], [], []
     for row, (prompt, source) in enumerate(pairs):
@@ -55,7 +55,7 @@ def forward(
         for index, count in sorted(turn, key=lambda part: part[1] > 1):
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
-        batch = build_batch(Step(0, tuple(slices), (), (), ()), runner.rows, kv, runner.backend)
+        batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
         with compiled_kernels(runner.blueprint.compiles):
             result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):

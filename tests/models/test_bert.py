@@ -34,7 +34,7 @@ def pre_norm(self: BertBlock, x: torch.Tensor, batch: Any, rotate: Any = None) -
     heads = self.spec.num_heads
     qkv = self.qkv(self.attention_norm(x)).view(len(x), 3 * heads, self.spec.head_dim)
     x = x + self.out(self.attend(*qkv.split(heads, dim=1), batch))
-    return x + self.down(self.activation(self.up(self.mlp_norm(x))))
+    return x + self.mlp(self.mlp_norm(x))
 
 
 def as_of_2018(config: dict[str, Any], tensors: Tensors) -> None:

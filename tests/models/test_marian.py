@@ -88,13 +88,13 @@ def no_position(self: Sinusoids, positions: Tensor) -> Tensor:
 
 def pre_norm_encoder(self: EncoderBlock, x: Tensor, batch: Any) -> Tensor:
     x = x + self.attention(self.attention_norm(x), batch)
-    return x + self.down(self.activation(self.up(self.mlp_norm(x))))
+    return x + self.mlp(self.mlp_norm(x))
 
 
 def pre_norm_decoder(self: DecoderBlock, x: Tensor, batch: Any) -> Tensor:
     x = x + self.attention(self.attention_norm(x), batch)
     x = x + self.cross(self.cross_norm(x), batch)
-    return x + self.down(self.activation(self.up(self.mlp_norm(x))))
+    return x + self.mlp(self.mlp_norm(x))
 
 
 def with_copies(config: dict[str, Any], tensors: Tensors) -> None:

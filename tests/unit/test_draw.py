@@ -76,6 +76,6 @@ def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
 def test_no_host_is_asked() -> None:
     """On the meta device there are no values: whatever read one would fail."""
     params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
-    on_meta = {name: getattr(params, name).to("meta") for name in DrawParams.__slots__}
-    drawn = draw(torch.empty(len(PLAIN), 100, device="meta"), DrawParams(**on_meta))
+    on_meta = DrawParams(*(column.to("meta") for column in params))
+    drawn = draw(torch.empty(len(PLAIN), 100, device="meta"), on_meta)
     assert drawn.shape == (len(PLAIN),)

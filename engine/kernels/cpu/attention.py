@@ -13,10 +13,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, njit
 from numba.core.ccallback import CFunc
 
-from engine.kernels.cpu.call import ATTENTION_RECORD, LOG2_E, TASK
+from engine.kernels.cpu.call import LOG2_E, TASK, AttentionCall, signature
 from engine.kernels.cpu.compile import EXACT, compiled
 from engine.kernels.cpu.exp2 import exp2
 from engine.kernels.cpu.intrinsics import (
@@ -29,7 +29,7 @@ from engine.kernels.cpu.intrinsics import (
     total,
 )
 
-SIGNATURE = types.void(types.CPointer(ATTENTION_RECORD))
+SIGNATURE = signature(AttentionCall)
 TILE = 8  # tokens of a chunk that read a block while it is in the nearest cache
 
 

@@ -11,16 +11,16 @@ import ctypes
 from functools import cache
 
 import torch
-from numba import carray, njit, types
+from numba import carray, njit
 from numba.core.ccallback import CFunc
 
-from engine.kernels.cpu.call import LINEAR_RECORD, LinearCall
+from engine.kernels.cpu.call import LinearCall, signature
 from engine.kernels.cpu.compile import compiled
 from engine.kernels.cpu.intrinsics import AVX512_BF16, CACHE_LINE, multiply_panel, take
 from engine.kernels.cpu.threads import in_threads, parallel
 from engine.platform import multiplies_in_amx
 
-SIGNATURE = types.void(types.CPointer(LINEAR_RECORD))
+SIGNATURE = signature(LinearCall)
 # Up to here reading the weight is what takes the time; with AMX oneDNN has enough to do sooner.
 FEW_ROWS, FEW_ROWS_AMX = 8, 4
 WIDTHS = (64, 32, 16)  # outputs of a panel that oneDNN is known to choose

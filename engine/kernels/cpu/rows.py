@@ -10,16 +10,16 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import carray, njit, types
+from numba import carray, njit
 from numba.core.ccallback import CFunc
 
-from engine.kernels.cpu.call import LOG2_E, ROWS_RECORD, RowsCall
+from engine.kernels.cpu.call import LOG2_E, RowsCall, signature
 from engine.kernels.cpu.compile import EXACT, compiled
 from engine.kernels.cpu.exp2 import exp2
 from engine.kernels.cpu.intrinsics import at, take, to_element, to_fp32
 from engine.kernels.cpu.threads import in_threads
 
-SIGNATURE = types.void(types.CPointer(ROWS_RECORD))
+SIGNATURE = signature(RowsCall)
 # A sum over a row goes lane by lane: in an order of its own, the same for every row.
 SUMMING = EXACT | {"reassoc"}
 PART = 2**14  # numbers that are worth a thread

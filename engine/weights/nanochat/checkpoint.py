@@ -40,7 +40,6 @@ class Checkpoint:
 
     weights: Path
     meta: Path
-    step: int
 
     @property
     def tag(self) -> str:
@@ -100,10 +99,9 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
     if step is not None and step not in steps:
         found = ", ".join(map(str, sorted(steps)))
         raise ConfigError(f"{stage} has no model of step {step}; it has {found}.")
-    step = max(steps) if step is None else step
-    weights = steps[step]
+    weights = steps[max(steps) if step is None else step]
     meta = weights.with_name(weights.stem.replace("model_", "meta_") + ".json")
-    return Checkpoint(weights, meta, step)
+    return Checkpoint(weights, meta)
 
 
 def _folders(folder: Path) -> list[Path]:
