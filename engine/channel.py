@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -87,7 +88,13 @@ class ClientEndpoint:
                 frame = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(self._message(frame))
+            try:
+                self._on_message(self._message(frame))
+            except Exception:
+                # What it held is lost, and whoever waits for it would wait for ever.
+                self._on_message(
+                    Fatal("The server failed on a message of the engine.", traceback.format_exc())
+                )
 
     def _message(self, frame: bytes) -> FromEngine:
         try:

@@ -30,6 +30,8 @@ class ForwardBatch:
     def filled_up(self, rows: int) -> Self:
         """With tokens 0 at position 0 behind the others, until there are `rows`."""
         missing = rows - len(self.positions)
+        if not missing:
+            return self
         ids, prev_ids, positions = (
             F.pad(each, (0, missing)) for each in (self.input_ids, self.prev_ids, self.positions)
         )

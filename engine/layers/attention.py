@@ -53,7 +53,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """`forward` of queries and keys [T, H + Hkv, D] still to be normed and rotated."""
         heads = self.spec.num_heads
-        if not kernels_for(qk):
+        if not kernels_for(qk) or len(qk) > batch.num_tokens:  # nobody's have no place in the cache
             qk = norm_and_rotate(qk, heads, angles, norm)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]

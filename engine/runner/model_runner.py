@@ -39,9 +39,10 @@ from engine.weights.loader import load_weights
 log = logging.getLogger(__name__)
 
 # oneDNN makes a kernel for each linear's shape and number of rows, in milliseconds where these are
-# many, and keeps 1024. Texts together have any number of tokens, so these come in sixteens; a
-# decoder's steps are mostly full or one token of each sequence.
-FEW_TOKENS, ROW_STEP = 32, 16
+# many, and keeps 1024, of half a megabyte each. So more rows than a few come in multiples: of 16
+# for texts, which together have any number of tokens; of 8 for a decoder's steps, as without AMX
+# every row costs.
+FEW_ROWS, TEXT_ROW_STEP, ROW_STEP = 32, 16, 8
 
 
 class ModelRunner:
@@ -143,11 +144,13 @@ class ModelRunner:
     def _compute(self, step: Step) -> tuple[torch.Tensor | None, PendingLogprobs | None]:
         """Tokens of any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend)
-        hidden = self.model.forward(batch)
+        hidden = self.model.forward(batch.filled_up(self._rounded(batch.num_tokens, ROW_STEP)))
         sampling = [s for s in step.slices if s.samples]
         if not sampling:
             return None, None
-        logits = self.model.logits(hidden.index_select(0, batch.logit_index))
+        missing = self._rounded(len(sampling), ROW_STEP) - len(sampling)
+        index = torch.nn.functional.pad(batch.logit_index, (0, missing))
+        logits = self.model.logits(hidden.index_select(0, index))[: len(sampling)]
         (row_ids,) = to_device([[s.row for s in sampling]], self.device)
         return self._sample(logits, sampling, row_ids)
 
@@ -186,10 +189,14 @@ class ModelRunner:
     def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""
         batch = build_encoder_batch(encodes, self.kv, self.backend, self.device)
-        if batch.num_tokens > FEW_TOKENS and self.blueprint.packs:
-            batch = batch.filled_up(-(-batch.num_tokens // ROW_STEP) * ROW_STEP)
+        batch = batch.filled_up(self._rounded(batch.num_tokens, TEXT_ROW_STEP))
         hidden = self.model.encode(batch)[: batch.num_tokens]
         return pooled(hidden, encodes) if encodes[0].pooling else None
+
+    def _rounded(self, rows: int, step: int) -> int:
+        """With how many rows oneDNN shall meet so many."""
+        few = rows <= FEW_ROWS or not self.blueprint.packs
+        return rows if few else -(-rows // step) * step
 
     def _allocate(self, blocks: int, max_model_len: int) -> None:
         config = self.config

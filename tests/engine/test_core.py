@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.core import EngineCore
+from engine.layers.linear import PackedWeight
 from engine.protocol import Rejected, Shutdown, StepOutputs
 from tests.engine.driver import MODES, Driver, each
 
@@ -201,3 +203,31 @@ def test_a_refusal_goes_out_in_the_turn_it_came(checkpoint: Path) -> None:
     driver.submit([], 5)
     driver.turn()
     assert isinstance(driver.sent[0], Rejected)
+
+
+def test_onednn_meets_few_numbers_of_rows(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps half a megabyte for each of a linear's, so a server would grow for hours."""
+    met: set[int] = set()
+    multiply = PackedWeight.__call__
+
+    def seen(self: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+        met.add(len(x))
+        return multiply(self, x)
+
+    driver = Driver(checkpoint, enable_prefix_caching=False)
+    monkeypatch.setattr(PackedWeight, "__call__", seen)
+    answers = {}
+    for length in range(1, 120):
+        answers[length] = driver.submit(list(range(length)), 5)
+        driver.turn()
+    driver.run()
+    assert met >= {40, 120}
+    assert not [rows for rows in met if rows > 32 and rows % 8]
+    monkeypatch.setattr(driver.runner, "_rounded", lambda rows, step: rows)
+    for length, before in answers.items():
+        again = driver.submit(list(range(length)), 5)
+        driver.run()
+        assert driver.tokens(again) == driver.tokens(before)
+    assert 119 in met, "it was not what fills up"

@@ -11,24 +11,25 @@ import contextlib
 import json
 import random
 import socket
-import struct
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from engine.client import ProcessClient
 from engine.config import EngineConfig
+from tests.e2e.crowd import RESET
 from tests.e2e.serve import Case, check, complete, greedy
 from tests.server.rig import Served, eventually, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONCURRENT = 24  # three times what runs at once: some leave while they wait
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() sends RST instead of FIN
 
 
 @dataclass(frozen=True)
@@ -185,3 +186,50 @@ async def test_each_abandoned_request_is_counted_once(service: Service, moment: 
     assert steps < ENDLESS["max_tokens"], "the engine computed on for nobody"
     assert await served.metric("aborts_total", reason="disconnect") - before == 3
     assert await served.metric("request_success_total") == succeeded
+
+
+STORM_S = 5
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+TALE = json.dumps(ENDLESS | {"stream": True}).encode()
+PIECES = [
+    b"",
+    b"GET /health HT",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\xfc\r\n\r\n",
+    HEAD + b"content-length: %d\r\n\r\n" % len(TALE) + TALE[:-9],
+    HEAD + b"content-length: %d\r\n\r\n" % len(TALE) + TALE,
+]
+
+
+def storm(address: tuple[str, int], seconds: float) -> int:
+    """Connects, says something, and resets or closes, as often as it can; how often that was."""
+    rng, count, end = random.Random(10), 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as peer:
+            peer.sendall(rng.choice(PIECES))
+            if rng.random() < 0.8:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            count += 1
+    return count
+
+
+@pytest.mark.slow
+async def test_a_storm_of_connections_leaves_no_descriptor_and_no_task(
+    service: Service, stories: list[Case], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reliability T-10c."""
+    served, process = service.served, psutil.Process()
+    await asyncio.to_thread(lambda: None)  # the pool's first thread
+    await service.settle()
+    files, threads = process.num_fds(), process.num_threads()
+    raging = asyncio.create_task(asyncio.to_thread(storm, served.address, STORM_S))
+    while not raging.done():
+        assert (await served.http.get("/health")).status_code == 200
+        check(await complete(served.http, greedy(stories[0], stream=True)), stories[0])
+    assert await raging > 100 * STORM_S
+    await eventually(lambda: len(served.connections) <= 1, "only the test is connected")
+    await service.settle()
+    assert process.num_fds() <= files
+    assert process.num_threads() <= threads
+    assert "Traceback" not in caplog.text
+    check(await complete(served.http, greedy(stories[1])), stories[1])

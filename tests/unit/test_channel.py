@@ -207,6 +207,33 @@ async def test_an_unreadable_frame_is_fatal_and_does_not_stop_the_reading(addres
     client.endpoint.close()
 
 
+async def test_a_message_that_cannot_be_handled_is_fatal_and_does_not_stop_the_reading(
+    address: str,
+) -> None:
+    """What it held is lost: whoever waits for it would wait for ever."""
+    seen: list[FromEngine] = []
+    done = asyncio.Event()
+
+    def take(message: FromEngine) -> None:
+        if isinstance(message, Progress):
+            raise KeyError(message.stage)
+        seen.append(message)
+        if len(seen) == 3:
+            done.set()
+
+    endpoint, engine = ClientEndpoint(address), EngineEndpoint(address)
+    endpoint.listen(take)
+    for message in (outputs(1), Progress("broken", 0.5), outputs(2)):
+        engine.send(message)
+    async with asyncio.timeout(60):
+        await done.wait()
+    assert (seen[0], seen[2]) == (outputs(1), outputs(2))
+    assert isinstance(seen[1], Fatal)
+    assert "KeyError: 'broken'" in seen[1].detail
+    engine.close()
+    endpoint.close()
+
+
 async def test_polling(address: str) -> None:
     client = Client(address)
     client.endpoint.send(Abort([0]))  # to nobody: dropped

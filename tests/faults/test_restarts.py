@@ -1,0 +1,80 @@
+"""Servers started and ended, over and over: each leaves as much behind as if it had never been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from tests.e2e.serve import START_S, Server, eventually, starting
+
+SECONDS = 60
+SHARED_MEMORY = Path("/dev/shm")
+# How a server is ended: with the signal, once it has got so far. A SIGKILL before the engine has
+# loaded would leave the folder of the sockets.
+ENDS = [
+    (signal.SIGTERM, "ready"),
+    (signal.SIGKILL, "ready"),
+    (signal.SIGINT, "listening"),
+    (signal.SIGTERM, "streaming"),
+    (signal.SIGKILL, "streaming"),
+]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def living(temp: Path) -> list[psutil.Process]:
+    """Processes that were given this TMPDIR, children of the dead among them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(temp) and process.status() != "zombie":
+                found.append(process)
+        except psutil.Error:
+            continue  # another user's, or ended just now
+    return found
+
+
+def live_until(server: Server, stage: str) -> None:
+    server.wait_for("listening on")
+    if stage == "listening":
+        eventually(lambda: server.children, "the engine process is there")
+        return
+    server.wait_ready()
+    url, body = f"{server.base_url}/v1/completions", {"prompt": "Hello", "ignore_eos": True}
+    if stage == "ready":
+        assert httpx2.post(url, json=body | {"max_tokens": 3}, timeout=START_S).status_code == 200
+        return
+    body |= {"max_tokens": 500, "stream": True}
+    with httpx2.stream("POST", url, json=body, timeout=START_S) as answer:
+        next(answer.iter_lines())  # and leaves: the connection may outlive the server in the kernel
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm and /proc")
+def test_a_minute_of_starts_and_ends_leaves_nothing() -> None:
+    """Reliability T-32."""
+    port, before = free_port(), set(os.listdir(SHARED_MEMORY))
+    deadline, cycles = time.monotonic() + SECONDS, 0
+    while cycles < len(ENDS) or time.monotonic() < deadline:
+        number, stage = ENDS[cycles % len(ENDS)]
+        with starting("demo", "--port", port) as server:
+            live_until(server, stage)
+            assert len(living(server.temp)) == 2, "the API process and the engine"
+            server.signal(number)
+            server.status()
+            eventually(lambda temp=server.temp: not living(temp), "both processes are gone")
+            assert [p.name for p in server.temp.iterdir()] == [], (number, stage)
+        cycles += 1
+    eventually(lambda: set(os.listdir(SHARED_MEMORY)) <= before, "/dev/shm is as it was")

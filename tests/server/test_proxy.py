@@ -1,0 +1,80 @@
+"""Reliability T-47: a network that cuts answers into bytes, breaks them off, or closes one way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx2
+import openai
+import pytest
+
+from tests.server.fake_engine import FakeEngine
+from tests.server.proxy import Proxy, proxied
+from tests.server.rig import Served, eventually, serving
+from tests.server.test_disconnect import request
+
+USER = {"role": "user", "content": "Hi"}
+TEXT = "Zoë said: 🌍 is “round”.\n\n\u2028data: [DONE]\n"  # what a careless parser trips over
+
+
+@pytest.fixture
+async def talking(model, says) -> AsyncIterator[Served]:
+    async with serving(FakeEngine(says(TEXT), delay=0.002), model) as served:
+        yield served
+
+
+def client(proxy: Proxy) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{proxy.port}/v1",
+        api_key="-",
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(verify=False),
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+async def test_the_official_client_reads_what_comes_in_slices(talking, size):
+    async with proxied(talking.address, slice_bytes=size) as proxy, client(proxy) as sdk:
+        fields = {"model": "tiny", "messages": [USER], "n": 2}
+        whole = await sdk.chat.completions.create(**fields)
+        assert [choice.message.content for choice in whole.choices] == [TEXT] * 2
+        texts = ["", ""]
+        async for chunk in await sdk.chat.completions.create(**fields, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        assert texts == [TEXT] * 2
+        with pytest.raises(openai.BadRequestError) as refused:
+            await sdk.chat.completions.create(**fields, temperature=3)
+        assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize("most", [0, 20, 300, 700, 1500])
+async def test_a_reset_at_any_byte_is_an_error_there_and_an_abort_here(talking, encode, most):
+    talking.engine.script = lambda r: encode("again and ")
+    async with proxied(talking.address, slice_bytes=10, most=most) as proxy, client(proxy) as sdk:
+        with pytest.raises((openai.APIConnectionError, httpx2.TransportError)):  # noqa: PT012
+            stream = await sdk.chat.completions.create(
+                model="tiny", messages=[USER], stream=True, max_tokens=400
+            )
+            async for _ in stream:
+                pass
+    await eventually(lambda: not talking.engine.running, "it is aborted")
+    assert len(talking.engine.aborted) == 1
+    assert await talking.metric("aborts_total", reason="disconnect") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_closes_its_half_has_left(talking, stream):
+    """A FIN is all that tells of a client that has gone while nothing is sent to it; that it might
+    still read cannot be known."""
+    talking.engine.gate.clear()
+    reader, writer = await asyncio.open_connection(*talking.address)
+    writer.write(request(stream=stream))
+    await eventually(lambda: bool(talking.engine.running), "the request runs")
+    writer.write_eof()
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    await eventually(lambda: len(talking.engine.aborted) == 1, "it is aborted")
+    writer.close()
+    talking.engine.gate.set()
+    assert (await talking.complete()).status_code == 200
