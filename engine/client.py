@@ -340,10 +340,14 @@ class ProcessClient:
         if not self._streams:
             self._last_sign = time.monotonic()  # an idle engine owes no sign
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
-        for request, count, size in zip(requests, counts, sizes, strict=True):
-            self._streams[request.id] = stream
-            self._queue.join(request.id, count, size)
-            self._endpoint.send(request)
+        try:
+            for request, count, size in zip(requests, counts, sizes, strict=True):
+                self._streams[request.id] = stream
+                self._queue.join(request.id, count, size)
+                self._endpoint.send(request)
+        except BaseException:
+            stream.close()  # nobody else knows of those that were sent
+            raise
         return stream
 
     def _abort(self, ids: list[int]) -> None:
