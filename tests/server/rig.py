@@ -145,8 +145,8 @@ async def serving(
 
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(500):
+    for _ in range(2000):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"after 5 s still not: {what}")
+    raise AssertionError(f"after 20 s still not: {what}")
