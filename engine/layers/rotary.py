@@ -40,7 +40,7 @@ class RopeScaling:
         """From a Hugging Face config's `rope_scaling` or `rope_parameters`, either spelling."""
         given = _rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
-        if kind not in NEEDED:
+        if not isinstance(kind, str) or kind not in NEEDED:
             raise ConfigError(
                 f"rope_scaling type {kind!r} is not known; known are {', '.join(NEEDED)}."
             )
@@ -51,7 +51,7 @@ class RopeScaling:
             raise ConfigError("rope_scaling with a partial_rotary_factor is not supported.")
         if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
             raise ConfigError(f"rope_scaling type {kind} in config.json lacks {missing[0]}.")
-        original = config["max_position_embeddings"]
+        original = _number(config, "max_position_embeddings", 0)
         if kind != "dynamic":  # of which the reference reads no other length
             original = _number(given, "original_max_position_embeddings", original)
         return cls(
@@ -92,8 +92,10 @@ def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 def _number(given: dict[str, Any], key: str, default: float) -> float:
     value = default if given.get(key) is None else given[key]
-    if type(value) not in (int, float) or not value > 0:
-        raise ConfigError(f"config.json has {key} = {value!r}; rotary needs a number above 0.")
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ConfigError(
+            f"config.json has {key} = {given.get(key)!r}; rotary needs a number above 0."
+        )
     return float(value)
 
 
@@ -102,7 +104,7 @@ def rope_frequencies(
 ) -> tuple[torch.Tensor, float]:
     """Angles per position [dim / 2] in fp32, and the factor on cosine and sine."""
     exponent = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim
-    if scaling.kind == "dynamic" and max_positions > scaling.original_max_positions:
+    if scaling.kind == "dynamic" and dim > 2 and max_positions > scaling.original_max_positions:
         # NTK-aware: the reference rescales with the length seen so far, which would change keys
         # already cached; one table for the longest length served keeps the cache exact.
         ratio = max_positions / scaling.original_max_positions
@@ -138,6 +140,8 @@ def _yarn(
         turns = scaling.original_max_positions / (rotations * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(theta))
 
+    if theta <= 1:
+        raise ConfigError(f"config.json has rope_theta = {theta:g}; yarn needs a base above 1.")
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.attention.kv_cache import block_bytes, group_layers
+from engine.attention.query_groups import MAX_SCORES, SPLIT
 from engine.attention.selection import select_backend
 from engine.config import EngineConfig, check_length, model_folder, read_json
 from engine.errors import ConfigError
@@ -58,9 +59,9 @@ class Blueprint:
         self.start_token: int | None = None
         if self.kind == "encoder-decoder":
             self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
-        attentions = [layer.spec for layer in module.modules() if isinstance(layer, Attention)]
+        self.attentions = [a.spec for a in module.modules() if isinstance(a, Attention)]
         self.backend, self.attention = select_backend(
-            attentions, self.dtype, self.device, config.attention_backend
+            self.attentions, self.dtype, self.device, config.attention_backend
         )
         on_cpu = self.device.type == "cpu"
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
@@ -109,20 +110,37 @@ class Blueprint:
         The widest linear over all tokens, or one layer's attention at full length, or the logits of
         all sequences: as computed, scaled, and as probabilities in two orders.
         """
-        config, size = self.config, self.dtype.itemsize
-        tokens, samples = self.max_num_encoder_tokens, 0
-        if self.kind != "encoder":
-            tokens = self.max_num_batched_tokens
-            samples = min(config.max_num_seqs, tokens)
+        size, longest, steps = self.dtype.itemsize, self.max_model_len, self.max_num_batched_tokens
+        texts = self._text_tokens
         linears = [m.weight for m in self.module.modules() if isinstance(m, Linear)]
         widths = [sum(weight.shape) for weight in linears if weight is not None]
-        layer = 2 * tokens * max(widths, default=0) * size
-        attention = 0
-        if self.backend.name == "torch":  # it writes scores and weights out
-            heads = max((spec.num_heads for spec in self.specs), default=0)
-            attention = tokens * heads * self.max_model_len * (2 * size + 4)
+        layer = 2 * self._most_tokens * max(widths, default=0) * size
+        scores = 0
+        if self.backend.name == "torch":  # it writes them out, and weights
+            scores = max(
+                spec.num_heads
+                * (self._text_scores(texts) if spec.kind == "full" else steps * longest)
+                for spec in self.attentions
+            )
+        samples = 0 if self.kind == "encoder" else min(self.config.max_num_seqs, steps)
         logits = samples * self.model.config.vocab_size * 6 * 4
-        return max(layer, attention, logits)
+        return max(layer, scores * (2 * size + 4), logits)
+
+    @property
+    def _text_tokens(self) -> int:
+        """Most tokens of texts in a step: one longer than the budget goes alone."""
+        return max(self.max_num_encoder_tokens, self.max_model_len)
+
+    @property
+    def _most_tokens(self) -> int:
+        """Most tokens that pass a layer at once."""
+        steps, texts = self.max_num_batched_tokens, self._text_tokens
+        return {"decoder": steps, "encoder": texts}.get(self.kind, max(steps, texts))
+
+    def _text_scores(self, tokens: int) -> int:
+        """Of one head, for the largest group of so many tokens of texts."""
+        keys = -(-self.max_model_len // SPLIT) * SPLIT
+        return min(tokens * keys, max(self.max_model_len * keys, tokens * SPLIT, MAX_SCORES))
 
     def memory_plan(self) -> MemoryPlan:
         """Predicted from shapes alone, with what is free now."""
@@ -182,7 +200,7 @@ class Blueprint:
         if not any(group.cross for group in self.groups):
             shapes = mixed_shapes(self.config.max_num_seqs, self.max_num_batched_tokens)
             tokens = max(tokens, sum(shapes[-1]))
-        step = self.step_bytes * tokens // self.max_num_batched_tokens
+        step = self.step_bytes * tokens // self._most_tokens
         return 3 * logits + step + (2 * len(sizes) + len(shapes)) * GRAPH_BYTES
 
 

@@ -129,6 +129,18 @@ def test_the_largest_step_takes_about_what_was_predicted(
     assert predicted / 2 < taken < predicted * 1.5
 
 
+@pytest.mark.parametrize("lengths", [[2000], [48] * 50], ids=["one long text", "many"])
+def test_so_does_an_encoders_largest_step(tmp_path: Path, lengths: list[int]) -> None:
+    longest = max(lengths)
+    folder = tiny_bert(tmp_path, max_position_embeddings=longest, num_hidden_layers=1)
+    driver = Driver(folder, max_num_encoder_tokens=sum(lengths))
+    for length in lengths:
+        driver.embed([5] * length)
+    taken = peak_bytes(driver.turn)
+    predicted = driver.runner.blueprint.step_bytes
+    assert predicted / 2 < taken < predicted * 1.5
+
+
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "server", "serve", *arguments, "--plan", "--device", "cpu"]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -197,6 +197,7 @@ def test_a_nested_config_leaves_out_what_equals_a_default() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"max_position_embeddings": None}, "max_position_embeddings = None"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),

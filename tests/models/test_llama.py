@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,12 @@ def test_unpacked_weights_compute_the_same(golden: Golden, equality: Equality) -
         ({"rope_parameters": {"full_attention": {"factor": 2.0}}}, "for full_attention each"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, r"\['yarn'\] is not known"),
+        ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta = inf"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}},
+            "yarn needs a base above 1",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
