@@ -35,9 +35,12 @@ def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row],
     ) as section:
         try:
             out, err = section.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(section.pid, signal.SIGKILL)  # with the servers it started
-            return [], f"not done after {seconds:.0f} s"
+        except BaseException as error:
+            # With the servers it started, to which Ctrl-C does not come.
+            os.killpg(section.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return [], f"not done after {seconds:.0f} s"
+            raise
     if section.returncode:
         print(err[-4000:], file=sys.stderr)
         return [], (err.strip().splitlines() or [f"exit {section.returncode}"])[-1][:160]

@@ -70,7 +70,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.add_middleware(Gate, config=config, keys=service.keys)
     app.add_middleware(RequestBoundary, service=service)
     if config.allowed_origins:  # outermost: a page may read refusals, too
-        app.add_middleware(CrossOrigin, origins=config.allowed_origins)
+        app.add_middleware(CrossOrigin, service=service)
     return app
 
 

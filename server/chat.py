@@ -89,7 +89,7 @@ class Chat:
         try:
             for chunk in self._chunks():
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-                for choice in chunk.get("choices", []):
+                for choice in chunk.get("choices") or []:
                     if piece := (choice.get("delta") or {}).get("content"):
                         moments.append(time.perf_counter() - started)
                         pieces.append(piece)

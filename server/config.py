@@ -12,7 +12,8 @@ from engine.config import setting
 HTTP = "HTTP"
 LOGGING = "Logging"
 METRICS = "Metrics and traces"
-ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$"  # as browsers send it: RFC 6454, section 6.2
+# As browsers write it (RFC 6454, section 6.2): in lower case, without the scheme's own port.
+ORIGIN = r"^(\*|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
 
 MetricsCompat = Literal["none", "vllm"]
 
@@ -47,7 +48,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             HTTP,
             "Web pages, by SCHEME://HOST[:PORT], whose scripts may call this server from a browser "
             "(CORS); * is all of them.",
-            extra={"form": "origins as SCHEME://HOST[:PORT], without a path, or *"},
+            extra={
+                "form": "origins as browsers write them, SCHEME://HOST[:PORT] in lower case, "
+                "without a path or the scheme's own port, or *"
+            },
         ),
     ] = ()
     chat_template: Annotated[
@@ -56,7 +60,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_body_bytes: Annotated[
         int,
         setting(
-            HTTP, "Largest request body; a larger one is a 413.", ge=1024, extra={"size": True}
+            HTTP,
+            "Largest request body; a larger one is a 413. All open requests together may have sent "
+            "32 times as much, or 256 MiB; beyond that it is a 503.",
+            ge=1024,
+            extra={"size": True},
         ),
     ] = 8 * 1024 * 1024
     send_timeout: Annotated[

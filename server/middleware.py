@@ -9,7 +9,6 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Sequence
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -28,7 +27,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/ready"})
 PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # asked every few seconds: logged at debug level
 LINGER = 5.0  # seconds to read on from a client whose body is refused
-MAX_BODIES = 32  # of the largest size, that all open requests together may have sent
+# What all open requests together may have sent: so many bodies of the largest size, and this much
+# in any case, as a body counts until its answer has ended.
+MAX_BODIES, LEAST_FOR_BODIES = 32, 256 << 20
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 
 log = structlog.get_logger("server.access")
@@ -38,10 +39,11 @@ class CrossOrigin(CORSMiddleware):
     """Lets scripts of web pages from `origins` ask here, with their key in the Authorization header
     and never with cookies (the Fetch standard's CORS protocol)."""
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._metrics = service.metrics
         super().__init__(
             app,
-            allow_origins=origins,
+            allow_origins=service.config.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             allow_private_network=True,  # from a page of the internet to a server of this network
@@ -50,7 +52,10 @@ class CrossOrigin(CORSMiddleware):
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response, request_id = super().preflight_response(request_headers), new_request_id()
+        self._metrics.request(response.status_code)
         if response.status_code >= 400:
+            self._metrics.reject("not_allowed")
+            log.info("page refused", origin=request_headers["origin"][:128], request_id=request_id)
             text = f"{bytes(response.body).decode()}: see --allowed-origins."
             body = ApiError(400, "not_allowed", text).body(request_id)
             response = Response(body, 400, media_type="application/json")
@@ -202,6 +207,7 @@ class Gate:
         self._app = app
         self._max_body = config.max_body_bytes
         self._held = 0  # bytes in the bodies of all open requests
+        self._most_held = max(MAX_BODIES * self._max_body, LEAST_FOR_BODIES)
         self._hosts = allowed_hosts(config.host)
         self._keys = keys
 
@@ -259,8 +265,8 @@ class Gate:
             self._held += part
             if size > self._max_body:
                 raise self._too_large()
-            if self._held > MAX_BODIES * self._max_body:
-                text = f"The open requests' bodies reach {MAX_BODIES} times --max-body-bytes."
+            if self._held > self._most_held:
+                text = f"The bodies of all open requests have {self._most_held} bytes; try again."
                 headers = {"retry-after": "5", "connection": "close"}
                 raise ApiError(503, "server_overloaded", text, headers=headers)
             return message

@@ -9,7 +9,7 @@ which it does not hold (CTC, BPE with end-of-word suffixes) is refused at load.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,7 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, fl
         if value is None:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value == kind(value)):
+        if not (number and abs(value) <= sys.float_info.max and value == kind(value)):
             path = folder / "generation_config.json"
             raise ConfigError(f"{path}: {name} must be {kind.__name__}, not {value!r}.")
         defaults[name] = kind(value)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.kv_cache import KVCache
@@ -149,7 +150,7 @@ class ModelRunner:
         if not sampling:
             return None, None
         missing = self._rounded(len(sampling), ROW_STEP) - len(sampling)
-        index = torch.nn.functional.pad(batch.logit_index, (0, missing))
+        index = F.pad(batch.logit_index, (0, missing)) if missing else batch.logit_index
         logits = self.model.logits(hidden.index_select(0, index))[: len(sampling)]
         (row_ids,) = to_device([[s.row for s in sampling]], self.device)
         return self._sample(logits, sampling, row_ids)

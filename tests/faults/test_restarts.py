@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -45,19 +47,23 @@ def living(temp: Path) -> list[psutil.Process]:
     return found
 
 
-def live_until(server: Server, stage: str) -> None:
+@contextlib.contextmanager
+def living_to(server: Server, stage: str) -> Iterator[None]:
     server.wait_for("listening on")
     if stage == "listening":
         eventually(lambda: server.children, "the engine process is there")
+        yield
         return
     server.wait_ready()
     url, body = f"{server.base_url}/v1/completions", {"prompt": "Hello", "ignore_eos": True}
     if stage == "ready":
         assert httpx2.post(url, json=body | {"max_tokens": 3}, timeout=START_S).status_code == 200
+        yield
         return
     body |= {"max_tokens": 500, "stream": True}
     with httpx2.stream("POST", url, json=body, timeout=START_S) as answer:
-        next(answer.iter_lines())  # and leaves: the connection may outlive the server in the kernel
+        next(answer.iter_lines())
+        yield
 
 
 @pytest.mark.slow
@@ -70,9 +76,11 @@ def test_a_minute_of_starts_and_ends_leaves_nothing() -> None:
     while cycles < len(ENDS) or time.monotonic() < deadline:
         number, stage = ENDS[cycles % len(ENDS)]
         with starting("demo", "--port", port) as server:
-            live_until(server, stage)
-            assert len(living(server.temp)) == 2, "the API process and the engine"
-            server.signal(number)
+            with living_to(server, stage):
+                assert len(living(server.temp)) == 2, "the API process and the engine"
+                server.signal(number)
+                if number == signal.SIGKILL:
+                    server.status()
             server.status()
             eventually(lambda temp=server.temp: not living(temp), "both processes are gone")
             assert [p.name for p in server.temp.iterdir()] == [], (number, stage)

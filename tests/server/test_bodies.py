@@ -135,8 +135,11 @@ async def send_part(served: Any, size: int) -> tuple[Any, Any]:
     return reader, writer
 
 
-async def test_bodies_on_their_way_are_bounded_together(model: Path, says: Any) -> None:
+async def test_bodies_on_their_way_are_bounded_together(
+    model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = 100_000
+    monkeypatch.setattr("server.middleware.LEAST_FOR_BODIES", 0)
     async with serving(FakeEngine(says("x")), model, max_body_bytes=2 * size) as served:
         senders = [await send_part(served, size) for _ in range(2 * MAX_BODIES + 1)]
         done, _ = await asyncio.wait(

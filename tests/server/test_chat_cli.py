@@ -249,6 +249,7 @@ def test_refusals_are_one_line(api: Api) -> None:
         ({"error": "overloaded"}, "overloaded"),  # as servers that are not OpenAI's have it
         (5, "an event is no JSON object (5)."),
         ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "the stream ended early."),
+        ({"choices": None, "usage": {"completion_tokens": 2}}, "the stream ended early."),
     ],
 )
 def test_an_answer_that_breaks_off_is_said_so(api: Api, last: Any, words: str) -> None:

@@ -67,9 +67,9 @@ def test_nothing_given_gives_the_defaults() -> None:
             {"allowed_origins": ["https://a.b/"]},
             {},
             "",
-            ["'https://a.b/'] is not origins as SCHEME"],
+            ["'https://a.b/'] is not origins as browsers"],
         ),
-        ({}, {"PENSTOCK_ALLOWED_ORIGINS": "*,a.b"}, "", ["'a.b'] is not origins as SCHEME://HOST"]),
+        ({}, {"PENSTOCK_ALLOWED_ORIGINS": "*,a.b"}, "", ["'a.b'] is not origins as browsers"]),
     ],
 )
 def test_a_wrong_value_is_reported_with_its_source_and_what_is_allowed(
@@ -85,6 +85,26 @@ def test_a_wrong_value_is_reported_with_its_source_and_what_is_allowed(
         load(flags, environ, file)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("https://*.example.com", "https://Chat.Example", "https://u:p@h", "https://a.b?x"),
+        *("https://chat.example:443", "http://chat.example:80", "http://a.b\n", "null", ""),
+    ],
+)
+def test_what_no_browser_calls_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="--allowed-origins"):
+        load({"allowed_origins": [origin]}, {}, None)
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "http://localhost:3000", "https://[::1]:8443", "app://obsidian.md"]
+)
+def test_origins_as_browsers_send_them(origin: str) -> None:
+    config, _, _ = load({"allowed_origins": [origin]}, {}, None)
+    assert config.allowed_origins == (origin,)
 
 
 def test_all_wrong_values_are_reported_at_once() -> None:

@@ -195,7 +195,7 @@ def test_sampling_defaults_are_the_present_ones(stories: Path) -> None:
     assert isinstance(defaults["top_k"], int)
     odd = [{"top_k": 1.5}, {"temperature": "hot"}, {"top_p": True}]
     odd += [{name: float(value)} for name in ("top_k", "top_p") for value in ("inf", "nan")]
-    for wrong in odd:
+    for wrong in [*odd, {"top_k": 10**400}]:
         change(file, **{"top_k": 20, "temperature": 1, "top_p": 1, **wrong})
         with pytest.raises(ConfigError, match=f"generation_config.json: {next(iter(wrong))}"):
             Tokenizer.from_folder(stories)
