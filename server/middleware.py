@@ -36,7 +36,7 @@ log = structlog.get_logger("server.access")
 
 
 class CrossOrigin(CORSMiddleware):
-    """Lets scripts of web pages from `origins` ask here, with their key in the Authorization header
+    """Lets scripts of pages from --allowed-origins ask here, with a key in the Authorization header
     and never with cookies (the Fetch standard's CORS protocol)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
