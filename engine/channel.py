@@ -103,6 +103,12 @@ class ClientEndpoint:
             # It may have held tokens: a dead engine is better than an answer with a gap.
             return Fatal("The engine sent a message that cannot be read.", repr(error))
 
+    @property
+    def connected(self) -> bool:
+        """Whether what is sent reaches the engine. To be asked once a message of it has come: then
+        both of its sockets are connected."""
+        return not self._outbox.closed and bool(self._outbox.poll(0, zmq.POLLOUT))
+
     def receive(self, wait_s: float) -> bool:
         """Handle what has come, or comes within `wait_s` while the loop stands; was there any?"""
         arrived = bool(self._inbox.poll(int(wait_s * 1000)))

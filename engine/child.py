@@ -58,11 +58,12 @@ class EngineChild:
     def close(self) -> None:
         """Of a process that has ended. Idempotent."""
         self.endpoint.close()
-        self.remove_sockets()
+        self._folder.cleanup()
 
     def remove_sockets(self) -> None:
-        """Idempotent; changes nothing once both ends are connected: see channel.py."""
-        self._folder.cleanup()
+        """Where both ends are connected, which changes nothing then: see channel.py. Idempotent."""
+        if self.endpoint.connected:
+            self._folder.cleanup()
 
 
 def how_it_ended(code: int) -> str:

@@ -133,8 +133,9 @@ class EngineClient(Protocol):
     async def wait_dead(self) -> EngineDeadError:
         """Waits until the engine has died unasked and says why."""
 
-    def admit(self, requests: int, tokens: int = 0) -> None:
-        """Raises EngineUnavailableError or EngineOverloadedError; cheap, also before tokenising."""
+    def admit(self) -> None:
+        """Raises EngineUnavailableError or EngineOverloadedError, of one more request; cheap, and
+        before it is tokenised."""
 
     def expecting(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the place of a request that `admit` let in until it is submitted, which follows the
@@ -253,12 +254,13 @@ class ProcessClient:
                 self._on_step(message)
             case Progress():
                 self.progress = message
+                if self._child is not None:
+                    self._child.remove_sockets()  # early: were we killed, they would stay
             case Ready():
-                self.info, self.progress = message, Progress("ready", 1.0)
+                self._on_message(Progress("ready", 1.0))
+                self.info = message
                 if self.state == "loading":
                     self.state = "ready"
-                if self._child is not None:
-                    self._child.remove_sockets()  # both ends are connected
                 self._ready.set()
             case Rejected():
                 self._queue.forget([message.id])
@@ -314,12 +316,12 @@ class ProcessClient:
         self._ids += 1
         return self._ids
 
-    def admit(self, requests: int, tokens: int = 0) -> None:
+    def admit(self) -> None:
         if self._death is not None:
             raise self._death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
-        self._queue.check(requests, tokens, self.stats)
+        self._queue.check(1, 0, self.stats)
 
     def expecting(self) -> contextlib.AbstractContextManager[None]:
         return self._queue.expecting(self.stats)

@@ -22,7 +22,7 @@ import msgspec
 from engine.channel import EngineEndpoint
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import TELL_STACKS, Fatal, Notice
+from engine.protocol import TELL_STACKS, Fatal, Notice, Progress
 
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; nobody is left to read it
@@ -42,6 +42,7 @@ def main() -> int:
     config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=_watch_parent, daemon=True).start()
     endpoint = EngineEndpoint(sys.argv[1])
+    endpoint.send(Progress("starting", 0.0))  # before torch: the parent may unlink the sockets
     logger = logging.getLogger("engine")
     logger.addHandler(ToServer(endpoint.send))
     logger.setLevel(logging.INFO)

@@ -88,7 +88,7 @@ class Service:
 async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
     """A body for the model served here; a full queue refuses it unread."""
     service = service_of(request)
-    service.client.admit(1)
+    service.client.admit()
     service.check_task(task)
     body = await read_body(request, kind)
     service.model_name(body.model)

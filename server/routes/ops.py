@@ -45,7 +45,7 @@ async def ready(request: Request) -> Response:
     body = _condition(service) | {"stage": progress.stage, "fraction": progress.fraction}
     if body["status"] == "ok":
         try:
-            service.client.admit(1)
+            service.client.admit()
         except EngineError:
             body["status"] = "overloaded"
     return JSONResponse(body, 200 if body["status"] == "ok" else 503)

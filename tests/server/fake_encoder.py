@@ -34,7 +34,7 @@ class FakeEncoder(FakeEngine):
     waiting: dict[int, tuple[EmbedRequest, OutputStream[EmbedOutput]]] = field(default_factory=dict)
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
-        self.admit(len(requests), sum(len(request.tokens) for request in requests))
+        self.admit()
         stream: OutputStream[EmbedOutput] = OutputStream([r.id for r in requests], self._abort)
         self.texts += requests
         self.waiting |= {request.id: (request, stream) for request in requests}

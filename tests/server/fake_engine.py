@@ -126,7 +126,7 @@ class FakeEngine:
         self.running.clear()
         self._died.set()
 
-    def admit(self, requests: int, tokens: int = 0) -> None:
+    def admit(self) -> None:
         if self.death is not None:
             raise self.death
         if self.state != "ready":

@@ -80,6 +80,10 @@ class Client(ProcessClient):
         requests = [self.request(length) for length in lengths]
         return self.submit(requests), [request.id for request in requests]
 
+    def offer(self, length: int) -> None:
+        """Raises as `submit` of such a prompt would; sends none."""
+        self._queue.check(1, length, self.stats)
+
     def step(
         self,
         *tokens: TokenOutput,

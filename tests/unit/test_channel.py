@@ -151,6 +151,27 @@ async def test_no_wake_up_is_lost(address: str) -> None:
     assert len(client.received) == due
 
 
+async def test_once_connected_nothing_needs_the_files(address: str) -> None:
+    """So they go early: a server killed while the engine loads leaves nothing behind."""
+
+    def echo(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
+        endpoint.send(outputs(len(messages)))
+
+    client = Client(address)
+    assert not client.endpoint.connected
+    engine = Engine(address, echo)
+    await client.until(1)
+    client.connected()  # the one socket may be later than the other
+    assert client.endpoint.connected
+    shutil.rmtree(address.removeprefix("ipc://"))
+    await client.greeted()
+    client.endpoint.send(Abort([1]))
+    await client.until(1)
+    await client.end(engine)
+    assert engine.received == [Abort([1]), Shutdown()]
+    assert not client.endpoint.connected
+
+
 @pytest.mark.parametrize("listening", [True, False])
 async def test_what_came_before_the_loop_looked_is_seen(listening: bool, address: str) -> None:
     client = Client(address, listening=listening)

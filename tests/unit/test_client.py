@@ -104,14 +104,14 @@ async def test_loading_is_told_step_by_step() -> None:
     client._ready.clear()
     client._on_message(Progress("loading weights", 0.5))
     assert client.progress == Progress("loading weights", 0.5)
+    assert client.child.sockets_removed, "were the server killed now, they would stay for ever"
     waiting = asyncio.ensure_future(client.wait_ready())
     await asyncio.sleep(0)
     assert not waiting.done()
     client._on_message(READY)
     assert await waiting is READY
     assert client.state == "ready"
-    # The socket files are gone: both ends are connected, and nothing else may connect.
-    assert client.child.sockets_removed
+    assert client.progress == Progress("ready", 1.0)
 
 
 async def test_the_age_of_the_last_step_counts_only_while_there_is_work(client: Client) -> None:

@@ -17,25 +17,25 @@ async def test_the_queue_is_bounded_by_requests(client: Client) -> None:
     with pytest.raises(EngineOverloadedError, match="3 requests with 3 prompt tokens"):
         client.submit_prompts(1)
     with pytest.raises(EngineOverloadedError):
-        client.admit(1)
+        client.admit()
     client.step(admitted=(2,))
-    client.admit(1)
+    client.admit()
 
 
 async def test_the_queue_is_bounded_by_tokens(client: Client) -> None:
     client.submit_prompts(60)
-    client.admit(1, 40)
+    client.offer(40)
     with pytest.raises(EngineOverloadedError):
-        client.admit(1, 41)
+        client.offer(41)
     client.step(admitted=(1,))
-    client.admit(1, 100)
+    client.offer(100)
 
 
 async def test_an_empty_queue_takes_any_one_submission(client: Client) -> None:
     _, ids = client.submit_prompts(70, 70, 70, 70)
     assert len(client.endpoint.sent) == 4
     with pytest.raises(EngineOverloadedError):
-        client.admit(1)
+        client.admit()
     client.step(admitted=tuple(ids))
     client.submit_prompts(101)
 
@@ -57,7 +57,7 @@ async def test_the_texts_of_a_submission_wait_as_one_request(client: Client) -> 
     first, second = embed(10, 10, 10, 10), embed(5, 5)
     embed(5)
     with pytest.raises(EngineOverloadedError, match="3 requests with 55 prompt tokens"):
-        client.admit(1)
+        client.admit()
     client.step(admitted=tuple(first[:3]))
     with pytest.raises(EngineOverloadedError, match="3 requests with 25 prompt tokens"):
         embed(1)
@@ -66,7 +66,7 @@ async def test_the_texts_of_a_submission_wait_as_one_request(client: Client) -> 
         embed(86)
     embed(40, 40)
     client.step(admitted=tuple(second))
-    client.admit(1)
+    client.admit()
 
 
 @pytest.mark.parametrize("leave", ["admitted", "aborted", "refused"])
@@ -74,7 +74,7 @@ async def test_what_leaves_the_queue_makes_room_once(client: Client, leave: str)
     stream, (request_id,) = client.submit_prompts(90)
     client.submit_prompts(5)
     with pytest.raises(EngineOverloadedError):
-        client.admit(1, 6)
+        client.offer(6)
     for _ in range(2):
         if leave == "admitted":
             client.step(admitted=(request_id,))
@@ -82,9 +82,9 @@ async def test_what_leaves_the_queue_makes_room_once(client: Client, leave: str)
             client._on_message(Rejected(request_id, "invalid_value", "no"))
         else:
             stream.close()
-        client.admit(1, 95)
+        client.offer(95)
         with pytest.raises(EngineOverloadedError):
-            client.admit(1, 96)
+            client.offer(96)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_retry_after_follows_the_pace_within_a_minute(
     client.submit_prompts(100)
     client.step(stats=EngineStats(step_seconds=step_seconds, step_prefill_tokens=tokens))
     with pytest.raises(EngineOverloadedError) as refused:
-        client.admit(1, 1)
+        client.offer(1)
     assert expected <= refused.value.retry_after <= min(math.ceil(expected * 1.25), 60)
 
 
@@ -104,13 +104,13 @@ async def test_only_a_ready_engine_is_given_work() -> None:
     client = Client()
     client.state = "loading"
     with pytest.raises(EngineUnavailableError) as refused:
-        client.admit(1)
+        client.admit()
     assert refused.value.state == "loading"
     client.state = "ready"
     stream, (request_id,) = client.submit_prompts(1)
     client.drain()
     with pytest.raises(EngineUnavailableError) as refused:
-        client.admit(1)
+        client.admit()
     assert refused.value.state == "draining"
     tokenised, (late,) = client.submit_prompts(1)  # it was admitted before the drain
     client.step(token(request_id, 5, "stop"), admitted=(request_id,))
@@ -120,4 +120,4 @@ async def test_only_a_ready_engine_is_given_work() -> None:
     client.die(-9)
     client.drain()
     with pytest.raises(EngineDeadError):
-        client.admit(1)
+        client.admit()
