@@ -20,6 +20,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig, model_folder
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig, served_names
+from server.description import RESPONSES, DescribedApp
 from server.errors import ApiError
 from server.keys import ApiKeys
 from server.logging import configure
@@ -55,13 +56,15 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         created=int(time.time()),
     )
-    app = FastAPI(
+    app = DescribedApp(
+        keyed=bool(service.keys),
         title="Penstock",
         version=version,
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses=RESPONSES,
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service

@@ -14,10 +14,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.description import documented
 from server.embedding import Vectors, embed, normalised, token_lists
 from server.errors import invalid
 from server.plan import off_loop
-from server.schemas.body import documented
 from server.schemas.embedding import EmbeddingBody, ScoreBody
 from server.service import accept
 

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer import Answer, attended
+from server.description import documented
 from server.dialect import CHAT, COMPLETION, Dialect
 from server.plan import (
     Plan,
@@ -16,7 +17,6 @@ from server.plan import (
     text_prompts,
     unread_arguments,
 )
-from server.schemas.body import documented
 from server.schemas.generate import ChatBody, CompletionBody
 from server.service import Service, accept
 from server.stream import TokenStream
@@ -24,7 +24,7 @@ from server.stream import TokenStream
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+@router.post("/v1/chat/completions", openapi_extra=documented(ChatBody, streams=True))
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     service, body = await accept(request, ChatBody, "generate")
@@ -35,7 +35,7 @@ async def chat_completions(request: Request) -> Response:
     return await _respond(request, service, plan, CHAT)
 
 
-@router.post("/v1/completions", openapi_extra=documented(CompletionBody))
+@router.post("/v1/completions", openapi_extra=documented(CompletionBody, streams=True))
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
     service, body = await accept(request, CompletionBody, "generate")

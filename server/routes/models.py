@@ -27,11 +27,13 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
+    """The names of the model that is served."""
     service = service_of(request)
     return {"object": "list", "data": [_model(service, name) for name in service.names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
+    """That model, by one of its names."""
     service = service_of(request)
     return _model(service, service.model_name(name))

@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.errors import EngineError
+from server.description import PROBE
 from server.service import Service, service_of
 
 router = APIRouter()
@@ -28,7 +29,7 @@ def _condition(service: Service) -> dict[str, Any]:
     }
 
 
-@router.get("/health")
+@router.get("/health", openapi_extra=PROBE)
 @router.api_route("/health", methods=GET_AND_HEAD, include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 unless the engine is dead. One that hangs is ended, so it is dead, too."""
@@ -36,7 +37,7 @@ async def health(request: Request) -> Response:
     return JSONResponse(body, 503 if body["status"] == "dead" else 200)
 
 
-@router.get("/ready")
+@router.get("/ready", openapi_extra=PROBE)
 @router.api_route("/ready", methods=GET_AND_HEAD, include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 where a request sent now would be served: loaded, not draining, room in the queue."""
@@ -51,12 +52,14 @@ async def ready(request: Request) -> Response:
     return JSONResponse(body, 200 if body["status"] == "ok" else 503)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
+    """Prometheus's text format."""
     text = service_of(request).metrics.render()
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/version")
 async def version(request: Request) -> dict[str, str]:
+    """The version of the server."""
     return {"version": request.app.version}

@@ -12,8 +12,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.description import documented
 from server.plan import INLINE_CHARS, chat_prompt, check_token_ids, off_loop, unread_arguments
-from server.schemas.body import documented, ignored_header, read_body
+from server.schemas.body import ignored_header, read_body
 from server.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.service import Service, service_of
 
@@ -22,6 +23,7 @@ router = APIRouter()
 
 @router.post("/tokenize", openapi_extra=documented(TokenizeBody))
 async def tokenize(request: Request) -> Response:
+    """The tokens of a text, or of a chat as its template renders it."""
     service = service_of(request)
     service.loaded()
     body = await read_body(request, TokenizeBody)
@@ -48,6 +50,7 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
+    """The text of tokens."""
     service = service_of(request)
     service.loaded()
     body = await read_body(request, DetokenizeBody)

@@ -62,12 +62,6 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     return {"x-ignored-params": ", ".join(names)} if names else {}
 
 
-def documented(kind: type[Body]) -> dict[str, Any]:
-    """The body's schema for openapi.json; `$id` keeps its `$defs` references inside it."""
-    schema = {"$id": f"urn:penstock:{kind.__name__}", **kind.model_json_schema()}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 def _same(given: Any, harmless: Any) -> bool:
     """For Python 0 is False and 1 is True: a request for 0 of something is not one for none."""
     return isinstance(given, bool) == isinstance(harmless, bool) and bool(given == harmless)
