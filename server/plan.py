@@ -256,7 +256,7 @@ def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams
         temperature=float(chosen("temperature", 1.0)),
         top_k=1 if top_p == 0 else top_k,  # an empty nucleus still holds the likeliest token
         top_p=top_p or 1.0,
-        min_p=body.min_p or 0.0,
+        min_p=float(chosen("min_p", 0.0)),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=float(chosen("repetition_penalty", 1.0)),
