@@ -73,12 +73,18 @@ class StopMatcher:
         self._include = include
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, too_early: bool = False) -> tuple[str, str | None]:
         """The text that is safe to emit, and the stop that was hit or None. After a hit there is
-        nothing more to push or flush."""
+        nothing more to push or flush. What ends in a text that is `too_early` is no hit; what only
+        begins there may become one."""
+        seen = len(self._held)
         text = self._held + text
-        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:
+        ends = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, seen - len(stop) + 1))) >= 0
+        ]
+        if ends and not too_early:
             end, at, stop = min(ends)
             self._held = ""
             return text[: end if self._include else at], stop

@@ -88,10 +88,9 @@ class Choice:
 
     def _show(self, text: str) -> None:
         self._length += len(text)
-        # As in vLLM, a stop string counts only in the text after the first min_tokens tokens.
-        if text and self.count > self._min_tokens:
-            text, hit = self._matcher.push(text)
-            self.finish = "stop" if hit is not None else None
+        # As in vLLM, a stop string counts where it ends after the text of min_tokens tokens.
+        text, hit = self._matcher.push(text, too_early=self.count <= self._min_tokens)
+        self.finish = "stop" if hit is not None else None
         self._delta.text += text
 
     def take(self) -> Delta:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from engine.protocol import SamplingParams
 from server.errors import ApiError, invalid, unsupported
-from server.schemas.generate import ChatBody, ChatMessage, GenerateBody
+from server.schemas.generate import ChatBody, ChatMessage, CompletionBody, GenerateBody
 from server.schemas.tokenize import TokenizeBody
 from server.service import Service
 
@@ -143,10 +143,13 @@ async def text_prompts(
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 
 
-async def prompt_texts(service: Service, prompts: Sequence[str] | Sequence[list[int]]) -> list[str]:
+async def prompt_texts(service: Service, body: CompletionBody) -> list[str]:
+    """The texts of the prompts, of token ids as the answer's are decoded."""
+    prompts, skip = body.prompts, body.skip_special_tokens is not False
+
     def work() -> list[str]:
         decode = service.tokenizer.decode
-        return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
+        return [p if isinstance(p, str) else decode(p, skip_special_tokens=skip) for p in prompts]
 
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 
@@ -253,7 +256,7 @@ def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams
         temperature=float(chosen("temperature", 1.0)),
         top_k=1 if top_p == 0 else top_k,  # an empty nucleus still holds the likeliest token
         top_p=top_p or 1.0,
-        min_p=body.min_p or 0.0,
+        min_p=float(chosen("min_p", 0.0)),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=float(chosen("repetition_penalty", 1.0)),

@@ -27,6 +27,7 @@ SAMPLING_DEFAULTS = {
     "temperature": float,
     "top_p": float,
     "top_k": int,
+    "min_p": float,
     "repetition_penalty": float,
 }
 BEGINNING = 2**18  # characters; of texts twice as long these are counted first, in 0.3 s of a core

@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response:
     service, body = await accept(request, CompletionBody, "generate")
     with service.client.expecting():
         prompts = await text_prompts(service, body.prompts)
-        echoes = await prompt_texts(service, body.prompts) if body.echo else None
+        echoes = await prompt_texts(service, body) if body.echo else None
     plan = make_plan(service, request, body, prompts, param="prompt", echoes=echoes)
     return await _respond(request, service, plan, COMPLETION)
 

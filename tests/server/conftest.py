@@ -42,7 +42,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     files: dict[str, Any] = {
         "config.json": {"model_type": "llama", "eos_token_id": EOS, "bos_token_id": BOS},
-        "generation_config.json": {"temperature": 0.6, "top_k": 20, "eos_token_id": EOS},
+        "generation_config.json": {
+            "temperature": 0.6,
+            "top_k": 20,
+            "min_p": 0.1,
+            "eos_token_id": EOS,
+        },
         "tokenizer_config.json": {
             "bos_token": "<s>",
             "eos_token": "</s>",

@@ -47,12 +47,13 @@ async def test_the_answer(served):
 
 async def test_defaults_come_from_the_checkpoint_then_from_openai(served):
     params = await params_of(served)
-    assert (params.temperature, params.top_k, params.top_p) == (0.6, 20, 1.0)
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 20, 1.0, 0.1)
     assert params.max_tokens == 512 - len(served.engine.requests[-1].prompt)
     assert params.stop_token_ids == (EOS,)
     assert params.logprobs == -1
     assert (await params_of(served, temperature=None, top_k=-1)).temperature == 0.6
     assert (await params_of(served, top_k=-1)).top_k == 0
+    assert (await params_of(served, min_p=0)).min_p == 0
 
 
 async def test_every_parameter_reaches_the_engine(served):

@@ -45,6 +45,8 @@ async def test_echo(served):
     assert [c["text"] for c in body["choices"]] == ["abHello wörld!", "cdHello wörld!"]
     body = (await served.complete(prompt=[64, 65], echo=True)).json()
     assert body["choices"][0]["text"] == "abHello wörld!"
+    body = (await served.complete(prompt=[BOS, 64], echo=True, skip_special_tokens=False)).json()
+    assert body["choices"][0]["text"].startswith("<s>aHello")
     served.engine.burst = 100
     text = (await served.complete(prompt="ab", echo=True, stream=True)).text
     assert text.index('"text":"ab"') < text.index('"text":"Hello')

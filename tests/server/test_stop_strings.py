@@ -12,9 +12,10 @@ STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
 PIECES = st.lists(st.text("ab\nc", max_size=5), max_size=12)
 
 
-def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Reads character by character: the first stop that is complete, the longest of several."""
-    for end in range(1, len(text) + 1):
+def reference(text: str, stops: list[str], early: int = 0) -> tuple[str, str | None]:
+    """Reads character by character: the first stop that is complete, the longest of several; none
+    within the first `early` characters."""
+    for end in range(early + 1, len(text) + 1):
         hits = [stop for stop in stops if text[:end].endswith(stop)]
         if hits:
             stop = max(hits, key=len)
@@ -29,13 +30,15 @@ def held_back(text: str, stops: list[str]) -> str:
 
 
 @settings(max_examples=1500)
-@given(pieces=PIECES, stops=STOPS, include=st.booleans())
-def test_any_cutting_gives_the_same(pieces: list[str], stops: list[str], include: bool) -> None:
+@given(pieces=PIECES, stops=STOPS, include=st.booleans(), early=st.integers(0, 6))
+def test_any_cutting_gives_the_same(
+    pieces: list[str], stops: list[str], include: bool, early: int
+) -> None:
     matcher = StopMatcher(stops, include=include)
     emitted, seen = "", ""
-    expected, expected_hit = reference("".join(pieces), stops)
-    for piece in pieces:
-        text, hit = matcher.push(piece)
+    expected, expected_hit = reference("".join(pieces), stops, len("".join(pieces[:early])))
+    for index, piece in enumerate(pieces):
+        text, hit = matcher.push(piece, too_early=index < early)
         emitted, seen = emitted + text, seen + piece
         assert hit is None or hit == expected_hit
         if hit is not None:

@@ -145,6 +145,17 @@ async def test_min_tokens_holds_stop_strings_back(served):
     assert body["choices"][0]["message"]["content"] == "Hello wör"
 
 
+@pytest.mark.parametrize("min_tokens", [3, 4, 5])
+async def test_a_stop_string_may_begin_before_min_tokens(served, min_tokens):
+    asked = {"stop": ["el", "llo "], "min_tokens": min_tokens}
+    body = (await served.chat(**asked)).json()
+    assert body["choices"][0]["message"]["content"] == "He"
+    assert body["choices"][0]["finish_reason"] == "stop"
+    chunks = events((await served.chat(stream=True, **asked)).text)[:-1]
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(deltas) == "He"
+
+
 async def test_what_is_there_goes_out_together(served):
     served.engine.gate.clear()
     task = asyncio.create_task(served.chat(stream=True))

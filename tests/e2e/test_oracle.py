@@ -1,0 +1,270 @@
+"""Random requests of all parameters at once, each answer compared whole with the oracle's.
+
+A failure names its case; `draw(case)` of this file makes the same request again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.e2e.oracle import CLOSE, Body, Expected, Oracle
+from tests.e2e.serve import Server, serving
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CASES, AT_ONCE, LONGEST = 60, 16, 128
+TEMPLATE = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+BLOCK = 16
+TIGHT = ("--block-size", BLOCK, "--num-gpu-blocks-override", 18)
+SETUPS = {
+    "cached": ("stories260K-llama", *TIGHT, "--max-num-batched-tokens", 40),
+    "uncached": ("stories280K-gpt2", *TIGHT, "--no-enable-prefix-caching", "--max-num-seqs", 9),
+}
+WORDS = ["Once", "upon", "a", "time", "Lily", "saw", "the", "big", "red", "ball", "and", "said"]
+ODD = ["é", "日本", "🙂", "\u202e", "e\u0301", "\x00", "\n", "  ", "</s>", "<unk>", "\u2028", "ß"]
+BLOCKS = [list(range(start, start + BLOCK)) for start in (300, 333, 366)]
+OPTIONS: dict[str, list[Any]] = {
+    "n": [1, 2, 3],
+    "top_k": [-1, 0, 1, 2, 50, 256, 300, 511, 1000],
+    "top_p": [0.01, 0.5, 0.9, 0.99, 1],
+    "min_p": [0.01, 0.3, 1],
+    "presence_penalty": [-2, -0.5, 0.5, 2],
+    "frequency_penalty": [-2, -0.5, 0.5, 2],
+    "repetition_penalty": [0.1, 0.8, 1.3, 10],
+    "ignore_eos": [True, False],
+    "min_tokens": [0, 1, 3, 8],
+    "include_stop_str_in_output": [True],
+    "skip_special_tokens": [False, True],
+    "priority": [-1, 0, 3],
+    "cache_salt": ["x", "y"],
+}
+
+
+@dataclass(frozen=True)
+class Rig:
+    server: Server
+    oracle: Oracle
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def rig(
+    request: pytest.FixtureRequest, assets: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
+    name, *flags = SETUPS[request.param]
+    folder = assets / "checkpoints" / str(name)
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    flags += ["--dtype", "float32", "--max-model-len", LONGEST, "--chat-template", template]
+    with serving(folder, *flags) as server:
+        yield Rig(server, Oracle(folder))
+
+
+@dataclass
+class Reply:
+    """One choice, whole or put together from its chunks."""
+
+    prompt: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
+
+    def take(self, choice: Body) -> None:
+        assert self.finish is None, "a choice goes on after its end"
+        message = choice.get("message") or choice.get("delta") or choice
+        self.prompt = choice.get("prompt_token_ids", self.prompt)
+        self.ids += choice.get("token_ids", [])
+        self.text += message.get("content") or message.get("text") or ""
+        self.finish = choice["finish_reason"]
+        for name, values in (choice["logprobs"] or {}).items():
+            self.logprobs.setdefault(name, []).extend(values or [])
+
+
+@dataclass
+class Answer:
+    choices: dict[int, Reply] = field(default_factory=dict)
+    usage: Body = field(default_factory=dict)
+    prompt: list[int] = field(default_factory=list)  # of a chat, which has one
+
+    def take(self, part: Body) -> None:
+        for choice in part["choices"]:
+            self.choices.setdefault(choice["index"], Reply()).take(choice)
+        self.prompt = part.get("prompt_token_ids", self.prompt)
+        self.usage = part.get("usage") or self.usage
+
+
+async def ask(http: httpx2.AsyncClient, body: Body, *, stream: bool) -> Answer:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    body = body | {"return_token_ids": True, "stream": stream}
+    answer = Answer()
+    if not stream:
+        response = await http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        answer.take(response.json())
+        return answer
+    response = await http.post(path, json=body | {"stream_options": {"include_usage": True}})
+    assert response.status_code == 200, response.text
+    *events, done = response.text.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    for event in events:
+        answer.take(json.loads(event.removeprefix("data: ")))
+    return answer
+
+
+def text(rng: random.Random) -> str:
+    if rng.random() < 0.3:
+        return "".join(rng.choices(ODD + WORDS, k=rng.randint(1, 8)))
+    return " ".join(["Once upon a time"] * rng.randint(0, 4) + rng.choices(WORDS, k=3))
+
+
+def draw(case: str) -> Body:
+    """The same request for the same case: greedy or seeded, so that it has one answer."""
+    rng = random.Random(case)
+    body: Body = {"temperature": rng.choice([0, 0.3, 1, 2]), "seed": rng.getrandbits(64) - 2**63}
+    body |= {"max_tokens": rng.choice([1, 2, 9, 20, 45])} if rng.random() < 0.9 else {}
+    body |= {name: rng.choice(of) for name, of in OPTIONS.items() if rng.random() < 0.2}
+    body["min_tokens"] = min(body.get("min_tokens", 0), body.get("max_tokens", 8))
+    ids = [1, 2, *rng.sample(range(3, 259), 6), *rng.sample(range(259, 512), 4)]
+    if rng.random() < 0.3:  # of bytes, which make characters or nothing
+        body["logit_bias"] = {str(i): rng.choice([-100, 0.5, 15, 20]) for i in ids}
+    if rng.random() < 0.2:
+        body["stop_token_ids"] = rng.sample(range(512), 9)
+    logprobs = rng.choice([None, None, 0, 1, 5])
+    if rng.random() < 0.3:
+        roles = rng.choices(["system", "user", "assistant"], k=2)
+        body["messages"] = [{"role": role, "content": text(rng)} for role in roles]
+        return body | ({} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs})
+    if rng.random() < 0.6:
+        body["prompt"] = rng.choice([text(rng), [text(rng) for _ in range(2)]])
+    else:
+        body["prompt"] = [rng.randrange(512) for _ in range(rng.choice([1, 20, LONGEST - 1]))]
+        if rng.random() < 0.5:  # which the prefix cache knows block by block, in other orders
+            body["prompt"] = [i for _ in range(rng.randint(1, 4)) for i in rng.choice(BLOCKS)]
+        if len(body["prompt"]) > LONGEST // 2:  # all that fits
+            body |= {"max_tokens": 1, "min_tokens": 0}
+    return body | {"logprobs": logprobs} if rng.random() < 0.7 else body | {"echo": True}
+
+
+def edges(case: str, body: Body, oracle: Oracle, ids: list[int]) -> Body:
+    """The request again, with stop strings cut from what it was answered with, and a `min_tokens`
+    and `max_tokens` close to where they end."""
+    rng = random.Random(f"{case} edges")
+    whole, at = oracle.continuation(ids, body), rng.randrange(len(ids))
+    middle = len(oracle.certain(ids[:at], body))
+    cuts = [(max(0, middle - rng.randint(0, 3)), middle + rng.randint(0, 4)) for _ in range(3)]
+    stops = {whole[a:b] + rng.choice(["", "", "q"]) for a, b in cuts} - {""}
+    most = min(max(1, at + rng.choice([0, 1, 2, 9])), body.get("max_tokens", LONGEST))
+    least = min(max(0, at + rng.choice([-9, -1, 0, 0, 1])), most)
+    return body | {"stop": sorted(stops) or ["q"], "min_tokens": least, "max_tokens": most}
+
+
+def prompts_of(body: Body, oracle: Oracle) -> list[tuple[list[int], str]]:
+    """The ids of each prompt, and its echo."""
+    if "messages" in body:
+        chat = "".join(f"{m['role']}: {m['content']}\n" for m in body["messages"])
+        return [(oracle.encode(f"<s>{chat}", special=False), "")]
+    given = body["prompt"]
+    many = given if isinstance(given[0], str) and isinstance(given, list) else [given]
+    ids = [oracle.encode(p) if isinstance(p, str) else p for p in many]
+    texts = [p if isinstance(p, str) else oracle.decode(p, body) for p in many]
+    return [(i, t if body.get("echo") else "") for i, t in zip(ids, texts, strict=True)]
+
+
+def check(body: Body, answer: Answer, oracle: Oracle) -> None:
+    prompts, n = prompts_of(body, oracle), body.get("n", 1)
+    assert sorted(answer.choices) == list(range(len(prompts) * n))
+    for index, reply in answer.choices.items():
+        prompt, echo = prompts[index // n]
+        assert (reply.prompt or answer.prompt) == prompt
+        limit = body.get("max_tokens", LONGEST - len(prompt))
+        expected, logprobs = oracle.read(body, prompt, reply.ids, index % n, limit)
+        assert (reply.finish, reply.text) == (expected.finish, echo + expected.text)
+        scores = chat_scores if "messages" in body else completion_scores
+        wanted = body.get("top_logprobs", body.get("logprobs"))
+        assert (wanted is None) <= (not reply.logprobs)
+        if wanted is not None and expected.offsets:
+            scores(oracle, reply, logprobs, wanted, expected)
+    lengths = [len(prompt) for prompt, _ in prompts]
+    generated = sum(len(reply.ids) for reply in answer.choices.values())
+    assert answer.usage["prompt_tokens"] == sum(lengths)
+    assert answer.usage["completion_tokens"] == generated
+    assert answer.usage["total_tokens"] == sum(lengths) + generated
+    assert 0 <= answer.usage["prompt_tokens_details"]["cached_tokens"] <= sum(lengths)
+
+
+def ordered(row: Any, wanted: int) -> bool:
+    """Whether rounding cannot change which are the likeliest, and in what order."""
+    return bool((-row.topk(wanted + 1).values.diff() > CLOSE).all())
+
+
+def completion_scores(
+    oracle: Oracle, reply: Reply, logprobs: Any, wanted: int, expected: Expected
+) -> None:
+    assert reply.logprobs["text_offset"] == expected.offsets
+    for place, entry in enumerate(reply.logprobs["top_logprobs"]):
+        row, token = logprobs[place], reply.ids[place]
+        name = oracle.token(token).decode(errors="replace")
+        assert reply.logprobs["tokens"][place] == name
+        assert reply.logprobs["token_logprobs"][place] == pytest.approx(row[token].item(), abs=1e-3)
+        if not ordered(row, wanted):
+            continue
+        named: dict[str, float] = {}
+        for i in [*row.topk(wanted).indices.tolist(), token]:
+            named.setdefault(oracle.token(i).decode(errors="replace"), row[i].item())
+        assert entry == pytest.approx(named, abs=1e-3)
+
+
+def chat_scores(
+    oracle: Oracle, reply: Reply, logprobs: Any, wanted: int, expected: Expected
+) -> None:
+    assert len(reply.logprobs["content"]) == len(expected.offsets)
+    for place, entry in enumerate(reply.logprobs["content"]):
+        row, token = logprobs[place], reply.ids[place]
+        best = row.topk(wanted).indices.tolist() if ordered(row, wanted) else []
+        for given, i in zip([entry, *entry["top_logprobs"]], [token, *best], strict=bool(best)):
+            assert bytes(given["bytes"]) == oracle.token(i)
+            assert given["token"] == oracle.token(i).decode(errors="replace")
+            assert given["logprob"] == pytest.approx(row[i].item(), abs=1e-3)
+
+
+async def test_every_answer_is_the_oracles(rig: Rig) -> None:
+    room, seen = asyncio.Semaphore(AT_ONCE), Counter[str]()
+    counters = ("prompt_tokens_total", "generation_tokens_total")
+    before = {name: rig.server.metric(name) for name in counters}
+
+    async def one(http: httpx2.AsyncClient, case: str) -> None:
+        body = draw(case)
+        for again in (False, True):
+            async with room:
+                answers = [await ask(http, body, stream=stream) for stream in (False, True)]
+            for answer in answers:
+                try:
+                    check(body, answer, rig.oracle)
+                except AssertionError as error:
+                    raise AssertionError(f"case {case!r}, with edges {again}: {body}") from error
+                seen["prompt_tokens_total"] += body.get("n", 1) * answer.usage["prompt_tokens"]
+                seen["generation_tokens_total"] += answer.usage["completion_tokens"]
+                seen.update(f"{reply.finish}" for reply in answer.choices.values())
+            whole, streamed = (answer.choices for answer in answers)
+            assert {i: (r.text, r.ids) for i, r in whole.items()} == {
+                i: (r.text, r.ids) for i, r in streamed.items()
+            }
+            body = edges(case, body, rig.oracle, whole[0].ids)
+
+    async with rig.server.http() as http:
+        await asyncio.gather(*(one(http, f"{case}") for case in range(CASES)))
+    assert min(seen["stop"], seen["length"]) > CASES
+    for name, value in before.items():
+        assert rig.server.metric(name) - value == seen[name]
+    assert rig.server.metric("num_preemptions_total") > 0
+    rig.server.wait_idle()
