@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.filesize import decimal
 
@@ -69,7 +69,7 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
     ]
     if key == UNKNOWN_KEY:
         lines.append(f"            with a key of yours for {key}")
-    lines += arithmetic(ready)
+    lines += [*arithmetic(ready), *not_followed(service.tokenizer.not_followed)]
     if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   {config.host} without an API key: whoever reaches this machine may use "
@@ -143,6 +143,15 @@ def arithmetic(ready: Ready) -> list[str]:
             "several times slower than with --dtype float32, which takes twice the memory"
         ]
     return []
+
+
+def not_followed(settings: Sequence[str]) -> list[str]:
+    """What the checkpoint asks for of whoever generates, in vain."""
+    if not settings:
+        return []
+    return [
+        f"  note      of the checkpoint's generation settings not followed: {', '.join(settings)}"
+    ]
 
 
 def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:

@@ -30,6 +30,17 @@ SAMPLING_DEFAULTS = {
     "min_p": float,
     "repetition_penalty": float,
 }
+# Of transformers' GenerationConfig: what would make other answers and is not followed, and by which
+# value it asks for nothing.
+NOT_FOLLOWED: dict[str, float | None] = {
+    **dict.fromkeys(("num_beams", "typical_p", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("max_new_tokens", "exponential_decay_length_penalty", "top_h"), None),
+    **dict.fromkeys(("penalty_alpha", "guidance_scale", "sequence_bias"), None),
+    "begin_suppress_tokens": None,
+}
 BEGINNING = 2**18  # characters; of texts twice as long these are counted first, in 0.3 s of a core
 LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
@@ -64,7 +75,8 @@ class Tokenizer:
     `suppressed_ids` are tokens the checkpoint forbids to sample: Marian's padding, for one.
     `defaults` holds the sampling defaults of generation_config.json that are present. Its
     `do_sample: false` does not mean temperature 0 here: many checkpoints carry it by accident,
-    and a client that wants greedy output says temperature 0.
+    and a client that wants greedy output says temperature 0. `not_followed` are the settings among
+    them that change nothing here.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
@@ -90,6 +102,11 @@ class Tokenizer:
         self._check_vocabulary(folder, model)
         self.defaults = _sampling_defaults(generation, folder)
         self.suppressed_ids = _suppressed_ids({**model, **generation}, folder)
+        self.not_followed = [
+            f"{name} {value!r}"
+            for name, value in {**model, **generation}.items()
+            if name in NOT_FOLLOWED and value not in (None, NOT_FOLLOWED[name])
+        ]
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
 

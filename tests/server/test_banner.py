@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.protocol import KVGroup, MemoryEntry
-from server.banner import arithmetic, kv_cache, memory
+from server.banner import arithmetic, kv_cache, memory, not_followed
 from tests.server.fake_engine import INFO
 
 
@@ -29,6 +29,12 @@ def test_it_tells_where_bits_depend_on_the_batch() -> None:
 def test_it_tells_that_bf16_is_slow_on_a_cpu_without_it() -> None:
     (note,) = arithmetic(msgspec.structs.replace(INFO, emulated=True))
     assert "--dtype float32" in note
+
+
+def test_it_tells_what_the_checkpoint_asks_for_in_vain() -> None:
+    (note,) = not_followed(["num_beams 6", "typical_p 0.9"])
+    assert "not followed: num_beams 6, typical_p 0.9" in note
+    assert not_followed([]) == []
 
 
 def test_it_tells_what_windows_save() -> None:

@@ -197,3 +197,15 @@ def test_settings_may_be_in_the_config(t5: Path, tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink()
     write(folder / "config.json", {"eos_token_id": END, "bad_words_ids": [[7]]})
     assert Tokenizer.from_folder(folder).suppressed_ids == (7,)
+
+
+def test_settings_that_are_not_followed_are_told(t5: Path, tmp_path: Path) -> None:
+    """Beams, for one: who serves OPUS-MT shall know why its answers differ from elsewhere."""
+    folder = tmp_path / "model"
+    shutil.copytree(t5, folder)
+    nothing = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "max_new_tokens": None, "top_k": 50}
+    write(folder / "generation_config.json", {"num_beams": 1, **nothing})
+    assert Tokenizer.from_folder(folder).not_followed == []
+    write(folder / "config.json", {"eos_token_id": END, "num_beams": 6})
+    write(folder / "generation_config.json", {**nothing, "max_new_tokens": 512})
+    assert Tokenizer.from_folder(folder).not_followed == ["num_beams 6", "max_new_tokens 512"]
