@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -83,7 +82,10 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 def _become(module: str, *arguments: object) -> NoReturn:
     """Goes on as a process with torch: its output, its status and every signal are its own."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
+    from engine.child import python_module
+
+    command = [*python_module(module), *map(str, arguments)]
+    os.execv(command[0], command)
 
 
 def _option(setting: Setting) -> inspect.Parameter:
