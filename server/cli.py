@@ -24,7 +24,7 @@ from server import exits
 from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
-from server.voice import say, voice
+from server.voice import open_what_is_closed, say, voice
 
 EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
 ConfigFile = Annotated[
@@ -61,6 +61,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
     ] = False,
 ) -> None:
+    open_what_is_closed()
     # Without a handler, the first process of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
 
