@@ -71,6 +71,10 @@ def test_the_flags_page_is_up_to_date() -> None:
         (["serve"], {"PENSTOCK_DTYPE": "int3"}, "PENSTOCK_DTYPE: 'int3' is not one of auto"),
         (["serve", "--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
         (["serve", "/no/such/model"], {}, "No model folder at /no/such/model"),
+        (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is no usable path"),
+        (["serve", "x" * 300], {}, "Cannot look for a model folder: "),
+        (["import", "nanochat", "~nobody-of-that-name/d20"], {}, "d20 is no usable path"),
+        (["merge", "demo", "demo", "--method=linear", "-o", "~nobody-of-that-name/x"], {}, "no us"),
         (["serve", "a", "--model", "b"], {}, "give the model once"),
         (["serve", "--no-such-flag"], {}, "--no-such-flag"),
     ],
@@ -90,6 +94,14 @@ def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
     assert "--api-key shows the secret" in answer.stderr
     assert "s3cret" not in answer.stderr
     assert answer.stdout == ""
+
+
+def test_links_in_a_circle_are_no_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    answer = penstock("serve", f"{tmp_path}/a")
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1
+    assert f"{tmp_path}/a" in answer.stderr
 
 
 def without(redirections: str, *arguments: str) -> list[str]:
