@@ -41,6 +41,10 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
     the models differ in that is not merged. Raises ConfigError naming what does not fit."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one.")
+    if out.is_mount():
+        raise ConfigError(
+            f"{out} is a mount point, which cannot be replaced; give {out / 'merged'}."
+        )
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder, so {out.name} cannot be made in it.")
     layout = Checkpoint.open(template(recipe))
