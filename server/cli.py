@@ -122,9 +122,11 @@ def serve(**values: Any) -> None:
     try:
         for warning in warnings:
             voice(server_config, "warning")(f"penstock: warning: {warning}")
-        server_config, engine_config = located(server_config, engine_config, voice(server_config))
+        weights = not only_plan and engine_config.load_format != "dummy"
+        tell = voice(server_config)
+        server_config, engine_config = located(server_config, engine_config, tell, weights)
         folder = model_folder(engine_config.model)
-        for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
+        for file in weight_files(folder) if weights else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
         if only_plan:
             _become("engine.plan", msgspec.json.encode(engine_config).decode())
@@ -164,17 +166,20 @@ def _check_temporary_folder() -> None:
 
 
 def located(
-    server_config: ServerConfig, engine_config: EngineConfig, tell: Callable[[str], None] = say
+    server_config: ServerConfig,
+    engine_config: EngineConfig,
+    tell: Callable[[str], None] = say,
+    weights: bool = True,
 ) -> tuple[ServerConfig, EngineConfig]:
-    """Both with the folder of what is named ORG/NAME, pulled where it is not here; it is served
-    under that name."""
+    """Both with the folder of what is named ORG/NAME, pulled where it is not here, the `weights`
+    only if they are wanted; it is served under that name."""
     name = engine_config.model
     if not is_hub_name(name):
         return server_config, engine_config
     from server.pull import locate
 
     names = server_config.served_model_name or (name,)
-    folder = str(locate(name, tell))
+    folder = str(locate(name, tell, weights))
     return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
 
 
