@@ -34,7 +34,8 @@ class Chat:
         self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
         self.summary = ""  # of the last answer, empty where nothing came
-        self._url = url.rstrip("/").removesuffix("/v1")
+        full = url if "://" in url else f"http://{url}"
+        self._url = full.rstrip("/").removesuffix("/v1")
         self._model = model
         self._remembers = True
         self._start = [{"role": "system", "content": system}] if system else []
@@ -50,6 +51,10 @@ class Chat:
         timeout = httpx2.Timeout(10, read=None)
         with self._errors():
             address = httpx2.URL(self._url)
+        if address.scheme not in ("http", "https") or not address.host:
+            raise ChatError(
+                f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
+            )
         # What this machine alone reaches no proxy does, whatever HTTP_PROXY says.
         outside = address.scheme == "https" or not is_loopback(address.host)
         try:

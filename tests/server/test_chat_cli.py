@@ -139,11 +139,19 @@ def test_the_url_may_end_with_v1(api: Api) -> None:
     assert talk(api).stdout == "Hello there\n"
 
 
+def test_the_url_may_go_without_http(api: Api) -> None:
+    """As that of `penstock bench` may."""
+    api.url = api.url.replace("http://127.0.0.1", "localhost")
+    assert talk(api).stdout == "Hello there\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--url", "http://127.0.0.1:abc"], "http://127.0.0.1:abc: Invalid port: 'abc'"),
         (["--url", "http://[::1"], "http://[::1: "),
+        (["--url", "ftp://a"], "ftp://a is not the URL of a server; give --url one like http://"),
+        (["--url", ""], "is not the URL of a server"),
         (["--api-key", "k\u00e9y"], "The API key has characters that no header can carry"),
         (["--temperature", "nan"], "--temperature: nan is no finite number"),
     ],
