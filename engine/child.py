@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -32,7 +33,7 @@ class EngineChild:
         self.endpoint = ClientEndpoint(address)
         # Popen, not multiprocessing: its spawn would pickle the arguments.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.process", address],
+            [*python_module("engine.process"), address],
             stdin=subprocess.PIPE,
             bufsize=0,
             env=_with_huge_pages(os.environ),
@@ -64,6 +65,16 @@ class EngineChild:
         """Where both ends are connected, which changes nothing then: see channel.py. Idempotent."""
         if self.endpoint.connected:
             self._folder.cleanup()
+
+
+def python_module(name: str) -> list[str]:
+    """The command that runs a module of ours. Without -P Python looks for it, and for all that it
+    imports, in the current folder first: a random.py there would be run. Where that folder is our
+    source tree, which need not be installed, it may."""
+    at_home = False
+    with contextlib.suppress(OSError):  # a folder that is closed to this user, or gone
+        at_home = Path(__file__).parents[1].samefile(os.curdir)
+    return [sys.executable, *([] if at_home else ["-P"]), "-m", name]
 
 
 def how_it_ended(code: int) -> str:

@@ -168,23 +168,41 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether `model` is ORG/NAME and nothing here has that name: the server looks it up."""
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII)) and not Path(model).exists()
+    """Whether `model` is ORG/NAME and nothing here has that name: the server looks it up. Raises
+    ConfigError where that cannot be seen."""
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII):
+        return False
+    try:
+        return not Path(model).exists()
+    except OSError as error:
+        raise ConfigError(f"Cannot see whether {model} is a folder here: {error}") from error
+
+
+def full_path(path: Path) -> Path:
+    """`path` from the root on, without `~` and links; raises ConfigError where it leads nowhere."""
+    try:
+        return path.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, links in a circle, a NUL
+        raise ConfigError(f"{path} is no usable path: {error}") from error
 
 
 def model_folder(model: str) -> Path:
     """The folder `model` names; raises ConfigError where there is no config.json in it."""
     demo = Path(__file__).parent / "demo"
     folder = demo / DEMO_FOLDERS[model] if model in DEMO_FOLDERS else Path(model)
-    folder = folder.expanduser().resolve()
+    folder = full_path(folder)
+    try:
+        is_folder, has_config = folder.is_dir(), (folder / "config.json").is_file()
+    except OSError as error:
+        raise ConfigError(f"Cannot look for a model folder: {error}") from error
     if folder.suffix.lower() == ".gguf":
         raise ConfigError(f"{folder}: {NO_GGUF}")
-    if not folder.is_dir():
+    if not is_folder:
         raise ConfigError(
             f"No model folder at {folder}. Give a folder with config.json and *.safetensors, "
             f"{', '.join(DEMO_FOLDERS)}, or ORG/NAME to `penstock serve` and `penstock pull`."
         )
-    if not (folder / "config.json").is_file():
+    if not has_config:
         hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""
         raise ConfigError(
             f"{folder} has no config.json, so it is not a Hugging Face model folder.{hint}"

@@ -13,8 +13,8 @@ import torch
 
 from engine.config import BF16_CPU_FEATURES
 from engine.errors import ConfigError
+from engine.machine import free_memory
 
-CGROUP = Path("/sys/fs/cgroup")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -91,50 +91,9 @@ def _cpu_features() -> set[str]:
         return set()
 
 
-def cpu_count() -> int:
-    """Cores this process may use; a container's mask counts, its quota too."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores or 1, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        return cores or 1
-
-
 def available_memory(device: torch.device) -> int:
     """Bytes that may still be taken: of the GPU, or of the machine within the container's limit."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = machine_memory()
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = min(free, int(line.split()[1]) * 1024)
-        if (limit := _container_limit()) is not None:
-            used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-            stat = (CGROUP / "memory.stat").read_text(encoding="ascii").split()
-            counts = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
-            # Files in memory, as the checkpoint just read, are dropped when somebody needs it.
-            used -= counts["active_file"] + counts["inactive_file"]
-            free = min(free, max(limit - used, 0))
-    except (OSError, ValueError, KeyError):
-        pass  # no such file, or not what Linux writes there
-    return free
-
-
-def machine_memory() -> int:
-    """Bytes of RAM this process could ever have: the machine's, within the container's limit."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _container_limit()
-    return whole if limit is None else min(whole, limit)
-
-
-def _container_limit() -> int | None:
-    """Bytes; None without a container, or without a limit ("max")."""
-    try:
-        return int((CGROUP / "memory.max").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def total_memory(device: torch.device) -> int | None:

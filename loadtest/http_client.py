@@ -159,7 +159,10 @@ class Exchange:
                 elif not isinstance(event, h11.InformationalResponse):
                     return self._finish()
         except h11.RemoteProtocolError as error:
-            self.fail("cut off" if self.status or not data else "not HTTP", str(error))
+            if not (data or self.status):  # h11 names its states then
+                self.fail("cut off", "the connection was closed before an answer came")
+            else:
+                self.fail("cut off" if self.status else "not HTTP", str(error))
 
     def fail(self, error: Kind, message: str) -> None:
         self.error, self.message, self.done = error, message, True

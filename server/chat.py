@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2
 
+from server.listen import is_loopback
+
 # What comes in fewer pieces, or in less time, tells of the network's packets and not of a rate.
 RATE_PIECES = 4
 RATE_S = 0.1
@@ -32,7 +34,8 @@ class Chat:
         self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
         self.summary = ""  # of the last answer, empty where nothing came
-        self._url = url.rstrip("/").removesuffix("/v1")
+        full = url if "://" in url else f"http://{url}"
+        self._url = full.rstrip("/").removesuffix("/v1")
         self._model = model
         self._remembers = True
         self._start = [{"role": "system", "content": system}] if system else []
@@ -47,7 +50,22 @@ class Chat:
         # A long prompt on a busy server may take minutes to its first token: no read timeout.
         timeout = httpx2.Timeout(10, read=None)
         with self._errors():
-            self._http = httpx2.Client(base_url=self._url, headers=headers, timeout=timeout)
+            address = httpx2.URL(self._url)
+        if address.scheme not in ("http", "https") or not address.host:
+            raise ChatError(
+                f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
+            )
+        # What this machine alone reaches no proxy does, whatever HTTP_PROXY says.
+        outside = address.scheme == "https" or not is_loopback(address.host)
+        try:
+            self._http = httpx2.Client(
+                base_url=address, headers=headers, timeout=timeout, trust_env=outside
+            )
+        except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
+            raise ChatError(
+                "The proxy or the certificates of the environment (HTTP_PROXY, HTTPS_PROXY, "
+                f"ALL_PROXY, SSL_CERT_FILE) cannot be used: {error}"
+            ) from None
 
     def close(self) -> None:
         self._http.close()
@@ -123,10 +141,10 @@ class Chat:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise ChatError(
-                f"No server answers at {self._url}. Start one with `penstock serve`, or name "
-                "another with --url."
+                f"No server answers at {self._url} ({error}). Start one with `penstock serve`, "
+                "or name another with --url."
             ) from None
         except httpx2.HTTPError as error:
             raise ChatError(f"The connection to {self._url} failed: {error}") from None

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -25,7 +24,7 @@ from server import exits
 from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
-from server.voice import say, voice
+from server.voice import open_what_is_closed, say, voice
 
 EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
 ConfigFile = Annotated[
@@ -62,6 +61,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
     ] = False,
 ) -> None:
+    open_what_is_closed()
     # Without a handler, the first process of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
 
@@ -83,7 +83,10 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 def _become(module: str, *arguments: object) -> NoReturn:
     """Goes on as a process with torch: its output, its status and every signal are its own."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
+    from engine.child import python_module
+
+    command = [*python_module(module), *map(str, arguments)]
+    os.execv(command[0], command)
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -119,9 +122,11 @@ def serve(**values: Any) -> None:
     try:
         for warning in warnings:
             voice(server_config, "warning")(f"penstock: warning: {warning}")
-        server_config, engine_config = located(server_config, engine_config, voice(server_config))
+        weights = not only_plan and engine_config.load_format != "dummy"
+        tell = voice(server_config)
+        server_config, engine_config = located(server_config, engine_config, tell, weights)
         folder = model_folder(engine_config.model)
-        for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
+        for file in weight_files(folder) if weights else ():
             safetensors_header(file)  # the engine would tell of a damaged one too, but later
         if only_plan:
             _become("engine.plan", msgspec.json.encode(engine_config).decode())
@@ -161,17 +166,20 @@ def _check_temporary_folder() -> None:
 
 
 def located(
-    server_config: ServerConfig, engine_config: EngineConfig, tell: Callable[[str], None] = say
+    server_config: ServerConfig,
+    engine_config: EngineConfig,
+    tell: Callable[[str], None] = say,
+    weights: bool = True,
 ) -> tuple[ServerConfig, EngineConfig]:
-    """Both with the folder of what is named ORG/NAME, pulled where it is not here; it is served
-    under that name."""
+    """Both with the folder of what is named ORG/NAME, pulled where it is not here, the `weights`
+    only if they are wanted; it is served under that name."""
     name = engine_config.model
     if not is_hub_name(name):
         return server_config, engine_config
     from server.pull import locate
 
     names = server_config.served_model_name or (name,)
-    folder = str(locate(name, tell))
+    folder = str(locate(name, tell, weights))
     return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
 
 

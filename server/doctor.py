@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from engine.config import (
     read_json,
 )
 from engine.errors import ConfigError
+from engine.machine import cpu_count, free_memory, machine_memory
 from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import load
@@ -98,24 +98,24 @@ def _machine() -> Iterator[Finding]:
     arm = set(facts.get("Features", "").split())
     present = [feature for feature in CPU_FEATURES if feature in flags]
     name = facts.get("model name") or platform.processor() or platform.machine()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     dtype = "float32" if BF16_CPU_FEATURES.isdisjoint(flags | arm) else "bfloat16"
     text = (
-        f"{name}, {cores} cores for this process; {', '.join(present) or 'features unknown'}; "
-        f"--dtype auto is {dtype} on it"
+        f"{name}, cores for this process: {cpu_count()}; "
+        f"{', '.join(present) or 'features unknown'}; --dtype auto is {dtype} on it"
     )
     slow = bool(flags) and "avx2" not in flags
     fix = "expect a slow engine: this CPU has no AVX2" if slow else ""
     yield Finding("cpu", "warn" if slow else "ok", text, fix)
-    memory = _key_values(Path("/proc/meminfo"))
-    if "MemTotal" in memory:
-        total, free = (int(memory[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
+    if Path("/proc/meminfo").exists():  # elsewhere what is free is not known
+        total, free = machine_memory() / 2**30, free_memory() / 2**30
         low = free < 1
         yield Finding(
             "memory",
             "warn" if low else "ok",
             f"{free:.1f} of {total:.1f} GiB available",
-            "end other programs, or serve a smaller model" if low else "",
+            "end other programs, raise the container's limit, or serve a smaller model"
+            if low
+            else "",
         )
 
 

@@ -31,6 +31,7 @@ from server.voice import fall_silent, voice
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
 FULL_NOTICE_S = 10  # between two records that no more connections can be accepted
+ECHO_S = 0.2  # within which a signal is the first one again: `timeout` sends it to its group, too
 LAST_WORDS_S = 2  # for streams that were cut off to send their error event
 
 
@@ -97,8 +98,9 @@ class Lifetime:
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
+        self._told_to_leave = -math.inf  # when, by the loop's clock, like the next
         self._status = exits.CLEAN
-        self._full_told = -math.inf  # when, by the loop's clock
+        self._full_told = -math.inf
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -176,10 +178,14 @@ class Lifetime:
             self._say(f"penstock: SIGHUP: {len(self._service.keys)} API keys read")
 
     def _on_signal(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
         if self._drain is not None:
+            if now - self._told_to_leave < ECHO_S:
+                return
             # No clean-up: it could wait for what hangs. The engine ends with its parent.
             sys.stderr.flush()
             os._exit(128 + number)
+        self._told_to_leave = now
         self.cause = self.cause or f"stopped by {number.name}"
         self._drain = asyncio.create_task(self._drain_and_stop(number.name))
 

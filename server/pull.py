@@ -82,15 +82,18 @@ def cached(name: str, revision: str = MAIN) -> Path | None:
     return folder
 
 
-def locate(name: str, tell: Callable[[str], None]) -> Path:
+def locate(name: str, tell: Callable[[str], None], weights: bool = True) -> Path:
     """The folder of ORG/NAME: from the cache, else pulled now."""
-    return cached(name) or pull(name, None, tell)
+    return cached(name) or pull(name, None, tell, weights)
 
 
-def pull(name: str, revision: str | None, tell: Callable[[str], None] = say) -> Path:
-    """The folder that holds the files of ORG/NAME that are served, complete; what an earlier pull
-    has loaded is not loaded again. A branch or tag may have moved, so the hub is asked; a commit
-    that is here needs no network. Raises ConfigError that says what to do."""
+def pull(
+    name: str, revision: str | None, tell: Callable[[str], None] = say, weights: bool = True
+) -> Path:
+    """The folder that holds the files of ORG/NAME that are served, complete but for the `weights`
+    if they are not wanted; what an earlier pull has loaded is not loaded again. A branch or tag may
+    have moved, so the hub is asked; a commit that is here needs no network. Raises ConfigError that
+    says what to do."""
     if revision and A_COMMIT.fullmatch(revision) and (folder := cached(name, revision)):
         tell(f"penstock: {name} at {revision} is in the cache")
         return folder
@@ -99,6 +102,8 @@ def pull(name: str, revision: str | None, tell: Callable[[str], None] = say) -> 
     try:
         repository = Repository.look_up(name, revision)
         files = _served_files(repository)
+        if not weights:
+            files = [file for file in files if not file.endswith(".safetensors")]
         missing = [file for file in files if not (repository.snapshot / file).is_file()]
         _check_space(repository, missing)
         total = decimal(sum(repository.sizes[file] for file in files))

@@ -29,6 +29,7 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 # Kubernetes sets PENSTOCK_PORT=tcp://... and more in every pod beside a Service named `penstock`.
 SERVICE_LINK = re.compile(r"PENSTOCK_(SERVICE_|PORT_\d+_)\w+")
 SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+TEXTS = "a text or a list of texts; in YAML a number needs quotes to be one"
 HUMAN_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgt])(i?b?)", re.IGNORECASE)
 
 
@@ -90,11 +91,11 @@ class Setting:
             bool: "true or false",
             int: "a whole number",
             float: "a finite number",
-            str: "a text",
+            str: "a text; in YAML a number needs quotes to be one",
         }
         bounds = {"at least": "ge", "above": "gt", "at most": "le"}
         limits = [f"{w} {self.fact(b)}" for w, b in bounds.items() if self.fact(b) is not None]
-        text = " ".join([words.get(self.kind, "a list of texts"), " and ".join(limits)]).rstrip()
+        text = " ".join([words.get(self.kind, TEXTS), " and ".join(limits)]).rstrip()
         return text + " (32k, 32K and 2GiB are understood)" * self.marked("size")
 
 

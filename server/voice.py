@@ -11,6 +11,17 @@ from typing import Literal
 from server.config import ServerConfig
 
 
+def open_what_is_closed() -> None:
+    """Nothing in place of each standard stream that this process was started without (`2>&-`).
+    Python has None for it, and a socket opened later would take its number and be written to."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)  # the engine's process has it, too
+    os.close(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def say(text: str) -> None:
     """Text for the person at the terminal; stdout stays free for data. Where nobody can read it,
     the disk being full or the log's reader gone, what the server does goes on all the same."""

@@ -22,11 +22,14 @@ ON_THIS_MACHINE = {
 
 def main() -> int:
     os.environ.update(ON_THIS_MACHINE)
-    import ray  # reads them
-    from ray import serve
+    try:
+        import ray  # reads them
+        from ray import serve
 
-    from deploy.ray.app import build
-
+        from deploy.ray.app import build
+    except ModuleNotFoundError as error:
+        say(f"penstock: {error.name} is not installed: pip install 'penstock[ray]'")
+        return exits.BAD_CONFIG
     arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
     try:
         app = build(arguments)

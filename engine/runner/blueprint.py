@@ -16,12 +16,12 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.machine import machine_memory
 from engine.memory import MemoryPlan, margin, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.platform import (
     available_memory,
-    machine_memory,
     onednn_multiplies,
     select_device,
     select_dtype,

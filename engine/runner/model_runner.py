@@ -12,14 +12,9 @@ from torch import nn
 
 from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
+from engine.machine import cpu_count
 from engine.ops.dispatch import compiled_kernels
-from engine.platform import (
-    available_memory,
-    cpu_count,
-    emulates,
-    multiplies_in_amx,
-    to_device,
-)
+from engine.platform import available_memory, emulates, multiplies_in_amx, to_device
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint

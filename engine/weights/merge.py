@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from engine.config import CHECKPOINT_FILES, WEIGHTS_INDEX, weight_files
+from engine.config import CHECKPOINT_FILES, WEIGHTS_INDEX, full_path, weight_files
 from engine.errors import ConfigError
 from engine.weights import blend
 from engine.weights.recipe import Ema, Linear, Liti, Recipe, inputs, parse, template
@@ -41,6 +41,10 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
     the models differ in that is not merged. Raises ConfigError naming what does not fit."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one.")
+    if out.is_mount():
+        raise ConfigError(
+            f"{out} is a mount point, which cannot be replaced; give {out / 'merged'}."
+        )
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder, so {out.name} cannot be made in it.")
     layout = Checkpoint.open(template(recipe))
@@ -236,10 +240,11 @@ def _sha256(file: Path) -> str:
 def main() -> int:
     """0 with the merged folder in place; 2 where nothing was written, for the reason on stderr."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits by the `finally` clauses
-    out = Path(sys.argv[1]).expanduser().absolute()
     columns = TextColumn("merging"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     try:
+        # Links followed: the finished folder is renamed to it, which cannot replace a link.
+        out = full_path(Path(sys.argv[1]))
         recipe = parse(json.loads(sys.argv[2]))
         with Progress(
             *columns, console=console, transient=True, disable=not console.is_terminal

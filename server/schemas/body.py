@@ -72,6 +72,10 @@ async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
     # Any web page may send text/plain here; for JSON the browser would ask us first.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise ApiError(415, "unsupported_media_type", f"The request needs `Content-Type: {JSON}`.")
+    if (coding := request.headers.get("content-encoding", "").lower()) not in ("", "identity"):
+        message = f"`Content-Encoding: {coding:.40}` is not read here: send the JSON as it is."
+        plain = {"accept-encoding": "identity"}  # as RFC 9110, section 15.5.16, has it
+        raise ApiError(415, "unsupported_media_type", message, headers=plain)
     try:
         async with asyncio.timeout(BODY_DEADLINE):
             raw = await request.body()

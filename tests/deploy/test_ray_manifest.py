@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deploy.ray import __main__ as ray_command
+from server import exits
 from server.settings import load
 from tests.deploy.render import RAY as OVERLAY
 from tests.deploy.render import ROOT, by_name, kustomize, validate
@@ -33,6 +36,17 @@ def test_kubernetes_and_kuberay_take_the_overlay() -> None:
     misspelt["spec"]["rayClusterConfig"]["authOption"] = {"mode": "token"}
     with pytest.raises(jsonschema.ValidationError):
         validate(misspelt)
+
+
+def test_without_ray_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
+    for name in ray_command.ON_THIS_MACHINE:
+        monkeypatch.setenv(name, "")
+    assert ray_command.main() == exits.BAD_CONFIG
+    said = capsys.readouterr().err
+    assert said == "penstock: ray is not installed: pip install 'penstock[ray]'\n"
 
 
 def test_the_arguments_are_settings() -> None:

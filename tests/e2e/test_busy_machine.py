@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from engine.platform import cpu_count
+from engine.machine import cpu_count
 from engine.runner.wait_policy import CHOICES
 from tests.e2e.serve import Server, serving
 

@@ -109,6 +109,15 @@ def test_what_cannot_be_merged_ends_with_status_2(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_output_may_be_a_link_to_an_empty_folder(folders: list[str], tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    answer = merge(*folders, "--method", "linear", "-o", tmp_path / "out")
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "disk" / FILE).is_file()
+
+
 def document(
     file: Path | None = None,
     models: Sequence[str] = ("a", "b"),

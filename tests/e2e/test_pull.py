@@ -309,6 +309,19 @@ def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
     assert hub.seen == []
 
 
+def test_a_plan_loads_no_weights(hub: Hub, home: Path) -> None:
+    hub.files["config.json"] = (ROOT / "engine/demo/model/config.json").read_bytes()
+    answer = subprocess.run(
+        [sys.executable, "-m", "server", "serve", NAME, "--plan", "--device", "cpu"],
+        cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert "LlamaForCausalLM, 2,885,888 parameters" in answer.stdout
+    assert hub.requests("GET", "config.json")
+    assert not hub.requests("GET", WEIGHTS)
+    pulled(hub, home)  # what is missing is not taken for complete
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -51,6 +51,16 @@ def test_another_architecture_is_refused(make: Make, tmp_path: Path) -> None:
     assert "['Other']" in said
 
 
+def test_a_mount_point_is_refused_before_the_work(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make("a", random(0)), make("b", random(1))]
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
+    said = refusal(tmp_path / "out", linear(folders))
+    assert f"{tmp_path}/out is a mount point" in said
+    assert f"give {tmp_path}/out/merged" in said
+
+
 def test_a_damaged_input_is_refused(make: Make, tmp_path: Path) -> None:
     folders = [make("a", random(0)), make("b", random(1))]
     file = Path(folders[1], FILE)

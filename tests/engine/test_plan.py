@@ -148,7 +148,7 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_prints_it_and_reads_no_weights(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    done = plan(str(tmp_path), "--load-format", "dummy", "--kv-cache-memory-bytes", "1MiB")
+    done = plan(str(tmp_path), "--kv-cache-memory-bytes", "1MiB")
     assert done.returncode == 0, done.stderr
     assert "LlamaForCausalLM" in done.stdout
     for line in ("weights", "KV cache", "rows", "largest step", "in all", "free now", "left"):

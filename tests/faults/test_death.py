@@ -24,6 +24,7 @@ from engine.errors import EngineDeadError
 from engine.protocol import TELL_STACKS, GenerateRequest, SamplingParams
 from server import exits
 from server.cli import LONGEST_TMPDIR
+from server.launch import ECHO_S
 from tests.e2e.serve import Case, Server, check, complete, greedy, serving, starting
 from tests.process import START_S, eventually
 
@@ -357,6 +358,7 @@ async def test_a_second_sigterm_is_obeyed_at_once(llama: Path, record_property: 
             await until(lambda: server.metric("num_requests_running") == 16, "16 run")
             server.signal(signal.SIGTERM)
             await until(lambda: "SIGTERM" in server.log, "the first signal has arrived")
+            await asyncio.sleep(ECHO_S)
             server.signal(signal.SIGTERM)
             again = time.monotonic()
             assert await asyncio.to_thread(server.status) == 128 + signal.SIGTERM

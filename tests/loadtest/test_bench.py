@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -274,6 +275,21 @@ async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
             [line] = err.decode().splitlines()
             assert f"{target} cannot be written" in line
     assert server.asked == []
+
+
+async def test_the_figures_are_written_though_nobody_reads_the_table(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    async with scripted() as server:
+        command = [
+            sys.executable, "-m", "server", "bench", "run", "--url", server.url,
+            "--concurrency", "1", "--seconds", "0.3", "--workload", "40/4",
+            "--json", str(tmp_path / "a.json"),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=writer)
+        os.close(writer)
+        await process.wait()
+    assert report.read(tmp_path / "a.json").points
 
 
 def test_a_write_that_fails_all_the_same_costs_nothing_but_the_file(

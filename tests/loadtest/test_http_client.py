@@ -50,6 +50,8 @@ def test_one_chunk_may_hold_all_events() -> None:
         (answer(*STREAM[:4]), "cut off", "without [DONE]"),
         (answer(text(), event({"error": {"message": "It died."}})), "cut off", "It died."),
         (answer(b"data: {\n\n", b"data: [DONE]\n\n"), "cut off", "not what OpenAI's API sends"),
+        (b"", "cut off", "the connection was closed before an answer came"),
+        (b"HTTP/1.1 200", "cut off", "the connection was closed before an answer came"),
         (b"220 smtp ready\r\n\r\n", "not HTTP", "illegal status line"),
         (
             b'HTTP/1.1 429 x\r\ncontent-length: 32\r\n\r\n{"error": {"message": "Too many"}}',

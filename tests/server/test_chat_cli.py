@@ -99,17 +99,18 @@ def api() -> Iterator[Api]:
     listener.close()
 
 
-def command(*arguments: str) -> dict[str, Any]:
+def command(*arguments: str, **environ: str) -> dict[str, Any]:
     return {
         "args": [sys.executable, "-m", "server", "chat", *arguments],
         "cwd": ROOT,
         "text": True,
-        "env": {"PATH": "/usr/bin:/bin", "PENSTOCK_API_KEY": "k1,k2"},
+        "env": {"PATH": "/usr/bin:/bin", "PENSTOCK_API_KEY": "k1,k2"} | environ,
     }
 
 
-def chat(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(**command(*arguments), input=said, capture_output=True, timeout=60)
+def chat(*arguments: str, said: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    given = command(*arguments, **environ)
+    return subprocess.run(**given, input=said, capture_output=True, timeout=60)
 
 
 def talk(api: Api) -> subprocess.CompletedProcess[str]:
@@ -138,11 +139,19 @@ def test_the_url_may_end_with_v1(api: Api) -> None:
     assert talk(api).stdout == "Hello there\n"
 
 
+def test_the_url_may_go_without_http(api: Api) -> None:
+    """As that of `penstock bench` may."""
+    api.url = api.url.replace("http://127.0.0.1", "localhost")
+    assert talk(api).stdout == "Hello there\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--url", "http://127.0.0.1:abc"], "http://127.0.0.1:abc: Invalid port: 'abc'"),
         (["--url", "http://[::1"], "http://[::1: "),
+        (["--url", "ftp://a"], "ftp://a is not the URL of a server; give --url one like http://"),
+        (["--url", ""], "is not the URL of a server"),
         (["--api-key", "k\u00e9y"], "The API key has characters that no header can carry"),
         (["--temperature", "nan"], "--temperature: nan is no finite number"),
     ],
@@ -225,6 +234,40 @@ def test_no_server_is_one_line_that_says_how_to_start_it() -> None:
     assert answer.returncode == 1
     assert "`penstock serve`" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_server_without_tls_is_told_from_none(api: Api) -> None:
+    answer = chat("--url", api.url.replace("http:", "https:"), "--quick", "hi")
+    assert answer.returncode == 1
+    assert re.fullmatch(r"penstock: No server answers at https://\S+ \(.*SSL.*\n", answer.stderr)
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_no_proxy_is_asked_for_a_server_of_this_machine(
+    api: Api, variable: str, proxy: str
+) -> None:
+    answer = chat("--url", api.url, "--quick", "hi", **{variable: proxy})
+    assert (answer.returncode, answer.stdout) == (0, "Hello there\n"), answer.stderr
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"ALL_PROXY": "socks5://127.0.0.1:9"},  # which asks for a package of its own
+        {"HTTP_PROXY": "::"},
+        {"HTTP_PROXY": "ftp://proxy"},
+        {"SSL_CERT_FILE": "/nowhere.pem"},
+    ],
+    ids=str,
+)
+def test_an_environment_that_cannot_be_used_is_one_line(environ: dict[str, str]) -> None:
+    answer = chat("--url", "http://nowhere.invalid", "--quick", "hi", **environ)
+    [variable] = environ
+    assert answer.returncode == 1
+    assert len(answer.stderr.splitlines()) == 1
+    assert variable in answer.stderr
+    assert "--url" not in answer.stderr
 
 
 def test_refusals_are_one_line(api: Api) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from server.settings import flags_page, settings
+from tests.process import START_S, STOP_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +71,10 @@ def test_the_flags_page_is_up_to_date() -> None:
         (["serve"], {"PENSTOCK_DTYPE": "int3"}, "PENSTOCK_DTYPE: 'int3' is not one of auto"),
         (["serve", "--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
         (["serve", "/no/such/model"], {}, "No model folder at /no/such/model"),
+        (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is no usable path"),
+        (["serve", "x" * 300], {}, "Cannot look for a model folder: "),
+        (["import", "nanochat", "~nobody-of-that-name/d20"], {}, "d20 is no usable path"),
+        (["merge", "demo", "demo", "--method=linear", "-o", "~nobody-of-that-name/x"], {}, "no us"),
         (["serve", "a", "--model", "b"], {}, "give the model once"),
         (["serve", "--no-such-flag"], {}, "--no-such-flag"),
     ],
@@ -87,3 +94,47 @@ def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
     assert "--api-key shows the secret" in answer.stderr
     assert "s3cret" not in answer.stderr
     assert answer.stdout == ""
+
+
+def test_links_in_a_circle_are_no_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    answer = penstock("serve", f"{tmp_path}/a")
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1
+    assert f"{tmp_path}/a" in answer.stderr
+
+
+def without(redirections: str, *arguments: str) -> list[str]:
+    """The command `penstock`, started with standard streams that are closed."""
+    run = [sys.executable, "-m", "server", *arguments]
+    return ["sh", "-c", f'exec "$@" {redirections}', "sh", *run]
+
+
+@pytest.mark.parametrize("redirections", ["2>&-", "<&- >&- 2>&-"])
+def test_it_serves_with_standard_streams_that_are_closed(redirections: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    command = without(redirections, "serve", "--port", port, "--threads", "1")
+    server = subprocess.Popen(command, cwd=ROOT, env={"PATH": "/usr/bin:/bin"})
+
+    def ready() -> bool:
+        assert server.poll() is None, "it has ended"
+        try:
+            return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    try:
+        eventually(ready, "it is ready", START_S)
+        server.terminate()
+        assert server.wait(STOP_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-"])
+def test_a_command_with_a_closed_stream_ends_as_it_would(redirections: str) -> None:
+    command = without(redirections, "serve", "--plan", "--port", "0")
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")

@@ -62,6 +62,8 @@ def test_nothing_given_gives_the_defaults() -> None:
         ({}, {"PENSTOCK_STALL_TIMEOUT": "nan"}, "", ["PENSTOCK_STALL_TIMEOUT: 'nan' is not a"]),
         ({}, {}, "drain_timeout: .inf", ["drain_timeout in ", "inf is not a finite number at"]),
         ({}, {}, "max_model_len: 0", ["max_model_len in ", "penstock.yaml: 0", "at least 1"]),
+        ({}, {}, "api_key: 1234", ["'***'", "a text or a list of texts", "number needs quotes"]),
+        ({}, {}, "model: 5", ["yaml: 5 is not a text;", "number needs quotes"]),
         ({}, {}, "port:", ["port in ", "None is not a whole number"]),
         (
             {"allowed_origins": ["https://a.b/"]},

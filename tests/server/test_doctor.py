@@ -39,6 +39,25 @@ def test_the_dtype_is_the_engines() -> None:
     assert by_name()["cpu"].text.endswith(f"--dtype auto is {dtype} on it")
 
 
+def test_a_containers_limits_are_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what the engine goes by."""
+    files = {
+        "cpu.max": "100000 100000",
+        "memory.max": f"{512 << 20}",
+        "memory.current": f"{128 << 20}",
+        "memory.stat": "active_file 0\ninactive_file 0\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("engine.machine.CGROUP", tmp_path)
+    found = by_name()
+    assert "cores for this process: 1;" in found["cpu"].text
+    assert found["memory"].text == "0.4 of 0.5 GiB available"
+    assert "the container's limit" in found["memory"].fix
+
+
 def test_settings_are_linted() -> None:
     assert by_name()["settings"].level == "ok"
     assert "at least 1" in by_name(PENSTOCK_THREADS="0")["settings"].text

@@ -287,6 +287,17 @@ async def test_http_level_refusals(served):
         assert (await http.get("/v1/models", headers={"host": host})).status_code == 200
 
 
+async def test_a_compressed_body_is_refused_as_such(served):
+    kind = {"content-type": "application/json"}
+    for coding, status in (("gzip", 415), ("br, Zstd", 415), ("identity", 400), ("", 400)):
+        headers = {**kind, "content-encoding": coding}
+        response = await served.http.post("/v1/completions", content=b"\x1f\x8b", headers=headers)
+        assert response.status_code == status
+        if status == 415:
+            assert f"Content-Encoding: {coding.lower()}" in response.json()["error"]["message"]
+            assert response.headers["accept-encoding"] == "identity"
+
+
 async def test_a_server_on_the_network_answers_to_any_name(model, says):
     async with serving(FakeEngine(says("x")), model, host="0.0.0.0") as served:
         response = await served.http.get("/v1/models", headers={"host": "model.example"})

@@ -19,6 +19,7 @@ import httpx2
 import psutil
 import pytest
 
+from server.launch import ECHO_S
 from tests.process import ROOT, Process
 
 FAKE = Path(__file__).with_name("fake_serve.py")
@@ -266,8 +267,19 @@ def test_the_second_signal_ends_it_at_once(start: Any, number: signal.Signals, s
     with streaming(server, tokens=400):
         server.signal(number)
         server.wait_for("once more to leave at once")
+        time.sleep(ECHO_S)
         server.signal(number)
         assert server.status(5) == status
+
+
+def test_a_signal_that_comes_twice_at_a_time_is_one(start: Any) -> None:
+    server = start(token_s=0.1)
+    with streaming(server, tokens=10) as lines:
+        server.signal(signal.SIGTERM)
+        time.sleep(0.02)  # apart, or the kernel would make one of them
+        server.signal(signal.SIGTERM)
+        assert "data: [DONE]" in lines
+    assert server.status() == 0
 
 
 def test_a_dead_engine_is_told_by_health_and_then_ends_the_process_with_3(start: Any) -> None:

@@ -1,10 +1,16 @@
-"""With what environment the engine process is started."""
+"""With what environment the engine process is started, and from where it takes its modules."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from engine.child import _with_huge_pages
+from tests.process import ROOT
 
 
 @pytest.mark.parametrize(
@@ -20,3 +26,30 @@ def test_the_engine_gets_huge_pages_unless_told_otherwise(
     before: dict[str, str], after: str
 ) -> None:
     assert _with_huge_pages({"PATH": "/bin"} | before) == {"PATH": "/bin", "GLIBC_TUNABLES": after}
+
+
+@pytest.mark.parametrize("name", ["engine.py", "random.py"])
+@pytest.mark.parametrize(
+    ("arguments", "sign"), [(["--plan"], "KV blocks of"), (["--threads", "1"], "serves demo")]
+)
+def test_no_module_of_the_current_folder_is_run(
+    tmp_path: Path, name: str, arguments: list[str], sign: str
+) -> None:
+    (tmp_path / name).write_text("raise SystemExit('a stranger was run')")
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-m", "server", "serve", "--port", "0", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with server:
+        assert server.stdout is not None
+        said = []
+        for line in server.stdout:
+            said.append(line)
+            if sign in line:
+                break
+        server.terminate()
+    assert sign in "".join(said)[-400:], said

@@ -13,7 +13,7 @@ import torch
 from msgspec import Meta, Struct
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from engine.config import read_json
+from engine.config import full_path, read_json
 from engine.errors import ConfigError
 from engine.weights.loader import FLOATS
 
@@ -81,7 +81,7 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
     """The checkpoint of `step`, else of the highest, in a checkpoint folder; or in that of the
     deepest model (the d20 of d12 and d20) below `folder`. Raises ConfigError saying what is there.
     """
-    folder = folder.expanduser().resolve()
+    folder = full_path(folder)
     stage = next((folder / name for name in STAGES if (folder / name).is_dir()), folder)
     steps = _steps(stage)
     if not steps:
