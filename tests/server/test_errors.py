@@ -72,6 +72,7 @@ CHAT_CASES: Cases = [
     ({"stop": ""}, "stop", BAD),
     ({"stop": ["a", 5]}, "stop.1", BAD),
     ({"stop_token_ids": [258]}, "stop_token_ids", BAD),
+    ({"stop_token_ids": [1, 258, 2]}, "stop_token_ids", BAD),
     ({"stream": "yes"}, "stream", BAD),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", BAD),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens", BAD),
@@ -92,6 +93,8 @@ COMPLETION_CASES: Cases = [
     ({"prompt": [1, "a"]}, "prompt.1", BAD),
     ({"prompt": ["a", 1]}, "prompt.1", BAD),
     ({"prompt": [258]}, "prompt", BAD),
+    ({"prompt": [1, 258, 2]}, "prompt", BAD),
+    ({"prompt": [[1], [2, 258]]}, "prompt", BAD),
     ({"prompt": [-1]}, "prompt.0", BAD),
     ({"prompt": ["a"] * 65}, "prompt", BAD),
     ({"prompt": "a" * 511}, "prompt", "context_length_exceeded"),
@@ -154,6 +157,7 @@ TOLD = [
     (ChatBody, {"logit_bias": []}, "an object, not a list."),
     (ChatBody, {"stream": "secret"}, "boolean, not a string."),
     (ChatBody, {"n": 17}, "less than or equal to 16, not 17."),
+    (ChatBody, {"n": {"a": "secret"}}, "integer, not an object."),
     (ScoreBody, {"text_1": [[1]], "text_2": "a"}, "text_1: Input should be a string or a list of"),
 ]
 

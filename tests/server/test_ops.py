@@ -139,7 +139,10 @@ async def test_metrics_are_right_and_their_labels_closed(served):
     await served.chat(stream=True, max_tokens=3, user="somebody")
     await served.chat(temperature=9)
     await served.http.get("/" + "x" * 30)
-    text = (await served.http.get("/metrics")).text
+    response = await served.http.get("/metrics")
+    # Prometheus 3 refuses a scrape that does not say what it is.
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    text = response.text
     families = {f.name: f for f in text_string_to_metric_families(text)}
     ours = {name.removeprefix("penstock:"): f for name, f in families.items() if ":" in name}
     assert ours.keys() == {
