@@ -19,7 +19,10 @@ from tests.server.rig import serving
 async def probe(served) -> tuple[int, int, str]:
     health, ready = await served.http.get("/health"), await served.http.get("/ready")
     assert {"status", "running", "waiting", "last_step_age_s"} <= health.json().keys()
-    return health.status_code, ready.status_code, health.json()["status"]
+    status = health.json()["status"]
+    full = status == "ok" and ready.status_code == 503
+    assert ready.json()["status"] == ("overloaded" if full else status)
+    return health.status_code, ready.status_code, status
 
 
 async def test_probes_follow_the_engine(served):
