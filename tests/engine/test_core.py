@@ -108,6 +108,20 @@ def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
 
 
 @modes
+def test_the_context_is_used_to_its_last_token(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """Each row is full; none may write into the next, whose tokens the penalty looks at."""
+    requests = [([7] * 2, 30), (list(range(31)), 1), ([8] * 16, 16)]
+    answers = []
+    for longest in (32, 64):
+        driver = Driver(checkpoint, **mode, block_size=16, max_model_len=longest)
+        ids = [driver.submit(p, most, repetition_penalty=3.0) for p, most in requests]
+        driver.run()
+        answers.append([driver.tokens(i) for i in ids])
+    assert answers[0] == answers[1]
+    assert [len(tokens) for tokens in answers[0]] == [30, 1, 16]
+
+
+@modes
 def test_the_counters_count(checkpoint: Path, mode: dict[str, Any]) -> None:
     driver = Driver(checkpoint, **mode, block_size=16, max_num_batched_tokens=32)
     lengths, answer = [10, 40, 40], 6
