@@ -108,6 +108,17 @@ def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
 
 
 @modes
+def test_nothing_is_in_flight_when_the_engine_rests(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """An end token is seen while the step after it is under way."""
+    driver = Driver(checkpoint, **mode)
+    plain = driver.submit([1, 2, 3], 8)
+    driver.run()
+    stopped = driver.submit([1, 2, 3], 8, stop_token_ids=(driver.tokens(plain)[3],))
+    driver.run()
+    assert driver.finish(stopped) == "stop"
+
+
+@modes
 def test_the_context_is_used_to_its_last_token(checkpoint: Path, mode: dict[str, Any]) -> None:
     """Each row is full; none may write into the next, whose tokens the penalty looks at."""
     requests = [([7] * 2, 30), (list(range(31)), 1), ([8] * 16, 16)]

@@ -231,8 +231,10 @@ async def test_length_ends_inside_a_character(served):
 
 async def test_cached_tokens(served):
     served.engine.cached_tokens = 16
-    usage = (await served.chat(n=2)).json()["usage"]
+    usage = (await served.chat(n=3)).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
+    usage = (await served.complete(prompt=["a", "b"], n=3)).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 32}
 
 
 async def test_a_model_without_template(model, tmp_path, says):
