@@ -108,6 +108,16 @@ def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
 
 
 @modes
+def test_as_many_steps_are_in_flight_as_depth_says(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """With fewer a GPU would wait for the host, with more each token would come a step late."""
+    driver = Driver(checkpoint, **mode)
+    driver.submit([1, 2], 8)
+    driver.turn(4)
+    assert len(driver.core.in_flight) == driver.core.depth
+    assert len(driver.outputs[1]) == 4 - driver.core.depth
+
+
+@modes
 def test_nothing_is_in_flight_when_the_engine_rests(checkpoint: Path, mode: dict[str, Any]) -> None:
     """An end token is seen while the step after it is under way."""
     driver = Driver(checkpoint, **mode)

@@ -101,6 +101,7 @@ COMPLETION_CASES: Cases = [
     ({"prompt": "a" * 512}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a", "a" * 600]}, "prompt", "context_length_exceeded"),
     ({"prompt": "a" * 500, "max_tokens": 12}, "prompt", "context_length_exceeded"),
+    ({"prompt": ["a", "a" * 500, "a"], "min_tokens": 12}, "min_tokens", BAD),
 ]
 
 
