@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,16 @@ def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
     driver.run()
     assert driver.rejected[large].code == "context_length_exceeded"
     assert driver.finish(small) == "length"
+
+
+def test_every_step_looks_for_the_cores_and_its_stats_tell(checkpoint: Path) -> None:
+    driver, looks = Driver(checkpoint), list[float]()
+    policy = SimpleNamespace(look=looks.append, contention=0.25, contended=True)
+    driver.core.runner.wait_policy = policy  # type: ignore[assignment]
+    driver.submit([1, 2], 4)
+    driver.run()
+    assert len(looks) == driver.stats.step == 4
+    assert (driver.stats.cpu_contention, driver.stats.cpu_contended) == (0.25, True)
 
 
 @modes

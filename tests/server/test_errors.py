@@ -56,6 +56,7 @@ CHAT_CASES: Cases = [
     ({"messages": "Hi"}, "messages", BAD),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", BAD),
     ({"messages": [{"role": "user"}]}, "messages.0.content", BAD),
+    ({"messages": [{"role": "user", "tool_calls": [TOOL]}]}, "messages.0.content", BAD),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", BAD),
     (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
