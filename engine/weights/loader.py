@@ -123,7 +123,7 @@ def _tensors(names: dict[str, Path], wanted: Collection[str]) -> Iterator[tuple[
         try:
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - not a mapping
-                    if name in wanted and names[name] == file:
+                    if name in wanted:
                         yield name, shard.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error

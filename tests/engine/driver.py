@@ -216,6 +216,7 @@ class Driver:
     # ---- the Inbox of the core ---------------------------------------------------------------
 
     def drain(self, *, block: bool) -> list[ToEngine]:
+        assert not (block and self.core.in_flight), "its results would wait for the next message"
         messages, self.inbox = self.inbox, []
         return messages
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,51 @@ def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
     driver.run()
     assert driver.rejected[large].code == "context_length_exceeded"
     assert driver.finish(small) == "length"
+
+
+def test_every_step_looks_for_the_cores_and_its_stats_tell(checkpoint: Path) -> None:
+    driver, looks = Driver(checkpoint), list[float]()
+    policy = SimpleNamespace(look=looks.append, contention=0.25, contended=True)
+    driver.core.runner.wait_policy = policy  # type: ignore[assignment]
+    driver.submit([1, 2], 4)
+    driver.run()
+    assert len(looks) == driver.stats.step == 4
+    assert (driver.stats.cpu_contention, driver.stats.cpu_contended) == (0.25, True)
+
+
+@modes
+def test_as_many_steps_are_in_flight_as_depth_says(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """With fewer a GPU would wait for the host, with more each token would come a step late."""
+    driver = Driver(checkpoint, **mode)
+    driver.submit([1, 2], 8)
+    driver.turn(4)
+    assert len(driver.core.in_flight) == driver.core.depth
+    assert len(driver.outputs[1]) == 4 - driver.core.depth
+
+
+@modes
+def test_nothing_is_in_flight_when_the_engine_rests(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """An end token is seen while the step after it is under way."""
+    driver = Driver(checkpoint, **mode)
+    plain = driver.submit([1, 2, 3], 8)
+    driver.run()
+    stopped = driver.submit([1, 2, 3], 8, stop_token_ids=(driver.tokens(plain)[3],))
+    driver.run()
+    assert driver.finish(stopped) == "stop"
+
+
+@modes
+def test_the_context_is_used_to_its_last_token(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """Each row is full; none may write into the next, whose tokens the penalty looks at."""
+    requests = [([7] * 2, 30), (list(range(31)), 1), ([8] * 16, 16)]
+    answers = []
+    for longest in (32, 64):
+        driver = Driver(checkpoint, **mode, block_size=16, max_model_len=longest)
+        ids = [driver.submit(p, most, repetition_penalty=3.0) for p, most in requests]
+        driver.run()
+        answers.append([driver.tokens(i) for i in ids])
+    assert answers[0] == answers[1]
+    assert [len(tokens) for tokens in answers[0]] == [30, 1, 16]
 
 
 @modes

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.protocol import StepOutputs
 from tests.engine.driver import EAGER, Driver, each
 from tests.engine.tiny_bert import tiny_bert
 
@@ -66,6 +67,9 @@ def test_whole_texts_within_the_budget_and_a_longer_one_alone(
     driver.run()
     assert steps == [[ids[0], ids[1]], [ids[2]], [ids[3]], [ids[4], ids[5]], [ids[6]]]
     assert all(driver.embeddings[i].finish == "stop" for i in ids)
+    told = [m.stats for m in driver.sent if isinstance(m, StepOutputs) and m.embeddings]
+    assert [s.step_prefill_tokens for s in told] == [30, 11, 41, 40, 96]
+    assert not any(s.step_decode_tokens for s in told)
 
 
 @pytest.mark.parametrize("prepack", [True, False])

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.client import OutputStream
 from engine.protocol import Admission, EmbedOutput, EmbedRequest, EngineStats, Ready, StepOutputs
-from tests.server.fake_engine import INFO, FakeEngine
+from tests.server.fake_engine import INFO, FakeEngine, as_received
 
 SIZE = 4
 ENCODER = msgspec.structs.replace(
@@ -36,8 +36,9 @@ class FakeEncoder(FakeEngine):
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         self.admit()
         stream: OutputStream[EmbedOutput] = OutputStream([r.id for r in requests], self._abort)
-        self.texts += requests
-        self.waiting |= {request.id: (request, stream) for request in requests}
+        received = list(map(as_received, requests))
+        self.texts += received
+        self.waiting |= {request.id: (request, stream) for request in received}
         self._work.set()
         return stream
 

@@ -7,6 +7,9 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
 
 from engine.client import OutputStream, State
 from engine.config import EngineConfig
@@ -18,6 +21,7 @@ from engine.errors import (
 )
 from engine.protocol import (
     Admission,
+    EmbedRequest,
     EngineStats,
     GenerateRequest,
     KVGroup,
@@ -25,11 +29,14 @@ from engine.protocol import (
     Progress,
     Ready,
     StepOutputs,
+    ToEngine,
     TokenLogprobs,
     TokenOutput,
 )
 from engine.waiting import WaitingQueue
 
+Sent = TypeVar("Sent", GenerateRequest, EmbedRequest)
+WIRE = msgspec.msgpack.Decoder(ToEngine)
 Script = Callable[[GenerateRequest], Sequence[int]]
 NOT_FINITE = -1  # in a script: the model's numbers break down here
 
@@ -52,6 +59,12 @@ INFO = Ready(
     threads=1,
     kv_groups=(KVGroup(1),),
 )
+
+
+def as_received(request: Sent) -> Sent:
+    """What the engine reads: a message that is not of its type would be its end."""
+    received: Sent = WIRE.decode(msgspec.msgpack.encode(request))
+    return received
 
 
 @dataclass
@@ -145,7 +158,7 @@ class FakeEngine:
             raise self.death
         self._check_room()
         stream: OutputStream[TokenOutput] = OutputStream([r.id for r in requests], self._abort)
-        for request in requests:
+        for request in map(as_received, requests):
             self.requests.append(request)
             self.running[request.id] = Running(request, stream, list(self.script(request)))
         self._work.set()

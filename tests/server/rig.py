@@ -64,10 +64,11 @@ class Served:
 
 
 async def check_error(response: httpx2.Response) -> None:
-    """Whatever a test is about, every refusal must keep the error contract."""
+    """Whatever a test is about, every answer says what it is, every refusal keeps the contract."""
     assert response.headers["x-request-id"]
     assert response.headers["openai-version"]
     assert response.headers["openai-processing-ms"].isdecimal()
+    assert response.request.method == "HEAD" or response.headers["content-type"]
     path = response.request.url.path
     if response.is_success or path in ("/health", "/ready") or response.request.method == "HEAD":
         return

@@ -140,8 +140,9 @@ def test_key_files(tmp_path):
     file.write_text("# ours\n\nsk-a  # Alice\n")
     with pytest.raises(ConfigError, match=r"keys, line 3: a key has no white space"):
         read_keys(ServerConfig(api_key_file=str(file)))
-    with pytest.raises(ConfigError, match=r"--api-key, key 2: a key has no white space"):
-        read_keys(ServerConfig(api_key=("a", "b c")))
+    for key in ("b c", ""):
+        with pytest.raises(ConfigError, match=r"--api-key, key 2: a key has no white space"):
+            read_keys(ServerConfig(api_key=("a", key)))
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no API key"):
         read_keys(ServerConfig(api_key_file=str(file)))

@@ -143,6 +143,21 @@ async def test_tool_history_reaches_the_template(served):
     assert "<tool>2" in prompt
 
 
+async def test_every_known_field_of_a_message_reaches_the_template(model, tmp_path, says):
+    fields = ("role", "name", "tool_call_id", "reasoning_content")
+    shown = "/".join(f"{{{{ m.{name} }}}}" for name in fields)
+    path = tmp_path / "all.jinja"
+    path.write_text(f"{{{{ bos_token }}}}{{% for m in messages %}}{shown} {{% endfor %}}")
+    messages = [
+        {**USER, "name": "ann"},
+        {"role": "assistant", "content": "x", "reasoning_content": "why"},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    async with serving(FakeEngine(says("x")), model, chat_template=str(path)) as served:
+        prompt = await prompt_of(served, messages=messages)
+    assert prompt == "user/ann// assistant///why tool//c1/ "
+
+
 async def test_generation_prompt_and_continuation(served):
     assert await prompt_of(served, add_generation_prompt=False) == "<user>Hi\n"
 
@@ -232,8 +247,10 @@ async def test_length_ends_inside_a_character(served):
 
 async def test_cached_tokens(served):
     served.engine.cached_tokens = 16
-    usage = (await served.chat(n=2)).json()["usage"]
+    usage = (await served.chat(n=3)).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
+    usage = (await served.complete(prompt=["a", "b"], n=3)).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 32}
 
 
 async def test_a_model_without_template(model, tmp_path, says):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.prometheus import metric
 from tests.server.fake_engine import FakeEngine
 from tests.server.rig import serving
 
@@ -57,6 +58,9 @@ async def test_other_pages_may_not(open_to, origin):
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("Disallowed CORS origin: see --allowed-")
     assert "access-control-allow-origin" not in refused.headers
+    scraped = await open_to.http.get("/metrics", headers={"authorization": "Bearer alpha"})
+    assert metric(scraped.text, "rejects_total", code="not_allowed") == 1
+    assert metric(scraped.text, "http_requests_total", status="400") == 1
 
 
 async def test_no_page_may_by_default(served):

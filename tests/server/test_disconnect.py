@@ -104,6 +104,21 @@ async def test_where_the_kernel_cuts_off_nobody_streams_do(model, encode, monkey
             assert await served.metric("aborts_total", reason="send_timeout") == 1
 
 
+async def test_a_reader_that_only_pauses_gets_everything(model, encode, monkeypatch):
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
+    monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
+    engine = FakeEngine(lambda r: encode("a"))
+    async with serving(engine, model, send_buffer=4096, send_timeout=20.0) as served:
+        with await stall(served, stream=True, max_tokens=40) as sock:
+            await eventually(lambda: not engine.running, "all is computed")
+            await asyncio.sleep(0.3)
+            answer, loop = b"", asyncio.get_running_loop()
+            while b"[DONE]" not in answer:
+                answer += (part := await asyncio.wait_for(loop.sock_recv(sock, 65536), 10))
+                assert part, "cut off"
+        assert await served.metric("aborts_total") == 0
+
+
 HALF_A_HEAD = b"GET /version HTTP/1.1\r\nHost: local"
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
 from server.errors import to_api_error
-from server.schemas.embedding import ScoreBody
+from server.schemas.embedding import EmbeddingBody, ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
 from server.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
@@ -56,6 +56,7 @@ CHAT_CASES: Cases = [
     ({"messages": "Hi"}, "messages", BAD),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", BAD),
     ({"messages": [{"role": "user"}]}, "messages.0.content", BAD),
+    ({"messages": [{"role": "user", "tool_calls": [TOOL]}]}, "messages.0.content", BAD),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", BAD),
     (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
@@ -72,6 +73,7 @@ CHAT_CASES: Cases = [
     ({"stop": ""}, "stop", BAD),
     ({"stop": ["a", 5]}, "stop.1", BAD),
     ({"stop_token_ids": [258]}, "stop_token_ids", BAD),
+    ({"stop_token_ids": [1, 258, 2]}, "stop_token_ids", BAD),
     ({"stream": "yes"}, "stream", BAD),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", BAD),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens", BAD),
@@ -92,12 +94,15 @@ COMPLETION_CASES: Cases = [
     ({"prompt": [1, "a"]}, "prompt.1", BAD),
     ({"prompt": ["a", 1]}, "prompt.1", BAD),
     ({"prompt": [258]}, "prompt", BAD),
+    ({"prompt": [1, 258, 2]}, "prompt", BAD),
+    ({"prompt": [[1], [2, 258]]}, "prompt", BAD),
     ({"prompt": [-1]}, "prompt.0", BAD),
     ({"prompt": ["a"] * 65}, "prompt", BAD),
     ({"prompt": "a" * 511}, "prompt", "context_length_exceeded"),
     ({"prompt": "a" * 512}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a", "a" * 600]}, "prompt", "context_length_exceeded"),
     ({"prompt": "a" * 500, "max_tokens": 12}, "prompt", "context_length_exceeded"),
+    ({"prompt": ["a", "a" * 500, "a"], "min_tokens": 12}, "min_tokens", BAD),
 ]
 
 
@@ -154,6 +159,7 @@ TOLD = [
     (ChatBody, {"logit_bias": []}, "an object, not a list."),
     (ChatBody, {"stream": "secret"}, "boolean, not a string."),
     (ChatBody, {"n": 17}, "less than or equal to 16, not 17."),
+    (ChatBody, {"n": {"a": "secret"}}, "integer, not an object."),
     (ScoreBody, {"text_1": [[1]], "text_2": "a"}, "text_1: Input should be a string or a list of"),
 ]
 
@@ -201,6 +207,43 @@ def test_numbers_are_bounded_on_both_sides(name):
     for value in (low - 1, high + 1, -(2**64), 2**64, float("nan"), float("inf"), "1", True, [1]):
         with pytest.raises(ValueError, match=name):
             ChatBody.model_validate({**base, name: value})
+
+
+CALLS = {"role": "assistant", "tool_calls": [TOOL] * 128}
+# A value at its limit, and one beyond it.
+LIMITS = [
+    (ChatBody, {"stop": "a" * 4096}, {"stop": "a" * 4097}),
+    (ChatBody, {"stop": ["a"] * 4}, {"stop": ["a", ""]}),
+    (ChatBody, {"stop_token_ids": [0] * 1024}, {"stop_token_ids": [0] * 1025}),
+    (ChatBody, {"stop_token_ids": [2**31 - 1]}, {"stop_token_ids": [2**31]}),
+    (ChatBody, {"stop_token_ids": [0]}, {"stop_token_ids": [0, -1]}),
+    (ChatBody, {"logit_bias": {"1": -100}}, {"logit_bias": {"1": -100.1}}),
+    (ChatBody, {"logit_bias": {"1": 100}}, {"logit_bias": {"1": 100.1}}),
+    (ChatBody, {"cache_salt": "a" * 256}, {"cache_salt": "a" * 257}),
+    (ChatBody, {"reasoning_effort": "a" * 32}, {"reasoning_effort": "a" * 33}),
+    (ChatBody, {"messages": [USER] * 4096}, {"messages": [USER] * 4097}),
+    (ChatBody, {"messages": [CALLS]}, {"messages": [{**CALLS, "tool_calls": [TOOL] * 129}]}),
+    (CompletionBody, {"logprobs": 0}, {"logprobs": -1}),
+    (CompletionBody, {"logprobs": 5}, {"logprobs": 6}),
+    (CompletionBody, {"prompt": ["a"] * 64}, {"prompt": ["a"] * 65}),
+    (CompletionBody, {"prompt": [[1]] * 64}, {"prompt": [[1]] * 65}),
+    (EmbeddingBody, {"input": ["a"] * 2048}, {"input": ["a"] * 2049}),
+    (EmbeddingBody, {"input": [[1]] * 2048}, {"input": [[1]] * 2049}),
+    (EmbeddingBody, {"input": "a"}, {"input": ""}),
+    (EmbeddingBody, {"dimensions": 1}, {"dimensions": 0}),
+    (EmbeddingBody, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": -2}),
+    (EmbeddingBody, {"priority": 2**31 - 1}, {"priority": 2**31}),
+    (EmbeddingBody, {"priority": -(2**31) + 1}, {"priority": -(2**31)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "most", "more"), LIMITS, ids=lambda value: str(value)[:40])
+def test_texts_and_lists_are_taken_up_to_their_limits(kind, most, more):
+    base = {"messages": [USER], "prompt": "a", "input": "a"}
+    base = {name: value for name, value in base.items() if name in kind.model_fields}
+    kind.model_validate(base | most)
+    with pytest.raises(ValueError, match=next(iter(more))):
+        kind.model_validate(base | more)
 
 
 JSON = st.recursive(

@@ -19,7 +19,10 @@ from tests.server.rig import serving
 async def probe(served) -> tuple[int, int, str]:
     health, ready = await served.http.get("/health"), await served.http.get("/ready")
     assert {"status", "running", "waiting", "last_step_age_s"} <= health.json().keys()
-    return health.status_code, ready.status_code, health.json()["status"]
+    status = health.json()["status"]
+    full = status == "ok" and ready.status_code == 503
+    assert ready.json()["status"] == ("overloaded" if full else status)
+    return health.status_code, ready.status_code, status
 
 
 async def test_probes_follow_the_engine(served):
@@ -139,7 +142,10 @@ async def test_metrics_are_right_and_their_labels_closed(served):
     await served.chat(stream=True, max_tokens=3, user="somebody")
     await served.chat(temperature=9)
     await served.http.get("/" + "x" * 30)
-    text = (await served.http.get("/metrics")).text
+    response = await served.http.get("/metrics")
+    # Prometheus 3 refuses a scrape that does not say what it is.
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    text = response.text
     families = {f.name: f for f in text_string_to_metric_families(text)}
     ours = {name.removeprefix("penstock:"): f for name, f in families.items() if ":" in name}
     assert ours.keys() == {

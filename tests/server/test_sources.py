@@ -31,7 +31,8 @@ def t5(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "t5"
     shutil.copytree(assets / "tokenizers" / "t5", folder)
     write(folder / "config.json", {"eos_token_id": END, "vocab_size": 32128})
-    write(folder / "generation_config.json", {"bad_words_ids": [[0]], "suppress_tokens": [2]})
+    banned = {"bad_words_ids": [[0]], "suppress_tokens": [2, 32128]}  # the last has no logit
+    write(folder / "generation_config.json", banned)
     return folder
 
 

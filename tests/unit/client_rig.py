@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from engine.client import OutputStream, ProcessClient
@@ -24,10 +25,11 @@ READY = Ready(
 
 
 class FakeEndpoint:
-    """Keeps what was sent to the engine."""
+    """Keeps what was sent to the engine; `late` is what comes of it after the news of its end."""
 
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
+        self.late: list[Callable[[], None]] = []
         self.closed = False
 
     def send(self, message: ToEngine) -> None:
@@ -35,7 +37,10 @@ class FakeEndpoint:
         self.sent.append(message)
 
     def receive(self, wait_s: float) -> bool:
-        return False
+        if not self.late:
+            return False
+        self.late.pop(0)()
+        return True
 
     def close(self) -> None:
         self.closed = True

@@ -270,3 +270,17 @@ async def test_polling(address: str) -> None:
     assert not client.endpoint.receive(wait_s=0.01)
     engine.close()
     client.endpoint.close()
+
+
+async def test_an_idle_engine_sleeps_until_something_comes(address: str) -> None:
+    """It would keep a core busy for nothing."""
+    client = Client(address)
+    engine = EngineEndpoint(address)
+    client.connected()
+    drained = asyncio.ensure_future(asyncio.to_thread(engine.drain, block=True))
+    await asyncio.sleep(0.1)
+    assert not drained.done()
+    client.endpoint.send(Abort([1]))
+    assert await asyncio.wait_for(drained, 30) == [Abort([1])]
+    engine.close()
+    client.endpoint.close()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -50,6 +51,16 @@ async def test_death_fails_every_stream_with_its_reason(
         stream.close()  # must not send to a dead engine: the endpoint refuses
     client.die(0)
     assert reason in str(await client.wait_dead()), "the first reason stays"
+
+
+async def test_the_reason_may_come_after_the_news_of_the_end(client: Client) -> None:
+    words = Fatal("config.json has no vocab_size.", config_error=True)
+    late = Progress("loading weights", 0.5), words
+    client.endpoint.late = [partial(client._on_message, message) for message in late]
+    client.die(2)
+    with pytest.raises(EngineDeadError, match="no vocab_size"):
+        await client.wait_ready()
+    assert client.config_error
 
 
 async def test_an_engine_that_reports_its_end_is_ended(client: Client) -> None:

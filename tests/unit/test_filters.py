@@ -136,3 +136,9 @@ def test_the_most_likely_token_always_stays() -> None:
     probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]] * 3)
     stays = keep(probs, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]), torch.ones(3))
     assert stays.tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
+
+
+def test_all_stay_at_a_top_p_of_one_however_the_sum_is_rounded() -> None:
+    probs = torch.tensor([[1.0, 1e-9, 1e-9]])
+    zero = torch.zeros(1)
+    assert keep(probs, zero, torch.ones(1), zero).tolist() == [[True] * 3]

@@ -122,3 +122,14 @@ def test_small_draws_are_as_frequent_as_they_should_be() -> None:
         found = int((noise < limit).sum())
         assert abs(found - expected) < 4.5 * expected**0.5, limit
     assert torch.isfinite(noise.log()).all()
+
+
+def test_the_extreme_draws_are_numbers_to_compare_scores_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A token that is the only one left must win whatever it draws."""
+    extremes = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
+    monkeypatch.setattr("engine.sampling.noise.noise_bits", lambda *arguments: extremes)
+    smallest, greatest = exponential_noise(column(1), column(1), torch.arange(2))[0].tolist()
+    assert 0 < smallest < 1e-9
+    assert 20 < greatest < 100

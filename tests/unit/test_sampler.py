@@ -286,3 +286,22 @@ def test_bf16_logits_are_sampled_as_their_values_in_fp32() -> None:
         wide, wide_scored = sampled(logits[chosen].float(), rows)
         assert torch.equal(tokens, wide)
         assert scored == wide_scored
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0, "logit_bias": ((7, 0.001), (3, 0.002))},
+        {"temperature": 0.0, "repetition_penalty": 1.001},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_k": 20, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_choices_are_made_in_fp32_whatever_the_logits_are(params: dict[str, Any]) -> None:
+    """Many are equal in bf16, and a small bias must still tell them apart."""
+    logits = torch.stack([logits_of(64, 0.05, seed) for seed in range(200)]).bfloat16() + 4
+    rows = [row(tokens=[seed % 64, 3], seed=seed, **params) for seed in range(len(logits))]
+    due, _ = sample(logits.float(), rows)
+    found, _ = sample(logits.clone(), rows)
+    assert torch.equal(found, due)
