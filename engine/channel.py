@@ -105,8 +105,8 @@ class ClientEndpoint:
 
     @property
     def connected(self) -> bool:
-        """Whether what is sent reaches the engine. To be asked once a message of it has come: then
-        both of its sockets are connected."""
+        """Whether what is sent reaches the engine. After its first message, which proves the other
+        socket, both are connected where this is true."""
         return not self._outbox.closed and bool(self._outbox.poll(0, zmq.POLLOUT))
 
     def receive(self, wait_s: float) -> bool:

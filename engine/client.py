@@ -134,8 +134,8 @@ class EngineClient(Protocol):
         """Waits until the engine has died unasked and says why."""
 
     def admit(self) -> None:
-        """Raises EngineUnavailableError or EngineOverloadedError, of one more request; cheap, and
-        before it is tokenised."""
+        """Whether there is room for one more request, cheap enough to ask before it is tokenised:
+        raises EngineUnavailableError or EngineOverloadedError."""
 
     def expecting(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the place of a request that `admit` let in until it is submitted, which follows the

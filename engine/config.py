@@ -50,9 +50,8 @@ Count = Annotated[int, Meta(ge=1)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]  # of tens of thousands OpenMP dies
 Seconds = Annotated[float, Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
-Budget = Annotated[
-    int, Meta(ge=1, le=2**24, extra={"size": True})
-]  # tokens that are computed at once
+# Tokens that there is to be room for: of a step, or of a sequence.
+Tokens = Annotated[int, Meta(ge=1, le=2**24, extra={"size": True})]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:
@@ -91,7 +90,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(MODEL, "dummy draws random weights: for measuring, config.json is enough."),
     ] = "safetensors"
     max_model_len: Annotated[
-        Size | None,
+        Tokens | None,
         setting(MODEL, "Longest prompt plus answer, in tokens; default: the model's own."),
     ] = None
     threads: Annotated[
@@ -108,11 +107,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, setting(SCHEDULING, "Most sequences that run in one step.", ge=1, le=4096)
     ] = 128
     max_num_batched_tokens: Annotated[
-        Budget | None,
+        Tokens | None,
         setting(SCHEDULING, "Token budget of one step; default: 256 on a CPU, 2048 on a GPU."),
     ] = None
     max_num_encoder_tokens: Annotated[
-        Budget | None,
+        Tokens | None,
         setting(
             SCHEDULING,
             "Token budget of an encoder's part of a step, whole texts; a longer text goes alone. "

@@ -55,7 +55,7 @@ class Chat:
             raise ChatError(
                 f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
             )
-        # What this machine alone reaches no proxy does, whatever HTTP_PROXY says.
+        # No proxy reaches what only this machine does; of TLS the environment names certificates.
         outside = address.scheme == "https" or not is_loopback(address.host)
         try:
             self._http = httpx2.Client(

@@ -122,14 +122,13 @@ def serve(**values: Any) -> None:
     try:
         for warning in warnings:
             voice(server_config, "warning")(f"penstock: warning: {warning}")
-        weights = not only_plan and engine_config.load_format != "dummy"
         tell = voice(server_config)
-        server_config, engine_config = located(server_config, engine_config, tell, weights)
+        server_config, engine_config = located(server_config, engine_config, tell, not only_plan)
         folder = model_folder(engine_config.model)
-        for file in weight_files(folder) if weights else ():
-            safetensors_header(file)  # the engine would tell of a damaged one too, but later
         if only_plan:
             _become("engine.plan", msgspec.json.encode(engine_config).decode())
+        for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
+            safetensors_header(file)  # the engine would tell of a damaged one too, but later
         _check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
@@ -172,14 +171,14 @@ def located(
     weights: bool = True,
 ) -> tuple[ServerConfig, EngineConfig]:
     """Both with the folder of what is named ORG/NAME, pulled where it is not here, the `weights`
-    only if they are wanted; it is served under that name."""
+    only if they are wanted and read; it is served under that name."""
     name = engine_config.model
     if not is_hub_name(name):
         return server_config, engine_config
     from server.pull import locate
 
     names = server_config.served_model_name or (name,)
-    folder = str(locate(name, tell, weights))
+    folder = str(locate(name, tell, weights and engine_config.load_format != "dummy"))
     return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
 
 

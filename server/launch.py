@@ -98,8 +98,8 @@ class Lifetime:
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
-        self._told_to_leave = -math.inf  # when, by the loop's clock, like the next
         self._status = exits.CLEAN
+        self._told_to_leave = -math.inf  # when, by the loop's clock, like the next
         self._full_told = -math.inf
 
     async def run(self) -> int:

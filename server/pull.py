@@ -69,14 +69,18 @@ class Repository:
         return Path(hub.hf_hub_download(self.name, file, revision=self.commit))
 
 
-def cached(name: str, revision: str = MAIN) -> Path | None:
-    """The folder of a model's revision that is complete in the cache; asks no network."""
+def cached(name: str, revision: str = MAIN, weights: bool = True) -> Path | None:
+    """The folder of a model's revision that is complete in the cache, or but for the `weights`;
+    asks no network."""
     try:
         config = hub.try_to_load_from_cache(name, "config.json", revision=revision)
         if not isinstance(config, str):
             return None
         folder = Path(config).parent
-        weight_files(folder)
+        if weights:
+            weight_files(folder)
+        elif not (folder / "tokenizer.json").is_file():  # others load config.json alone
+            return None
     except (ConfigError, errors.HFValidationError):  # `pull` completes it, or tells what is wrong
         return None
     return folder
@@ -84,7 +88,7 @@ def cached(name: str, revision: str = MAIN) -> Path | None:
 
 def locate(name: str, tell: Callable[[str], None], weights: bool = True) -> Path:
     """The folder of ORG/NAME: from the cache, else pulled now."""
-    return cached(name) or pull(name, None, tell, weights)
+    return cached(name, weights=weights) or pull(name, None, tell, weights)
 
 
 def pull(
@@ -101,9 +105,7 @@ def pull(
     constants.HF_HUB_DISABLE_TELEMETRY = True  # a pull asks for files and tells nothing
     try:
         repository = Repository.look_up(name, revision)
-        files = _served_files(repository)
-        if not weights:
-            files = [file for file in files if not file.endswith(".safetensors")]
+        files = _served_files(repository, weights)
         missing = [file for file in files if not (repository.snapshot / file).is_file()]
         _check_space(repository, missing)
         total = decimal(sum(repository.sizes[file] for file in files))
@@ -124,28 +126,32 @@ def pull(
     return repository.snapshot
 
 
-def _served_files(repository: Repository) -> list[str]:
+def _served_files(repository: Repository, with_weights: bool) -> list[str]:
     """The files we read, the weights last: where these are, the rest is. Raises ConfigError where
     the repository has none we could serve."""
     names = repository.sizes.keys()
-    small = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in CHECKPOINT_FILES)]
+    weights = _weights(repository) if with_weights else []
+    if "config.json" not in names:
+        raise ConfigError(f"{repository.name} has no config.json: it is no model folder.")
+    return [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in CHECKPOINT_FILES)] + weights
+
+
+def _weights(repository: Repository) -> list[str]:
+    names = repository.sizes.keys()
     if WEIGHTS_INDEX in names:
-        small.append(WEIGHTS_INDEX)
-        weights = indexed_files(repository.link(WEIGHTS_INDEX))
+        index, files = [WEIGHTS_INDEX], indexed_files(repository.link(WEIGHTS_INDEX))
     else:
-        weights = [n for n in names if n.endswith(".safetensors") and "/" not in n]
-    if lost := [name for name in weights if name not in names]:
+        index, files = [], [n for n in names if n.endswith(".safetensors") and "/" not in n]
+    if lost := [name for name in files if name not in names]:
         raise ConfigError(f"{WEIGHTS_INDEX} of {repository.name} names {lost[0]}, which it lacks.")
-    if not weights and any(name.endswith(".gguf") for name in names):
+    if not files and any(name.endswith(".gguf") for name in names):
         raise ConfigError(f"{repository.name} has GGUF files only. {NO_GGUF}")
-    if not weights:
+    if not files:
         raise ConfigError(
             f"{repository.name} has no *.safetensors, and pickles (*.bin, *.pt) are not loaded: "
             "opening one can run code. See whether another revision or repository has them."
         )
-    if "config.json" not in names:
-        raise ConfigError(f"{repository.name} has no config.json: it is no model folder.")
-    return [*small, *weights]
+    return [*index, *files]
 
 
 def _check_space(repository: Repository, missing: Iterable[str]) -> None:

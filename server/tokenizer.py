@@ -23,23 +23,39 @@ from engine.errors import ConfigError
 SPECIAL_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
-SAMPLING_DEFAULTS = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
+# Of generation_config.json, with the least and the most that sampling knows.
+SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
+    "temperature": (float, 0, sys.float_info.max),
+    "top_p": (float, 0, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 0.01, 100),
 }
-# Of transformers' GenerationConfig: what would make other answers and is not followed, and by which
-# value it asks for nothing.
-NOT_FOLLOWED: dict[str, float | None] = {
-    **dict.fromkeys(("num_beams", "typical_p", "encoder_repetition_penalty"), 1),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
-    **dict.fromkeys(("max_new_tokens", "exponential_decay_length_penalty", "top_h"), None),
-    **dict.fromkeys(("penalty_alpha", "guidance_scale", "sequence_bias"), None),
+# Of transformers' GenerationConfig: what would make other answers and is not followed, each with
+# the value, beside null and emptiness, by which it asks for nothing.
+NOT_FOLLOWED = {
     "begin_suppress_tokens": None,
+    "diversity_penalty": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "exponential_decay_length_penalty": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1,
+    "max_new_tokens": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+    "renormalize_logits": False,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "token_healing": False,
+    "top_h": None,
+    "typical_p": 1,
+    "watermarking_config": None,
 }
 BEGINNING = 2**18  # characters; of texts twice as long these are counted first, in 0.3 s of a core
 LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
@@ -75,8 +91,8 @@ class Tokenizer:
     `suppressed_ids` are tokens the checkpoint forbids to sample: Marian's padding, for one.
     `defaults` holds the sampling defaults of generation_config.json that are present. Its
     `do_sample: false` does not mean temperature 0 here: many checkpoints carry it by accident,
-    and a client that wants greedy output says temperature 0. `not_followed` are the settings among
-    them that change nothing here.
+    and a client that wants greedy output says temperature 0. `not_followed` are other settings of
+    the checkpoint, with their values, that ought to change answers and do not.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
@@ -102,11 +118,7 @@ class Tokenizer:
         self._check_vocabulary(folder, model)
         self.defaults = _sampling_defaults(generation, folder)
         self.suppressed_ids = _suppressed_ids({**model, **generation}, folder)
-        self.not_followed = [
-            f"{name} {value!r}"
-            for name, value in {**model, **generation}.items()
-            if name in NOT_FOLLOWED and value not in (None, NOT_FOLLOWED[name])
-        ]
+        self.not_followed = _not_followed(generation or model)  # as transformers chooses
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
 
@@ -280,16 +292,26 @@ class Tokenizer:
 
 def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, float | int]:
     defaults: dict[str, float | int] = {}
-    for name, kind in SAMPLING_DEFAULTS.items():
+    for name, (kind, least, most) in SAMPLING_DEFAULTS.items():
         value = generation.get(name)
         if value is None:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and abs(value) <= sys.float_info.max and value == kind(value)):
-            path = folder / "generation_config.json"
-            raise ConfigError(f"{path}: {name} must be {kind.__name__}, not {value!r}.")
+        if not (number and least <= value <= most and value == kind(value)):
+            raise ConfigError(
+                f"{folder / 'generation_config.json'}: {name} must be {kind.__name__}, at least "
+                f"{least} and at most {most:g}, not {value!r:.40}."
+            )
         defaults[name] = kind(value)
     return defaults
+
+
+def _not_followed(settings: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} {value!r:.40}"
+        for name, value in settings.items()
+        if name in NOT_FOLLOWED and value not in (None, [], {}, NOT_FOLLOWED[name])
+    ]
 
 
 def _suppressed_ids(generation: dict[str, Any], folder: Path) -> tuple[int, ...]:

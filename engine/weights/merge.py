@@ -41,12 +41,10 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
     the models differ in that is not merged. Raises ConfigError naming what does not fit."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one.")
-    if out.is_mount():
-        raise ConfigError(
-            f"{out} is a mount point, which cannot be replaced; give {out / 'merged'}."
-        )
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder, so {out.name} cannot be made in it.")
+    if out.is_dir():
+        _make_anew(out)
     layout = Checkpoint.open(template(recipe))
     models = [Checkpoint.open(name) for name in inputs(recipe)]
     names = _common_tensors([layout, *models])
@@ -64,6 +62,19 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return notes
+
+
+def _make_anew(out: Path) -> None:
+    """Tries before the work what the merged folder does after it: to take the place of `out`.
+    Raises ConfigError where that fails, as it does with every kind of mount point."""
+    try:
+        out.rmdir()
+        out.mkdir()
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be replaced by the merged folder: {error.strerror}. If it is a mount "
+            f"point, give {out / 'merged'}."
+        ) from error
 
 
 def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
@@ -251,7 +262,7 @@ def main() -> int:
         ) as bar:
             task = bar.add_task("", total=1.0)
             notes = merge(recipe, out, lambda share: bar.update(task, completed=share))
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
     except KeyboardInterrupt:

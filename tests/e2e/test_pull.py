@@ -19,7 +19,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from engine.config import EngineConfig
 from server import exits
+from server.cli import located
+from server.config import ServerConfig
 from tests.e2e.hub import COMMIT, Hub, serving_hub
 from tests.e2e.serve import INTERRUPTIBLE, Case, serving
 from tests.process import ROOT, eventually
@@ -311,15 +314,31 @@ def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
 
 def test_a_plan_loads_no_weights(hub: Hub, home: Path) -> None:
     hub.files["config.json"] = (ROOT / "engine/demo/model/config.json").read_bytes()
-    answer = subprocess.run(
-        [sys.executable, "-m", "server", "serve", NAME, "--plan", "--device", "cpu"],
-        cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    assert "LlamaForCausalLM, 2,885,888 parameters" in answer.stdout
-    assert hub.requests("GET", "config.json")
+    for more in ({}, {"HF_HUB_OFFLINE": "1"}):
+        answer = subprocess.run(
+            [sys.executable, "-m", "server", "serve", NAME, "--plan", "--device", "cpu"],
+            cwd=ROOT, env=environ(hub, home, **more), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert answer.returncode == 0, answer.stderr
+        assert "LlamaForCausalLM, 2,885,888 parameters" in answer.stdout
+    assert len(hub.requests("GET", "config.json")) == 1
     assert not hub.requests("GET", WEIGHTS)
     pulled(hub, home)  # what is missing is not taken for complete
+
+
+def test_dummy_weights_are_not_pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Wherever a model is named: behind Ray, too."""
+    asked: list[bool] = []
+
+    def locate(name: str, tell: object, weights: bool) -> Path:
+        asked.append(weights)
+        return tmp_path
+
+    monkeypatch.setattr("server.pull.locate", locate)
+    for load_format in ("dummy", "safetensors"):
+        _, config = located(ServerConfig(), EngineConfig(model=NAME, load_format=load_format))
+        assert config.model == str(tmp_path)
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize(

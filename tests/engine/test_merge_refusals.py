@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,16 @@ def test_a_mount_point_is_refused_before_the_work(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [make("a", random(0)), make("b", random(1))]
-    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
-    said = refusal(tmp_path / "out", linear(folders))
-    assert f"{tmp_path}/out is a mount point" in said
-    assert f"give {tmp_path}/out/merged" in said
+    (out := tmp_path / "out").mkdir()
+
+    def busy(folder: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(folder))
+
+    monkeypatch.setattr(Path, "rmdir", busy)  # as Linux answers of each kind of mount
+    monkeypatch.setattr("engine.weights.merge._write_weights", pytest.fail)
+    said = refusal(out, linear(folders))
+    assert f"{out} cannot be replaced by the merged folder: Device or resource busy" in said
+    assert f"give {out}/merged" in said
 
 
 def test_a_damaged_input_is_refused(make: Make, tmp_path: Path) -> None:

@@ -387,6 +387,19 @@ def test_sigterm_while_loading(loading: Server, record_property: Record) -> None
     assert "Traceback" not in loading.log
 
 
+def test_a_server_killed_while_it_loads_leaves_nothing(llama: Path) -> None:
+    """Big models load for minutes: the sockets' folder must not wait for that."""
+    with starting(llama) as server:
+        eventually(lambda: list(server.temp.iterdir()), "the folder of the sockets is there")
+        eventually(lambda: not list(server.temp.iterdir()), "and gone")
+        assert "ready" not in server.log
+        engine = server.children[0]
+        server.signal(signal.SIGKILL)
+        server.status()
+        eventually(lambda: not alive(engine), "the engine is gone")
+        assert list(server.temp.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_server_is_there(number: signal.Signals, llama: Path) -> None:
     """The engine is begun while the server's own modules are still imported."""

@@ -18,8 +18,7 @@ from tests.e2e.serve import START_S, Server, eventually, starting
 
 SECONDS = 60
 SHARED_MEMORY = Path("/dev/shm")
-# How a server is ended: with the signal, once it has got so far. A SIGKILL before the engine has
-# loaded would leave the folder of the sockets.
+# How a server is ended: with the signal, once it has got so far.
 ENDS = [
     (signal.SIGTERM, "ready"),
     (signal.SIGKILL, "ready"),

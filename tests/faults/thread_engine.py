@@ -50,7 +50,8 @@ class ThreadChild:
 
     def close(self) -> None:
         self.endpoint.close()
-        self.remove_sockets()
+        self._folder.cleanup()
 
     def remove_sockets(self) -> None:
-        self._folder.cleanup()
+        if self.endpoint.connected:
+            self._folder.cleanup()

@@ -75,6 +75,8 @@ def test_the_flags_page_is_up_to_date() -> None:
         (["serve", "x" * 300], {}, "Cannot look for a model folder: "),
         (["import", "nanochat", "~nobody-of-that-name/d20"], {}, "d20 is no usable path"),
         (["merge", "demo", "demo", "--method=linear", "-o", "~nobody-of-that-name/x"], {}, "no us"),
+        (["merge", "demo", "demo", "--method=linear", "-o", "x" * 300], {}, "name too long"),
+        (["import", "nanochat", "x" * 300], {}, "name too long"),
         (["serve", "a", "--model", "b"], {}, "give the model once"),
         (["serve", "--no-such-flag"], {}, "--no-such-flag"),
     ],

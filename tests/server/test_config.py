@@ -55,6 +55,7 @@ def test_nothing_given_gives_the_defaults() -> None:
         ({"port": "99999"}, {}, "", ["--port: '99999'", "at least 0 and at most 65535"]),
         ({"threads": "99999"}, {}, "", ["--threads: '99999'", "at least 1 and at most 1024"]),
         ({"max_num_batched_tokens": "1g"}, {}, "", ["'1g'", "at least 1 and at most 16777216"]),
+        ({"max_model_len": "4g"}, {}, "", ["--max-model-len: '4g'", "at most 16777216"]),
         ({"dtype": "fp8"}, {}, "", ["--dtype: 'fp8'", "one of auto, float32, bfloat16"]),
         ({"block_size": "33"}, {}, "", ["--block-size", "one of 16, 32, 64, 128"]),
         ({}, {"PENSTOCK_MAX_NUM_SEQS": "many"}, "", ["PENSTOCK_MAX_NUM_SEQS: 'many'", "whole"]),

@@ -13,7 +13,6 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.rig import serving
 
 HI = [{"role": "user", "content": "Hi"}]
-SCHEMA = "https://spec.openapis.org/oas/3.1"
 
 
 @pytest.fixture

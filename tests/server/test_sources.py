@@ -204,9 +204,15 @@ def test_settings_that_are_not_followed_are_told(t5: Path, tmp_path: Path) -> No
     """Beams, for one: who serves OPUS-MT shall know why its answers differ from elsewhere."""
     folder = tmp_path / "model"
     shutil.copytree(t5, folder)
-    nothing = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "max_new_tokens": None, "top_k": 50}
-    write(folder / "generation_config.json", {"num_beams": 1, **nothing})
-    assert Tokenizer.from_folder(folder).not_followed == []
     write(folder / "config.json", {"eos_token_id": END, "num_beams": 6})
-    write(folder / "generation_config.json", {**nothing, "max_new_tokens": 512})
-    assert Tokenizer.from_folder(folder).not_followed == ["num_beams 6", "max_new_tokens 512"]
+    file = folder / "generation_config.json"
+    nothing = {"typical_p": 1.0, "guidance_scale": 1, "begin_suppress_tokens": [], "top_k": 50}
+    write(file, {"num_beams": 1, "max_new_tokens": None, **nothing})
+    assert Tokenizer.from_folder(folder).not_followed == []
+    write(file, {**nothing, "max_new_tokens": 512, "sequence_bias": [[[7], 1.5]] * 500})
+    tokens, bias = Tokenizer.from_folder(folder).not_followed
+    assert tokens == "max_new_tokens 512"
+    assert bias.startswith("sequence_bias [[[7], 1.5], ")
+    assert len(bias) < 60, "of a long one the beginning"
+    file.unlink()
+    assert Tokenizer.from_folder(folder).not_followed == ["num_beams 6"]

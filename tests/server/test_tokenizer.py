@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.errors import ConfigError
 from server.plan import off_loop
-from server.tokenizer import Tokenizer
+from server.tokenizer import SAMPLING_DEFAULTS, Tokenizer
 
 FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]
 CHECKPOINTS = ["checkpoints/stories260K-llama", "checkpoints/stories280K-gpt2"]
@@ -195,8 +195,9 @@ def test_sampling_defaults_are_the_present_ones(stories: Path) -> None:
     assert isinstance(defaults["top_k"], int)
     odd = [{"top_k": 1.5}, {"temperature": "hot"}, {"top_p": True}]
     odd += [{name: float(value)} for name in ("top_k", "top_p") for value in ("inf", "nan")]
+    odd += [{"min_p": 1.5}, {"top_p": -0.1}, {"repetition_penalty": 0}, {"temperature": -1}]
     for wrong in [*odd, {"top_k": 10**400}]:
-        change(file, **{"top_k": 20, "temperature": 1, "top_p": 1, **wrong})
+        change(file, **dict.fromkeys(SAMPLING_DEFAULTS, 1) | wrong)
         with pytest.raises(ConfigError, match=f"generation_config.json: {next(iter(wrong))}"):
             Tokenizer.from_folder(stories)
 

@@ -277,7 +277,14 @@ async def test_an_idle_engine_sleeps_until_something_comes(address: str) -> None
     client = Client(address)
     engine = EngineEndpoint(address)
     client.connected()
-    drained = asyncio.ensure_future(asyncio.to_thread(engine.drain, block=True))
+    began = threading.Event()
+
+    def drain() -> list[ToEngine]:
+        began.set()
+        return engine.drain(block=True)
+
+    drained = asyncio.ensure_future(asyncio.to_thread(drain))
+    await asyncio.to_thread(began.wait, 30)
     await asyncio.sleep(0.1)
     assert not drained.done()
     client.endpoint.send(Abort([1]))

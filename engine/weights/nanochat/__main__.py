@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from engine.config import full_path
 from engine.errors import ConfigError
 from engine.weights.nanochat.checkpoint import Checkpoint, find_checkpoint
 from engine.weights.nanochat.encoding import read_encoding
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         import_nanochat(given.directory, given.out, given.step, given.tokenizer, _say)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -59,7 +60,7 @@ def import_nanochat(
     Raises ConfigError naming the file and what in it is missing, wrong or not allowed.
     """
     checkpoint = find_checkpoint(directory, step)
-    out = out or Path(f"nanochat-{checkpoint.tag}")
+    out = full_path(out) if out else Path(f"nanochat-{checkpoint.tag}")
     if out.exists():
         raise ConfigError(f"{out} exists already. Give another folder with --out.")
     file = _tokenizer_file(checkpoint, tokenizer)
