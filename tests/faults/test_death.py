@@ -21,7 +21,7 @@ import pytest
 from engine.client import ProcessClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
-from engine.protocol import TELL_STACKS, GenerateRequest, SamplingParams
+from engine.protocol import TELL_STACKS, FromEngine, GenerateRequest, SamplingParams
 from server import exits
 from server.cli import LONGEST_TMPDIR
 from server.launch import ECHO_S
@@ -387,17 +387,23 @@ def test_sigterm_while_loading(loading: Server, record_property: Record) -> None
     assert "Traceback" not in loading.log
 
 
-def test_a_server_killed_while_it_loads_leaves_nothing(llama: Path) -> None:
-    """Big models load for minutes: the sockets' folder must not wait for that."""
-    with starting(llama) as server:
-        eventually(lambda: list(server.temp.iterdir()), "the folder of the sockets is there")
-        eventually(lambda: not list(server.temp.iterdir()), "and gone")
-        assert "ready" not in server.log
-        engine = server.children[0]
-        server.signal(signal.SIGKILL)
-        server.status()
-        eventually(lambda: not alive(engine), "the engine is gone")
-        assert list(server.temp.iterdir()) == []
+async def test_the_sockets_files_are_gone_while_the_engine_loads(
+    llama: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Big models load for minutes: a SIGKILL of the API process then would leave them for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
+    take, stages = ProcessClient._on_message, dict[str, list[Path]]()
+
+    def taken(client: ProcessClient, message: FromEngine) -> None:
+        take(client, message)
+        stages[client.progress.stage] = list(Path(tempfile.gettempdir()).iterdir())
+
+    monkeypatch.setattr(ProcessClient, "_on_message", taken)
+    async with engine_process(llama) as client:
+        await client.wait_ready()
+    assert next(iter(stages)) == "starting", "before torch is imported"
+    del stages["ready"]
+    assert [] in stages.values()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
