@@ -150,6 +150,7 @@ def tolist(self: torch.Tensor) -> Any:
 
 TENSOR = {
     "__invert__": lambda self: aten.bitwise_not(self),
+    "contiguous": lambda self: aten.clone(self, memory_format=torch.contiguous_format),
     "to": to,
     "copy_": copy_,
     "__getitem__": getitem,
