@@ -51,7 +51,7 @@ class Body(Part):
         """Fields of the request that nobody knows; bounded and safe for a header."""
         known = self.ACCEPTED | self.UNSUPPORTED.keys()
         names = [name for name in self.unknown() if name not in known]
-        return [UNPRINTABLE.sub("_", name[:64]) for name in names[:MAX_LISTED]]
+        return [UNPRINTABLE.sub("_", name[:64]) or "_" for name in names[:MAX_LISTED]]
 
 
 BodyType = TypeVar("BodyType", bound=Body)

@@ -173,6 +173,8 @@ async def test_unknown_fields_are_named_and_accepted_ones_are_not(served):
     response = await served.chat(user="u", store=True, metadata={"a": "b"}, foo=1, **{"b\r\nar": 2})
     assert response.headers["x-ignored-params"] == "foo, b__ar"
     assert "x-ignored-params" not in (await served.chat(user="u")).headers
+    nameless = await served.chat(**{"": 1})  # a header may not end in a space
+    assert nameless.headers["x-ignored-params"] == "_"
     brief = await served.chat(verbosity="low")
     assert brief.headers["x-ignored-params"] == "verbosity", "it asks for another answer"
 
