@@ -16,7 +16,9 @@ import msgspec
 import typer
 from msgspec.structs import replace
 from rich.markup import escape
+from typer.core import TyperGroup
 
+from engine.command import output_told
 from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
 from loadtest.cli import app as bench
@@ -35,8 +37,19 @@ ConfigFile = Annotated[
 # The kernel allows a socket's path 107 bytes (103 on macOS); this one's ends so.
 LONGEST_TMPDIR = 103 - len("/penstock-12345678/from_engine")
 
+
+class Penstock(TyperGroup):
+    """The command, from its first word of help on with standard streams as they should be."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        open_what_is_closed()
+        with output_told():
+            return super().main(*args, **kwargs)
+
+
 app = typer.Typer(
     name="penstock",
+    cls=Penstock,
     help="A glass-box model server: one command turns a checkpoint into an OpenAI-compatible API.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,7 +74,6 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
     ] = False,
 ) -> None:
-    open_what_is_closed()
     # Without a handler, the first process of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
 
@@ -85,7 +97,9 @@ def _become(module: str, *arguments: object) -> NoReturn:
     """Goes on as a process with torch: its output, its status and every signal are its own."""
     from engine.child import python_module
 
-    command = [*python_module(module), *map(str, arguments)]
+    command = [*python_module("engine.command"), module, *map(str, arguments)]
+    # Python would tell of a Ctrl-C before that module is there to take it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execv(command[0], command)
 
 
@@ -244,7 +258,7 @@ def nanochat(
     """A nanochat checkpoint of any generation; nothing in its files is executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    _become("engine.weights.nanochat", directory, *options)
+    _become("engine.weights.nanochat.command", directory, *options)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import httpx2
 import pytest
 
 from server.settings import flags_page, settings
+from tests.e2e.serve import INTERRUPTIBLE
 from tests.process import START_S, STOP_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,3 +142,50 @@ def test_a_command_with_a_closed_stream_ends_as_it_would(redirections: str) -> N
     command = without(redirections, "serve", "--plan", "--port", "0")
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["bench"], ["flags"], ["doctor"], ["serve", "--plan"]],
+    ids=" ".join,
+)
+def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
+    command = without(">/dev/full", *arguments)
+    answer = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    said = "penstock: Cannot write to stdout: No space left on device.\n"
+    assert (answer.returncode, answer.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["flags"], ["serve", "--plan"]], ids=" ".join)
+def test_nothing_is_said_to_a_reader_that_has_gone(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "server", *arguments]
+    with open(writer, "wb") as gone:
+        answer = subprocess.run(command, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, timeout=60)
+    assert (answer.returncode, answer.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["flags"]),
+        ("sitecustomize", ["serve", "--plan"]),
+        ("torch", ["serve", "--plan"]),
+        ("torch", ["import", "nanochat", "."]),
+        ("torch", ["merge", "demo", "demo", "--method=linear", "-o", "x"]),
+    ],
+)
+def test_ctrl_c_amid_imports_ends_in_silence(
+    tmp_path: Path, module: str, arguments: list[str]
+) -> None:
+    """`sitecustomize` is imported before our first line; here it waits for the second process."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, sys\n"
+        f"if {module != 'sitecustomize'} or 'engine.command' in sys.orig_argv:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    command = [*INTERRUPTIBLE, sys.executable, "-m", "server", *arguments]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, env=env, timeout=60)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (130, b"", b"")
