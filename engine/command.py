@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 STOPPED = 128 + signal.SIGINT
 UNTOLD = 1  # exit status where the output could not be written
@@ -42,15 +43,24 @@ class _Stdout(io.FileIO):
             raise OutputError(error) from None
 
 
+class _Stderr(io.FileIO):
+    """Never fails: what is done goes on where nobody can read of it, and ends with its status."""
+
+    def write(self, data: bytes, /) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
 @contextlib.contextmanager
-def output_told() -> Iterator[None]:
+def standard_streams() -> Iterator[None]:
     """Ends the process with status 1 where stdout cannot be written, the disk being full: with a
     line on stderr, but silently where the reader has gone (`| head`)."""
-    before = sys.stdout
-    raw = _Stdout(1, "w", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=raw.isatty()
-    )
+    _open_what_is_closed()
+    before = sys.stdout, sys.stderr
+    raw = _Stdout(1, "w", closefd=False), _Stderr(2, "w", closefd=False)
+    sys.stdout, sys.stderr = map(_text, raw, before)
     try:
         try:
             yield
@@ -58,11 +68,28 @@ def output_told() -> Iterator[None]:
             sys.stdout.flush()
     except OutputError as error:
         if not error.reader_gone:
-            with contextlib.suppress(OSError):
-                os.write(2, f"penstock: {error}\n".encode())
+            sys.stderr.write(f"penstock: {error}\n")
         raise SystemExit(UNTOLD) from None
     finally:
-        sys.stdout = before
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _open_what_is_closed() -> None:
+    """Nothing in place of each standard stream that this process was started without (`2>&-`).
+    Python has None for it, and a socket opened later would take its number and be written to."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)  # the engine's process has it, too
+    os.close(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _text(raw: io.FileIO, like: TextIO) -> TextIO:
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), like.encoding, like.errors, line_buffering=bool(like.line_buffering)
+    )
 
 
 @contextlib.contextmanager
@@ -85,7 +112,7 @@ def main() -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         module = importlib.import_module(sys.argv[0])
     try:
-        with output_told():
+        with standard_streams():
             status: int = module.main()
             return status
     except KeyboardInterrupt:

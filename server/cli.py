@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from engine.command import output_told
+from engine.command import standard_streams
 from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
 from loadtest.cli import app as bench
@@ -26,7 +26,7 @@ from server import exits
 from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
-from server.voice import open_what_is_closed, say, voice
+from server.voice import say, voice
 
 EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
 ConfigFile = Annotated[
@@ -42,8 +42,7 @@ class Penstock(TyperGroup):
     """The command, from its first word of help on with standard streams as they should be."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        open_what_is_closed()
-        with output_told():
+        with standard_streams():
             return super().main(*args, **kwargs)
 
 

@@ -134,6 +134,20 @@ def test_the_rate_is_of_the_tokens_after_the_first(api: Api) -> None:
     assert 1 < float(found[1]) < 160, "16 tokens in about 0.4 s"
 
 
+@pytest.mark.parametrize(
+    ("stream", "status", "said"),
+    [
+        ("stderr", 0, "Hello there\n"),
+        ("stdout", 1, "penstock: Cannot write to stdout: No space left on device.\n"),
+    ],
+)
+def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: str) -> None:
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
+        answer = subprocess.run(**command("--url", api.url, "--quick", "hi"), **streams, timeout=60)
+    assert (answer.returncode, answer.stdout or answer.stderr) == (status, said)
+
+
 def test_the_url_may_end_with_v1(api: Api) -> None:
     api.url += "/v1/"
     assert talk(api).stdout == "Hello there\n"

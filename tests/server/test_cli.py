@@ -156,6 +156,11 @@ def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
     assert (answer.returncode, answer.stderr) == (1, said)
 
 
+def test_words_on_a_full_disk_do_not_change_the_status() -> None:
+    command = without("2>/dev/full", "serve", "--plan", "--max-model-len", "99999")
+    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 2
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["flags"], ["serve", "--plan"]], ids=" ".join)
 def test_nothing_is_said_to_a_reader_that_has_gone(arguments: list[str]) -> None:
     reader, writer = os.pipe()
