@@ -128,12 +128,12 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
         return _complain(error)
     except KeyboardInterrupt:
         return 130
-    status = int(any(point.failed for point in measured.points))
+    status = 130 if measured.stopped else int(any(point.failed for point in measured.points))
     for file, write in targets.items():  # before the table, whose reader may be gone (`| head`)
         try:
             write(measured, file)
         except BenchError as error:
-            status = _complain(error)
+            status = max(status, _complain(error))
     typer.echo(report.table(measured))
     for note in report.notes(measured):
         typer.echo(note, err=not sys.stdout.isatty() and note.startswith("WARNING"))

@@ -34,6 +34,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None
     client: dict[str, str | float]  # the machine: cores, load average, Python
     points: list[Point]
+    stopped: bool = False  # by Ctrl-C, before all that was asked for was measured
 
 
 def check_target(path: Path) -> None:
@@ -162,6 +163,8 @@ def notes(report: Report) -> list[str]:
     """What a reader of the table must know beside it: failures, and a client that was the limit."""
     lines = ["Times in ms, percentiles over requests (itl: over gaps)."]
     rounds = max((point.round for point in report.points), default=1)
+    if report.stopped:
+        lines.append("INCOMPLETE: stopped by Ctrl-C; these are the loads that had ended.")
     if rounds > 1:
         lines[0] += f" Medians of {rounds} rounds."
     if report.slo:
