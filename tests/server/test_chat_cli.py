@@ -250,8 +250,9 @@ def test_no_server_is_one_line_that_says_how_to_start_it() -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
-def test_a_server_without_tls_is_told_from_none(api: Api) -> None:
-    answer = chat("--url", api.url.replace("http:", "https:"), "--quick", "hi")
+@pytest.mark.parametrize("environ", [{}, {"HTTPS_PROXY": "http://127.0.0.1:9"}], ids=str)
+def test_a_server_without_tls_is_told_from_none(api: Api, environ: dict[str, str]) -> None:
+    answer = chat("--url", api.url.replace("http:", "https:"), "--quick", "hi", **environ)
     assert answer.returncode == 1
     assert re.fullmatch(r"penstock: No server answers at https://\S+ \(.*SSL.*\n", answer.stderr)
 
