@@ -6,6 +6,7 @@ command, which must not, becomes that process.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import importlib
@@ -18,6 +19,8 @@ from typing import TextIO
 
 STOPPED = 128 + signal.SIGINT
 UNTOLD = 1  # exit status where the output could not be written
+
+LENIENT = "penstock"  # how stdout writes what it has no bytes for
 
 
 class OutputError(Exception):
@@ -58,6 +61,7 @@ def standard_streams() -> Iterator[None]:
     """Ends the process with status 1 where stdout cannot be written, the disk being full: with a
     line on stderr, but silently where the reader has gone (`| head`)."""
     _open_what_is_closed()
+    codecs.register_error(LENIENT, _lenient)
     before = sys.stdout, sys.stderr
     raw = _Stdout(1, "w", closefd=False), _Stderr(2, "w", closefd=False)
     sys.stdout, sys.stderr = map(_text, raw, before)
@@ -87,9 +91,18 @@ def _open_what_is_closed() -> None:
 
 
 def _text(raw: io.FileIO, like: TextIO) -> TextIO:
+    errors = LENIENT if like.errors == "strict" else like.errors
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), like.encoding, like.errors, line_buffering=bool(like.line_buffering)
+        io.BufferedWriter(raw), like.encoding, errors, line_buffering=bool(like.line_buffering)
     )
+
+
+def _lenient(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The bytes of a path that is no text, as they were; ? for what the terminal cannot show."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("replace")(error)
 
 
 @contextlib.contextmanager

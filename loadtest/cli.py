@@ -121,6 +121,8 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     writers = {json_file: report.write, html_file: html_page.write}
     targets = {file: write for file, write in writers.items() if file}
     try:
+        if json_file and json_file == html_file:
+            raise BenchError(f"--json and --html are both {json_file}: one would be lost.")
         for file in targets:
             report.check_target(file)
         measured = asyncio.run(session.measure(asked))

@@ -42,10 +42,11 @@ def check_target(path: Path) -> None:
     before a measurement that would be lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_folder, there = path.is_dir(), path.exists()
     except OSError as error:
         raise BenchError(f"{path} cannot be written: {error}") from None
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "it is a folder" if path.is_dir() else "there is no permission"
+    if is_folder or not os.access(path if there else path.parent, os.W_OK):
+        why = "it is a folder" if is_folder else "there is no permission"
         raise BenchError(f"{path} cannot be written: {why}.")
 
 

@@ -110,7 +110,7 @@ def _loads(asked: Asked) -> list[Load]:
     """Closed ones first; of a share of saturation the value is not known yet."""
     loads = []
     for text in filter(None, asked.concurrency.split(",")):
-        if not text.strip().isdecimal() or int(text) < 1:
+        if not text.strip().isdecimal() or len(text.strip()) > 5 or int(text) < 1:
             raise BenchError(f"--concurrency: {text!r} is no number of clients; give it as 1,8,32.")
         loads.append(Load("closed", int(text)))
     for text in filter(None, asked.rate.split(",")):
@@ -124,6 +124,8 @@ def _loads(asked: Asked) -> list[Load]:
             )
         share = value / 100 if text.strip().endswith("%") else None
         loads.append(Load("open", value, share))
+    if not loads:
+        raise BenchError("No load is given; give --concurrency as 1,8,32 or --rate as 2,4.")
     return loads
 
 

@@ -51,6 +51,10 @@ class Chat:
         timeout = httpx2.Timeout(10, read=None)
         with self._errors():
             address = httpx2.URL(self._url)
+        try:
+            address.host.encode("idna")
+        except UnicodeError as error:
+            raise ChatError(f"{url}: {error}. Give --url one like http://127.0.0.1:8000.") from None
         if address.scheme not in ("http", "https") or not address.host:
             raise ChatError(
                 f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."

@@ -99,7 +99,10 @@ def _become(module: str, *arguments: object) -> NoReturn:
     command = [*python_module("engine.command"), module, *map(str, arguments)]
     # Python would tell of a Ctrl-C before that module is there to take it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.execv(command[0], command)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:  # the system bounds what a process may be given
+        raise _fail(f"Cannot begin {module}: {error.strerror}", exits.BAD_CONFIG) from None
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -268,9 +271,9 @@ def pull(
     ] = None,
 ) -> None:
     """Load what is served of a model on huggingface.co; prints the folder it is in then."""
-    from server.pull import pull as pull_now
-
     try:
+        from server.pull import pull as pull_now
+
         typer.echo(pull_now(name, revision))
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
@@ -307,9 +310,12 @@ def merge(
             recipe, models or [], method, base_model, weight or [], dtype,
             t=t, decay=decay, normalize=normalize,
         )  # fmt: skip
+        text = json.dumps(document, default=str)
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
-    _become("engine.weights.merge", output, json.dumps(document, default=str))
+    except (TypeError, ValueError) as error:  # YAML has circles, and keys that are no texts
+        raise _fail(f"The recipe cannot be followed: {error}", exits.BAD_CONFIG) from None
+    _become("engine.weights.merge", output, text)
 
 
 @app.command()

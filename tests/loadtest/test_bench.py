@@ -152,6 +152,9 @@ async def test_failures_are_counted_by_kind(fields: dict[str, Any], kind: str, w
         ({}, {"concurrency": "0"}, "'0' is no number of clients"),
         ({}, {"rate": "fast"}, "'fast' is no number of requests/s"),
         ({}, {"url": "http://127.0.0.1:1"}, "No server answers at http://127.0.0.1:1"),
+        ({}, {"concurrency": ",", "rate": ","}, "No load is given"),
+        ({}, {"concurrency": "9" * 5000}, "is no number of clients"),
+        ({}, {"url": f"http://{'a' * 64}.x"}, "label"),
         ({}, {"url": "http://["}, "http://[: Invalid IPv6 URL"),
         ({}, {"key": "k\u00e9y"}, "The API key has characters that no header can carry"),
     ],
@@ -269,7 +272,7 @@ async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
     tmp_path: Path, flag: str
 ) -> None:
     async with scripted() as server:
-        for target in (tmp_path, Path("/proc/none/a")):
+        for target in (tmp_path, Path("/proc/none/a"), tmp_path / ("x" * 300)):
             command = [sys.executable, "-m", "server", "bench", "run", "--url", server.url]
             process = await asyncio.create_subprocess_exec(
                 *command, flag, str(target), cwd=ROOT, stderr=asyncio.subprocess.PIPE
@@ -279,6 +282,11 @@ async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
             [line] = err.decode().splitlines()
             assert f"{target} cannot be written" in line
     assert server.asked == []
+
+
+def test_two_reports_in_one_file_are_refused() -> None:
+    done = CliRunner().invoke(app, ["run", "--json", "a", "--html", "a"])
+    assert (done.exit_code, "one would be lost" in done.stderr) == (1, True)
 
 
 async def test_ctrl_c_leaves_the_figures_of_what_had_ended(tmp_path: Path) -> None:

@@ -148,6 +148,20 @@ def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: s
     assert (answer.returncode, answer.stdout or answer.stderr) == (status, said)
 
 
+def test_what_a_terminal_cannot_show_is_a_question_mark(api: Api) -> None:
+    api.words = ["sm\u00f6r", " \ud83d", "!"]
+    answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="ascii")
+    assert (answer.returncode, answer.stdout) == (0, "sm?r ?!\n"), answer.stderr
+    answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="utf-8")
+    assert (answer.returncode, answer.stdout) == (0, "sm\u00f6r ?!\n"), answer.stderr
+
+
+def test_a_host_that_is_no_name_is_one_line() -> None:
+    answer = chat("--url", f"http://{'a' * 64}.x", "--quick", "hi")
+    assert (answer.returncode, answer.stderr.count("\n")) == (1, 1)
+    assert "Give --url one like" in answer.stderr
+
+
 def test_the_url_may_end_with_v1(api: Api) -> None:
     api.url += "/v1/"
     assert talk(api).stdout == "Hello there\n"

@@ -81,6 +81,9 @@ def test_the_flags_page_is_up_to_date() -> None:
         (["import", "nanochat", "x" * 300], {}, "name too long"),
         (["serve", "a", "--model", "b"], {}, "give the model once"),
         (["serve", "--no-such-flag"], {}, "--no-such-flag"),
+        (["pull", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "A variable HF_* of the environment"),
+        (["serve", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "A variable HF_* of the environment"),
+        (["pull", "a/b"], {"HF_TOKEN": "k\u00e9y"}, "HF_TOKEN has characters that no header"),
     ],
 )
 def test_what_cannot_be_used_ends_with_status_2(
@@ -90,6 +93,22 @@ def test_what_cannot_be_used_ends_with_status_2(
     assert answer.returncode == 2
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("models: &a [*a]", "cannot be followed: Circular"),
+        ("2001-01-01: 1", "cannot be followed: keys must be"),
+        (f"models: [{{model: {'m' * 140_000}}}]", "Argument list too long"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_recipe_that_cannot_be_passed_on(tmp_path: Path, recipe: str, words: str) -> None:
+    (tmp_path / "r.yaml").write_text(recipe)
+    answer = penstock("merge", "--recipe", f"{tmp_path}/r.yaml", "-o", f"{tmp_path}/x")
+    assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
+    assert words in answer.stderr
 
 
 def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
