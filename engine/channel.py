@@ -1,8 +1,8 @@
 """Typed zmq endpoints between the two processes; the only file that imports zmq.
 
 Two PUSH/PULL pairs over `ipc://` in a private directory. The client binds, the engine connects.
-Once both are connected the socket files may be unlinked: nothing reconnects, so a process that is
-killed leaves nothing behind.
+Once it has, it removes the sockets' files: nothing reconnects, so a process that is killed leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
 
 from engine.protocol import Fatal, FromEngine, ToEngine
 
+TO_ENGINE, FROM_ENGINE = "to_engine", "from_engine"  # the sockets' files
 # What msgspec raises for a frame that is none of our messages.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -30,15 +32,28 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     return socket
 
 
+def remove_sockets(address: str) -> None:
+    """Their files and folder, which are needed for connecting alone. Idempotent."""
+    folder = Path(address.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):
+        for name in (TO_ENGINE, FROM_ENGINE):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
 class EngineEndpoint:
-    """The engine's end: blocking or polling receive, immediate send."""
+    """The engine's end, connected: blocking or polling receive, immediate send."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._inbox = _socket(self._context, zmq.PULL)
         self._outbox = _socket(self._context, zmq.PUSH)
-        self._inbox.connect(f"{address}/to_engine")
-        self._outbox.connect(f"{address}/from_engine")
+        for socket, name in ((self._inbox, TO_ENGINE), (self._outbox, FROM_ENGINE)):
+            monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+            socket.connect(f"{address}/{name}")
+            monitor.recv_multipart()
+            socket.disable_monitor()
+            monitor.close()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
 
@@ -68,8 +83,8 @@ class ClientEndpoint:
         self._context = zmq.Context()
         self._inbox = _socket(self._context, zmq.PULL)
         self._outbox = _socket(self._context, zmq.PUSH)
-        self._inbox.bind(f"{address}/from_engine")
-        self._outbox.bind(f"{address}/to_engine")
+        self._inbox.bind(f"{address}/{FROM_ENGINE}")
+        self._outbox.bind(f"{address}/{TO_ENGINE}")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,12 +117,6 @@ class ClientEndpoint:
         except UNREADABLE as error:
             # It may have held tokens: a dead engine is better than an answer with a gap.
             return Fatal("The engine sent a message that cannot be read.", repr(error))
-
-    @property
-    def connected(self) -> bool:
-        """Whether what is sent reaches the engine. After its first message, which proves the other
-        socket, both are connected where this is true."""
-        return not self._outbox.closed and bool(self._outbox.poll(0, zmq.POLLOUT))
 
     def receive(self, wait_s: float) -> bool:
         """Handle what has come, or comes within `wait_s` while the loop stands; was there any?"""

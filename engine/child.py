@@ -61,11 +61,6 @@ class EngineChild:
         self.endpoint.close()
         self._folder.cleanup()
 
-    def remove_sockets(self) -> None:
-        """Where both ends are connected, which changes nothing then: see channel.py. Idempotent."""
-        if self.endpoint.connected:
-            self._folder.cleanup()
-
 
 def python_module(name: str) -> list[str]:
     """The command that runs a module of ours. Without -P Python looks for it, and for all that it

@@ -254,8 +254,6 @@ class ProcessClient:
                 self._on_step(message)
             case Progress():
                 self.progress = message
-                if self._child is not None:
-                    self._child.remove_sockets()  # early: were we killed, they would stay
             case Ready():
                 self._on_message(Progress("ready", 1.0))
                 self.info = message

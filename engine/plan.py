@@ -1,4 +1,4 @@
-"""`python -m engine.plan CONFIG`, the EngineConfig in JSON: what serving takes in memory.
+"""`engine.command engine.plan CONFIG`, the EngineConfig in JSON: what serving takes in memory.
 
 Nothing is loaded: shapes come from config.json. Status 2, with the reason, where it does not fit.
 """
@@ -42,7 +42,3 @@ def main() -> int:
         say(f"{plan.num_blocks} KV blocks of {config.block_size} tokens; sequences of up to ")
         say(f"{plan.max_model_len} tokens, {config.max_num_seqs} in a step\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.channel import EngineEndpoint
+from engine.channel import EngineEndpoint, remove_sockets
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol import TELL_STACKS, Fatal, Notice, Progress
@@ -33,16 +33,19 @@ def main() -> int:
     # Ctrl-C and supervisors signal the whole group; the parent drains, then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent()
+    address = sys.argv[1]
     # Also where it crashes inside of native code, which raises nothing that could be reported.
     faulthandler.enable()
     faulthandler.register(TELL_STACKS)
     if not (line := sys.stdin.buffer.readline()):
+        remove_sockets(address)
         return PARENT_DIED  # by a signal, before it could say what to serve
     config = msgspec.json.decode(line, type=EngineConfig)
-    threading.Thread(target=_watch_parent, daemon=True).start()
-    endpoint = EngineEndpoint(sys.argv[1])
-    endpoint.send(Progress("starting", 0.0))  # before torch: the parent may unlink the sockets
+    threading.Thread(target=_watch_parent, args=(address,), daemon=True).start()
+    endpoint = EngineEndpoint(address)
+    remove_sockets(address)  # before torch: were the parent killed, they would stay
+    _die_with_parent()
+    endpoint.send(Progress("starting", 0.0))
     logger = logging.getLogger("engine")
     logger.addHandler(ToServer(endpoint.send))
     logger.setLevel(logging.INFO)
@@ -84,15 +87,17 @@ class ToServer(logging.Handler):
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill us when the thread that started us ends; elsewhere `_watch_parent` must."""
+    """Ask Linux to kill us when the thread that started us ends; `_watch_parent` sees to it
+    elsewhere, and until the sockets' files are removed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _watch_parent() -> None:
+def _watch_parent(address: str) -> None:
     """The parent keeps our stdin open as long as it lives."""
     while os.read(0, 1):  # not sys.stdin: a thread blocked in it breaks the interpreter's exit
         pass
+    remove_sockets(address)
     os._exit(PARENT_DIED)
 
 

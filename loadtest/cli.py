@@ -121,6 +121,8 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     writers = {json_file: report.write, html_file: html_page.write}
     targets = {file: write for file, write in writers.items() if file}
     try:
+        if json_file and json_file == html_file:
+            raise BenchError(f"--json and --html are both {json_file}: one would be lost.")
         for file in targets:
             report.check_target(file)
         measured = asyncio.run(session.measure(asked))
@@ -128,12 +130,12 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
         return _complain(error)
     except KeyboardInterrupt:
         return 130
-    status = int(any(point.failed for point in measured.points))
+    status = 130 if measured.stopped else int(any(point.failed for point in measured.points))
     for file, write in targets.items():  # before the table, whose reader may be gone (`| head`)
         try:
             write(measured, file)
         except BenchError as error:
-            status = _complain(error)
+            status = max(status, _complain(error))
     typer.echo(report.table(measured))
     for note in report.notes(measured):
         typer.echo(note, err=not sys.stdout.isatty() and note.startswith("WARNING"))

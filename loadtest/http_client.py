@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import h11
 import msgspec
@@ -23,6 +23,7 @@ import orjson
 
 from loadtest.errors import BenchError
 
+PATH_CHARACTERS = "/%:@!$&'()*+,;=~"  # of which a path may be (RFC 3986), % of what is quoted
 REJECTIONS = (429, 503)  # the server is full and says so: no failure
 Kind = Literal["", "rejected", "refused", "cut off", "timeout", "no connection", "not HTTP"]
 
@@ -42,16 +43,17 @@ class Target:
         """Of a URL with or without /v1 at its end; raises BenchError."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
-            port = parts.port
+            port, host = parts.port, (parts.hostname or "").encode("idna").decode()
         except ValueError as error:
             raise BenchError(f"{url}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not host:
             raise BenchError(
                 f"{url} is not the URL of a server; give one like http://127.0.0.1:8000"
             )
         tls = parts.scheme == "https"
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if tls else 80), tls, prefix, key)
+        path = quote(parts.path, safe=PATH_CHARACTERS, errors="surrogateescape")
+        prefix = path.rstrip("/").removesuffix("/v1")
+        return cls(host, port or (443 if tls else 80), tls, prefix, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None
     client: dict[str, str | float]  # the machine: cores, load average, Python
     points: list[Point]
+    stopped: bool = False  # by Ctrl-C, before all that was asked for was measured
 
 
 def check_target(path: Path) -> None:
@@ -41,10 +42,11 @@ def check_target(path: Path) -> None:
     before a measurement that would be lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_folder, there = path.is_dir(), path.exists()
     except OSError as error:
         raise BenchError(f"{path} cannot be written: {error}") from None
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "it is a folder" if path.is_dir() else "there is no permission"
+    if is_folder or not os.access(path if there else path.parent, os.W_OK):
+        why = "it is a folder" if is_folder else "there is no permission"
         raise BenchError(f"{path} cannot be written: {why}.")
 
 
@@ -162,6 +164,8 @@ def notes(report: Report) -> list[str]:
     """What a reader of the table must know beside it: failures, and a client that was the limit."""
     lines = ["Times in ms, percentiles over requests (itl: over gaps)."]
     rounds = max((point.round for point in report.points), default=1)
+    if report.stopped:
+        lines.append("INCOMPLETE: stopped by Ctrl-C; these are the loads that had ended.")
     if rounds > 1:
         lines[0] += f" Medians of {rounds} rounds."
     if report.slo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import sys
@@ -49,7 +50,7 @@ class Asked:
 
 
 async def measure(asked: Asked) -> Report:
-    """Raises BenchError where nothing can be measured."""
+    """Raises BenchError where nothing can be measured. Cancelled, it returns what it has."""
     loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
     if not (asked.key.isascii() and asked.key.isprintable()):
@@ -64,14 +65,13 @@ async def measure(asked: Asked) -> Report:
     prose = await calibrate(server)
     run = Run(server, prose, chosen, asked.seconds, asked.seed, slo, show_progress, as_recorded)
     allow_many_connections()
-    points = []
-    for number in range(1, asked.rounds + 1):
-        now = loads
-        if any(load.share is not None for load in loads):  # anew: the machine may have others' work
-            now = _from_shares(loads, await run.saturation(number))
-        for load in now:
-            points.append(await run.measure(load, number))
-            _show_point(points[-1], asked.rounds)
+    points: list[Point] = []
+    try:
+        await _measure_all(run, loads, asked.rounds, points)
+    except asyncio.CancelledError:
+        if not points:
+            raise
+        _line("stopped")
     return Report(
         version=1,
         command="penstock " + " ".join(sys.argv[1:]),
@@ -92,14 +92,25 @@ async def measure(asked: Asked) -> Report:
             "python": platform.python_version(),
         },
         points=points,
+        stopped=len(points) < asked.rounds * len(loads),
     )
+
+
+async def _measure_all(run: Run, loads: list[Load], rounds: int, points: list[Point]) -> None:
+    for number in range(1, rounds + 1):
+        now = loads
+        if any(load.share is not None for load in loads):  # anew: the machine may have others' work
+            now = _from_shares(loads, await run.saturation(number))
+        for load in now:
+            points.append(await run.measure(load, number))
+            _show_point(points[-1], rounds)
 
 
 def _loads(asked: Asked) -> list[Load]:
     """Closed ones first; of a share of saturation the value is not known yet."""
     loads = []
     for text in filter(None, asked.concurrency.split(",")):
-        if not text.strip().isdecimal() or int(text) < 1:
+        if not text.strip().isdecimal() or len(text.strip()) > 5 or int(text) < 1:
             raise BenchError(f"--concurrency: {text!r} is no number of clients; give it as 1,8,32.")
         loads.append(Load("closed", int(text)))
     for text in filter(None, asked.rate.split(",")):
@@ -113,6 +124,8 @@ def _loads(asked: Asked) -> list[Load]:
             )
         share = value / 100 if text.strip().endswith("%") else None
         loads.append(Load("open", value, share))
+    if not loads:
+        raise BenchError("No load is given; give --concurrency as 1,8,32 or --rate as 2,4.")
     return loads
 
 

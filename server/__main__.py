@@ -1,5 +1,13 @@
 """`python -m server`: the command `penstock` without an installation."""
 
-from server.cli import app
+from engine.command import stopped_at_once
 
-app(prog_name="penstock")
+
+def main() -> None:
+    with stopped_at_once():
+        from server.cli import app
+    app(prog_name="penstock")
+
+
+if __name__ == "__main__":
+    main()

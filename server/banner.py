@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from engine.config import EngineConfig
 from engine.protocol import Progress, Ready
 from server.config import ServerConfig
-from server.listen import is_loopback
+from server.listen import address_of, is_loopback
 from server.service import Service
 from server.voice import say
 
@@ -45,7 +45,9 @@ def load_progress(tell: Callable[[str], None]) -> Iterator[Callable[[Progress], 
 
 def base_url(host: str, port: int) -> str:
     """A URL that works from this machine: the wildcard addresses become the loopback ones."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    address = address_of(host)
+    if address is not None and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

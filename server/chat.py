@@ -51,15 +51,23 @@ class Chat:
         timeout = httpx2.Timeout(10, read=None)
         with self._errors():
             address = httpx2.URL(self._url)
+        try:
+            address.host.encode("idna")
+        except UnicodeError as error:
+            raise ChatError(f"{url}: {error}. Give --url one like http://127.0.0.1:8000.") from None
         if address.scheme not in ("http", "https") or not address.host:
             raise ChatError(
                 f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
             )
         # No proxy reaches what only this machine does; of TLS the environment names certificates.
-        outside = address.scheme == "https" or not is_loopback(address.host)
+        # A name is the proxy's to look up.
+        here, tls = is_loopback(address.host, look_up=False), address.scheme == "https"
         try:
             self._http = httpx2.Client(
-                base_url=address, headers=headers, timeout=timeout, trust_env=outside
+                base_url=address,
+                headers=headers,
+                timeout=timeout,
+                transport=httpx2.HTTPTransport(trust_env=tls) if here else None,
             )
         except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
             raise ChatError(

@@ -16,7 +16,9 @@ import msgspec
 import typer
 from msgspec.structs import replace
 from rich.markup import escape
+from typer.core import TyperGroup
 
+from engine.command import standard_streams
 from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
 from engine.errors import ConfigError
 from loadtest.cli import app as bench
@@ -24,7 +26,7 @@ from server import exits
 from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
-from server.voice import open_what_is_closed, say, voice
+from server.voice import say, voice
 
 EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
 ConfigFile = Annotated[
@@ -35,8 +37,18 @@ ConfigFile = Annotated[
 # The kernel allows a socket's path 107 bytes (103 on macOS); this one's ends so.
 LONGEST_TMPDIR = 103 - len("/penstock-12345678/from_engine")
 
+
+class Penstock(TyperGroup):
+    """The command, from its first word of help on with standard streams as they should be."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with standard_streams():
+            return super().main(*args, **kwargs)
+
+
 app = typer.Typer(
     name="penstock",
+    cls=Penstock,
     help="A glass-box model server: one command turns a checkpoint into an OpenAI-compatible API.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,7 +73,6 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
     ] = False,
 ) -> None:
-    open_what_is_closed()
     # Without a handler, the first process of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
 
@@ -85,8 +96,13 @@ def _become(module: str, *arguments: object) -> NoReturn:
     """Goes on as a process with torch: its output, its status and every signal are its own."""
     from engine.child import python_module
 
-    command = [*python_module(module), *map(str, arguments)]
-    os.execv(command[0], command)
+    command = [*python_module("engine.command"), module, *map(str, arguments)]
+    # Python would tell of a Ctrl-C before that module is there to take it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.execv(command[0], command)
+    except OSError as error:  # the system bounds what a process may be given
+        raise _fail(f"Cannot begin {module}: {error.strerror}", exits.BAD_CONFIG) from None
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -244,7 +260,7 @@ def nanochat(
     """A nanochat checkpoint of any generation; nothing in its files is executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    _become("engine.weights.nanochat", directory, *options)
+    _become("engine.weights.nanochat.command", directory, *options)
 
 
 @app.command()
@@ -255,9 +271,9 @@ def pull(
     ] = None,
 ) -> None:
     """Load what is served of a model on huggingface.co; prints the folder it is in then."""
-    from server.pull import pull as pull_now
-
     try:
+        from server.pull import pull as pull_now
+
         typer.echo(pull_now(name, revision))
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
@@ -294,9 +310,12 @@ def merge(
             recipe, models or [], method, base_model, weight or [], dtype,
             t=t, decay=decay, normalize=normalize,
         )  # fmt: skip
+        text = json.dumps(document, default=str)
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
-    _become("engine.weights.merge", output, json.dumps(document, default=str))
+    except (TypeError, ValueError) as error:  # YAML has circles, and keys that are no texts
+        raise _fail(f"The recipe cannot be followed: {error}", exits.BAD_CONFIG) from None
+    _become("engine.weights.merge", output, text)
 
 
 @app.command()

@@ -26,7 +26,7 @@ from server.config import ServerConfig
 from server.connection import MAX_HEAD_BYTES, Connection
 from server.listen import BACKLOG
 from server.service import Service
-from server.voice import fall_silent, voice
+from server.voice import voice
 
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
@@ -50,7 +50,6 @@ def run(
         status = runner.run(lifetime.run())
     if lifetime.cause:  # after everything else, so that it is the last line
         voice(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
-    fall_silent()
     return status
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import math
 import os
 import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 from server.config import ServerConfig
 
@@ -23,9 +24,7 @@ class ListenError(Exception):
 def listen(config: ServerConfig) -> socket.socket:
     """A listening TCP socket on `host` and `port`; raises ListenError."""
     try:
-        found = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = _resolve(config.host, config.port)
     except (socket.gaierror, UnicodeError) as error:
         raise ListenError(f"--host {config.host} is not an address or name here: {error}") from None
     family, kind, protocol, _, address = found[0]
@@ -51,12 +50,26 @@ def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a server bound to `host` is reached from this machine only."""
+def _resolve(host: str, port: int, flags: int = 0) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | flags)
+
+
+def address_of(host: str, *, look_up: bool = True) -> IPv4Address | IPv6Address | None:
+    """What `listen` binds `host` to: 127.1, 0 and names of this machine are addresses, too. None
+    where it is none, or without `look_up` a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
+        *_, address = _resolve(host.strip("[]"), 0, 0 if look_up else socket.AI_NUMERICHOST)[0]
+        found = ip_address(address[0])
+    except (OSError, ValueError):
+        return None
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+
+
+def is_loopback(host: str, *, look_up: bool = True) -> bool:
+    """Whether a server bound to `host` is reached from this machine only. `localhost` is no name to
+    look up (RFC 6761, section 6.3)."""
+    address = address_of("127.0.0.1" if host == "localhost" else host, look_up=look_up)
+    return address is not None and address.is_loopback
 
 
 def _explain(config: ServerConfig, error: OSError) -> str:

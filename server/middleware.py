@@ -20,7 +20,7 @@ from engine.errors import EngineUnavailableError
 from server.config import ServerConfig
 from server.errors import ApiError, ClientGone, StreamBroken
 from server.keys import ApiKeys
-from server.listen import is_loopback
+from server.listen import address_of, is_loopback
 from server.service import Service
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -196,7 +196,7 @@ class Exchange:
 def allowed_hosts(host: str) -> frozenset[str]:
     """Names by which a loopback server may be called (a web page could rebind its own name to
     127.0.0.1); empty, which allows all, where the server is bound to the network."""
-    local = {"localhost", "127.0.0.1", "::1", host.strip("[]")}
+    local = {"localhost", "127.0.0.1", "::1", host.strip("[]").lower(), str(address_of(host))}
     return frozenset(local if is_loopback(host) else ())
 
 

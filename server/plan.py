@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from server.schemas.tokenize import TokenizeBody
 from server.service import Service
 
 INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 Result = TypeVar("Result")
 
 
@@ -176,6 +178,9 @@ def make_plan(
     base = _sampling(service, body, seed)
     if body.min_tokens and body.min_tokens > min(limits):
         raise invalid("min_tokens", f"min_tokens must be at most {min(limits)} here.")
+    if body.min_tokens and not _leaves_a_token(service, base):
+        message = "stop_token_ids hold every token there is, so that none is left to begin with."
+        raise invalid("stop_token_ids", message)
     return Plan(
         model=service.model_name(body.model),
         prompts=prompts,
@@ -216,9 +221,17 @@ def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
 def _check_logit_bias(service: Service, keys: Iterable[str]) -> None:
     vocab_size = service.loaded().vocab_size
     for key in keys:
-        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
+        # "07" would be token 7 a second time.
+        if not (TOKEN_ID.fullmatch(key) and int(key) < vocab_size):
             message = f"Key {key[:32]!r} is not a token id below {vocab_size}."
             raise invalid("logit_bias", message)
+
+
+def _leaves_a_token(service: Service, params: SamplingParams) -> bool:
+    """Whether one can be drawn before `min_tokens`; vocabularies of bytes are small."""
+    vocab_size = service.loaded().vocab_size
+    never = (token for token, bias in params.logit_bias if bias == float("-inf"))
+    return sum(token < vocab_size for token in {*never, *params.stop_token_ids}) < vocab_size
 
 
 def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param: str) -> int:

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import httpx2
-import huggingface_hub as hub
-from huggingface_hub import constants, errors, file_download, utils
 from rich import progress as rich_progress
 from rich.console import Console
 from rich.filesize import decimal
@@ -28,6 +26,12 @@ from rich.filesize import decimal
 from engine.config import CHECKPOINT_FILES, NO_GGUF, WEIGHTS_INDEX, indexed_files, weight_files
 from engine.errors import ConfigError
 from server.voice import say
+
+try:  # it reads the environment while it is imported
+    import huggingface_hub as hub
+    from huggingface_hub import constants, errors, file_download, utils
+except ValueError as error:
+    raise ConfigError(f"A variable HF_* of the environment cannot be used: {error}.") from None
 
 MAIN = "main"
 MOST_FAILURES = 5  # requests in a row that bring nothing
@@ -282,6 +286,8 @@ def _advice(error: Exception, name: str, revision: str | None) -> str:
             )
         case errors.HFValidationError():
             return f"{name!r} is not the name of a model; give ORG/NAME."
+        case UnicodeEncodeError():
+            return "HF_TOKEN has characters that no header can carry."
         case ValueError():
             return f"{hub_url} does not answer as a hub does ({error}); check HF_ENDPOINT."
     return f"Cannot keep {name} in {constants.HF_HUB_CACHE}: {error}."

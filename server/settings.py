@@ -156,10 +156,13 @@ def load(
         # would open the server to everyone.
         if known[name].marked("secret") and not _all_there(value):
             errors.append(f"{source} is set, but to nothing. Give a key, or do not set it.")
+        shown = "***" if known[name].marked("secret") else value
         try:
+            "".join(map(str, value if isinstance(value, list) else [value])).encode()
             values[known[name].owner][name] = _convert(known[name], value)
+        except UnicodeEncodeError:  # neither the engine nor a client could be told
+            errors.append(f"{source}: {shown!r} is no UTF-8.")
         except msgspec.ValidationError:
-            shown = "***" if known[name].marked("secret") else value
             errors.append(f"{source}: {shown!r} is not {known[name].allowed}.")
     if errors:
         raise ConfigError("\n".join(errors))
@@ -227,7 +230,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe one
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"Cannot read the YAML file {file}: {error}") from error
     if not isinstance(document, dict | None):
         raise ConfigError(f"{file} must hold `key: value` lines, not {type(document).__name__}.")

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Literal
 
 from server.config import ServerConfig
-
-
-def open_what_is_closed() -> None:
-    """Nothing in place of each standard stream that this process was started without (`2>&-`).
-    Python has None for it, and a socket opened later would take its number and be written to."""
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(number, True)  # the engine's process has it, too
-    os.close(number)
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def say(text: str) -> None:
@@ -28,15 +16,6 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-
-
-def fall_silent() -> None:
-    """For the end of the process: what could not be written would be tried once more, and Python
-    make the exit status 120 of that."""
-    try:
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def voice(

@@ -59,12 +59,15 @@ def required(config: dict[str, Any], key: str) -> Any:
 
 
 def positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    """config[key], else the default, else a ConfigError; also where it is no count above zero."""
+    """config[key], else the default, else a ConfigError; also where it is no count above zero, or
+    one that no tensor could have."""
     value = config.get(key)
     if value is None:
         value = required(config, key) if default is None else default
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"config.json has {key} = {value!r}; it must be a whole number above 0.")
+    if type(value) is not int or not 0 < value < 2**31:
+        raise ConfigError(
+            f"config.json has {key} = {value!r}; it must be a whole number above 0 and below 2**31."
+        )
     return value
 
 

@@ -1,4 +1,4 @@
-"""`python -m engine.weights.merge OUT RECIPE`, the recipe in JSON: a model made of models.
+"""`engine.command engine.weights.merge OUT RECIPE`, the recipe in JSON: a model made of models.
 
 Each chunk of each tensor is read, added up and written before the next, so that memory depends on
 neither the models nor their largest tensor. The result's folder appears whole or not at all.
@@ -272,7 +272,3 @@ def main() -> int:
         sys.stderr.write(f"penstock: not merged: {note}\n")
     sys.stderr.write(f"penstock: wrote {out}; what was merged is in {out / RECORD}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -406,6 +406,16 @@ async def test_the_sockets_files_are_gone_while_the_engine_loads(
     assert [] in stages.values()
 
 
+@pytest.mark.parametrize("later", [0, 0.05, 0.2])
+def test_killed_as_soon_as_there_is_an_engine_it_leaves_nothing(later: float, llama: Path) -> None:
+    with starting(llama) as server:
+        engine = eventually(lambda: server.children, "the engine process is there")[0]
+        time.sleep(later)
+        server.signal(signal.SIGKILL)
+        eventually(lambda: not alive(engine), "the engine is gone")
+        assert list(server.temp.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_server_is_there(number: signal.Signals, llama: Path) -> None:
     """The engine is begun while the server's own modules are still imported."""

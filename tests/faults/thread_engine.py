@@ -51,7 +51,3 @@ class ThreadChild:
     def close(self) -> None:
         self.endpoint.close()
         self._folder.cleanup()
-
-    def remove_sockets(self) -> None:
-        if self.endpoint.connected:
-            self._folder.cleanup()

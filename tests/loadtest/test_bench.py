@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from loadtest.cli import app
 from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, spread
 from loadtest.session import Asked
+from tests.e2e.serve import INTERRUPTIBLE
 from tests.loadtest.scripted import Scripted, scripted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +152,9 @@ async def test_failures_are_counted_by_kind(fields: dict[str, Any], kind: str, w
         ({}, {"concurrency": "0"}, "'0' is no number of clients"),
         ({}, {"rate": "fast"}, "'fast' is no number of requests/s"),
         ({}, {"url": "http://127.0.0.1:1"}, "No server answers at http://127.0.0.1:1"),
+        ({}, {"concurrency": ",", "rate": ","}, "No load is given"),
+        ({}, {"concurrency": "9" * 5000}, "is no number of clients"),
+        ({}, {"url": f"http://{'a' * 64}.x"}, "label"),
         ({}, {"url": "http://["}, "http://[: Invalid IPv6 URL"),
         ({}, {"key": "k\u00e9y"}, "The API key has characters that no header can carry"),
     ],
@@ -163,7 +167,10 @@ async def test_what_cannot_be_measured_is_told_in_one_line(
             await measured(server, **{"concurrency": "1"} | fields)
 
 
-async def test_the_reports_round_trip_and_the_page_needs_nothing_else(tmp_path: Path) -> None:
+async def test_the_reports_round_trip_and_the_page_needs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock"])  # the page has it: pytest's may name nanochat
     async with scripted(gap_s=0.001) as server:
         found = await measured(server, concurrency="1,2", rate="20,30", seconds=0.3, rounds=2)
     report.write(found, tmp_path / "sub" / "run.json")
@@ -265,7 +272,7 @@ async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
     tmp_path: Path, flag: str
 ) -> None:
     async with scripted() as server:
-        for target in (tmp_path, Path("/proc/none/a")):
+        for target in (tmp_path, Path("/proc/none/a"), tmp_path / ("x" * 300)):
             command = [sys.executable, "-m", "server", "bench", "run", "--url", server.url]
             process = await asyncio.create_subprocess_exec(
                 *command, flag, str(target), cwd=ROOT, stderr=asyncio.subprocess.PIPE
@@ -275,6 +282,52 @@ async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
             [line] = err.decode().splitlines()
             assert f"{target} cannot be written" in line
     assert server.asked == []
+
+
+def test_two_reports_in_one_file_are_refused() -> None:
+    done = CliRunner().invoke(app, ["run", "--json", "a", "--html", "a"])
+    assert (done.exit_code, "one would be lost" in done.stderr) == (1, True)
+
+
+async def test_ctrl_c_leaves_the_figures_of_what_had_ended(tmp_path: Path) -> None:
+    async with scripted() as server:
+        command = [
+            *INTERRUPTIBLE, sys.executable, "-m", "server", "bench", "run", "--url", server.url,
+            "--concurrency", "1,2", "--seconds", "0.5", "--rounds", "1000", "--workload", "40/4",
+            "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html"),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr is not None
+        assert b"1 client (round 1 of 1000)" in await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert process.returncode == 130
+    assert b"INCOMPLETE: stopped by Ctrl-C" in out
+    assert b"| 1 client |" in out
+    assert b"Traceback" not in err
+    written = report.read(tmp_path / "a.json")
+    assert written.stopped
+    assert written.points[0].completed
+    assert "INCOMPLETE" in (tmp_path / "a.html").read_text()
+
+
+async def test_ctrl_c_before_anything_has_ended_leaves_nothing(tmp_path: Path) -> None:
+    async with scripted() as server:
+        command = [
+            *INTERRUPTIBLE, sys.executable, "-m", "server", "bench", "run", "--url", server.url,
+            "--concurrency", "1", "--seconds", "60", "--json", str(tmp_path / "a.json"),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        while len(server.asked) < 4:  # noqa: ASYNC110 - two of them calibrate
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert await process.communicate() == (b"", b"")
+    assert process.returncode == 130
+    assert os.listdir(tmp_path) == []
 
 
 async def test_the_figures_are_written_though_nobody_reads_the_table(tmp_path: Path) -> None:
@@ -314,12 +367,13 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "try: app(['bench', 'run', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'asyncio', 'h11', 'fastapi', 'loadtest.session', 'orjson'}\n"
-        "print('loaded:', sorted(heavy & set(sys.modules)))"
+        "print('loaded:', sorted(heavy & set(sys.modules)))\n"
+        "import time; print(time.process_time())"
     )
-    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert time.monotonic() - started < 5
-    assert done.stdout.splitlines()[-1] == "loaded: []", done.stderr
+    loaded, seconds = done.stdout.splitlines()[-2:]
+    assert loaded == "loaded: []", done.stderr
+    assert float(seconds) < 5
 
 
 async def test_arrivals_as_recorded_come_in_the_traces_bursts(tmp_path: Path) -> None:

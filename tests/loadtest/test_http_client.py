@@ -111,3 +111,12 @@ async def test_nobody_there() -> None:
     await server.wait_closed()
     this = await exchange(Target.parse(f"127.0.0.1:{port}"), "/v1/models", None, 5)
     assert (this.error, this.status) == ("no connection", 0)
+
+
+def test_a_target_is_what_a_request_can_carry() -> None:
+    target = Target.parse("http://b\u00fccher.example/a b/\u00e9%20\udcff/v1")
+    assert (target.host, target.prefix) == ("xn--bcher-kva.example", "/a%20b/%C3%A9%20%FF")
+    assert (
+        b"GET /a%20b/%C3%A9%20%FF/v1/models HTTP/1.1"
+        in Exchange(target, "/v1/models", None).request()
+    )

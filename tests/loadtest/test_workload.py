@@ -103,3 +103,10 @@ def test_real_prompts_are_asked_as_they_are(line: str, prompt: str, tmp_path: Pa
     (tmp_path / "p.jsonl").write_text(line + "\n")
     shape = next(workload(str(tmp_path / "p.jsonl"), Scale(), 1024).shapes(random.Random(0)))
     assert PROSE.text(shape, random.Random(0)) == prompt
+
+
+@pytest.mark.parametrize("line", ["[1]", "5", "[" * 99999, '{"a":' * 99999], ids=lambda s: s[:9])
+def test_a_file_of_other_json_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "odd.jsonl").write_text(line)
+    with pytest.raises(BenchError, match="is neither a trace of Mooncake or Azure nor"):
+        workload(str(tmp_path / "odd.jsonl"), Scale(), 1024)

@@ -19,7 +19,7 @@ from unittest import mock
 import regex
 import torch
 
-from engine.weights.nanochat.__main__ import import_nanochat
+from engine.weights.nanochat.command import import_nanochat
 from tests.models.naive_nanochat import Naive, Sizes
 
 SPLIT = (

@@ -15,8 +15,8 @@ from engine.attention.batch import ForwardBatch
 from engine.errors import ConfigError
 from engine.models.nanochat import NanoChat
 from engine.ops.rotary import apply_rotary
-from engine.weights.nanochat.__main__ import convert
 from engine.weights.nanochat.checkpoint import find_checkpoint
+from engine.weights.nanochat.command import convert
 from engine.weights.nanochat.tokenizer import write_json
 from tests.models.golden import (
     VISIBLE,

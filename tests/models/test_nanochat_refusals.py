@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.weights.nanochat.__main__ import main
+from engine.weights.nanochat.command import main
 from tests.models.nanochat_files import (
     SIZES,
     TINY,
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing_behind(base: Path, monkeypatch: pytest.Monke
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("engine.weights.nanochat.__main__.save_file", full)
+    monkeypatch.setattr("engine.weights.nanochat.command.save_file", full)
     before = set(base.iterdir())
     with pytest.raises(ConfigError, match=r"Cannot write .*served: .*No space left"):
         imported(base, base / "served")

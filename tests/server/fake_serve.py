@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from fake_engine import INFO, FakeEngine
 
+from engine.command import standard_streams
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.protocol import Progress, Ready
@@ -91,7 +92,7 @@ def main() -> int:
         log_format=plan.log_format,
         drain_timeout=plan.drain_timeout,
     )
-    with contextlib.closing(listen(config)) as listener:
+    with standard_streams(), contextlib.closing(listen(config)) as listener:
         return run(config, EngineConfig(model=plan.model), PlannedEngine(plan), listener)
 
 

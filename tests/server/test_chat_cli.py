@@ -134,6 +134,34 @@ def test_the_rate_is_of_the_tokens_after_the_first(api: Api) -> None:
     assert 1 < float(found[1]) < 160, "16 tokens in about 0.4 s"
 
 
+@pytest.mark.parametrize(
+    ("stream", "status", "said"),
+    [
+        ("stderr", 0, "Hello there\n"),
+        ("stdout", 1, "penstock: Cannot write to stdout: No space left on device.\n"),
+    ],
+)
+def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: str) -> None:
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
+        answer = subprocess.run(**command("--url", api.url, "--quick", "hi"), **streams, timeout=60)
+    assert (answer.returncode, answer.stdout or answer.stderr) == (status, said)
+
+
+def test_what_a_terminal_cannot_show_is_a_question_mark(api: Api) -> None:
+    api.words = ["sm\u00f6r", " \ud83d", "!"]
+    answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="ascii")
+    assert (answer.returncode, answer.stdout) == (0, "sm?r ?!\n"), answer.stderr
+    answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="utf-8")
+    assert (answer.returncode, answer.stdout) == (0, "sm\u00f6r ?!\n"), answer.stderr
+
+
+def test_a_host_that_is_no_name_is_one_line() -> None:
+    answer = chat("--url", f"http://{'a' * 64}.x", "--quick", "hi")
+    assert (answer.returncode, answer.stderr.count("\n")) == (1, 1)
+    assert "Give --url one like" in answer.stderr
+
+
 def test_the_url_may_end_with_v1(api: Api) -> None:
     api.url += "/v1/"
     assert talk(api).stdout == "Hello there\n"
@@ -236,8 +264,9 @@ def test_no_server_is_one_line_that_says_how_to_start_it() -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
-def test_a_server_without_tls_is_told_from_none(api: Api) -> None:
-    answer = chat("--url", api.url.replace("http:", "https:"), "--quick", "hi")
+@pytest.mark.parametrize("environ", [{}, {"HTTPS_PROXY": "http://127.0.0.1:9"}], ids=str)
+def test_a_server_without_tls_is_told_from_none(api: Api, environ: dict[str, str]) -> None:
+    answer = chat("--url", api.url.replace("http:", "https:"), "--quick", "hi", **environ)
     assert answer.returncode == 1
     assert re.fullmatch(r"penstock: No server answers at https://\S+ \(.*SSL.*\n", answer.stderr)
 

@@ -74,6 +74,8 @@ def test_nothing_given_gives_the_defaults() -> None:
             "",
             ["'https://a.b/'] is not origins as browsers"],
         ),
+        ({"model": "x\udcff"}, {}, "", ["--model: 'x\\udcff' is no UTF-8."]),
+        ({}, {"PENSTOCK_SERVED_MODEL_NAME": "a,\udcff"}, "", ["'\\udcff'] is no UTF-8."]),
         ({}, {"PENSTOCK_ALLOWED_ORIGINS": "*,a.b"}, "", ["'a.b'] is not origins as browsers"]),
     ],
 )
@@ -135,6 +137,7 @@ def test_a_wrong_secret_is_not_printed(tmp_path: Path) -> None:
         ("{port: 8000, port: 8001}", ["port stands twice, in lines 1 and 1"]),
         ("- port", ["must hold", "list"]),
         ("port: [", ["Cannot read the YAML file"]),
+        pytest.param("a: " + "[" * 9999, ["Cannot read the YAML file"], id="deep"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused(tmp_path: Path, yaml: str, words: list[str]) -> None:

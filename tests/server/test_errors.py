@@ -68,6 +68,9 @@ CHAT_CASES: Cases = [
     ({"logit_bias": {"258": 1}}, "logit_bias", BAD),
     ({"logit_bias": {"-1": 1}}, "logit_bias", BAD),
     ({"logit_bias": {"1": 101}}, "logit_bias.1", BAD),
+    ({"logit_bias": {"7": 1, "07": 2}}, "logit_bias", BAD),
+    ({"logit_bias": {"+7": 1}}, "logit_bias", BAD),
+    ({"min_tokens": 1, "stop_token_ids": [*range(258)]}, "stop_token_ids", BAD),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", BAD),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", BAD),
     ({"stop": ""}, "stop", BAD),
@@ -298,6 +301,12 @@ async def test_malformed_bodies(served):
             response = await served.http.post(path, content=body, headers=headers)
             assert response.status_code == 400, body[:80]
     assert not served.engine.requests
+
+
+async def test_all_tokens_but_one_may_stop_an_answer(served):
+    stops = {"stop_token_ids": [*range(1, 258)], "min_tokens": 1}
+    assert (await served.complete(prompt="a", **stops)).status_code == 200
+    assert (await served.complete(prompt="a", stop_token_ids=[*range(258)])).status_code == 200
 
 
 async def test_nul_and_duplicate_keys_are_harmless(served):

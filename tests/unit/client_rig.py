@@ -56,13 +56,10 @@ class FakeChild:
     def __init__(self) -> None:
         self.endpoint = FakeEndpoint()
         self.process = self
-        self.killed = self.sockets_removed = False
+        self.killed = False
 
     def kill(self) -> None:
         self.killed = True
-
-    def remove_sockets(self) -> None:
-        self.sockets_removed = True
 
     def close(self) -> None:
         self.endpoint.close()

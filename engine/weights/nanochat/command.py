@@ -1,4 +1,4 @@
-"""`python -m engine.weights.nanochat DIR`: a nanochat checkpoint becomes a folder that is served.
+"""`penstock import nanochat DIR`: a nanochat checkpoint becomes a folder that is served.
 
 The server's command runs this in a process of its own, as it needs torch. Status 2, with one
 message, where something cannot be imported as it was given.
@@ -42,8 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -123,7 +121,3 @@ def _whole_or_not_at_all(out: Path) -> Iterator[Path]:
         raise ConfigError(f"Cannot write {out}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
