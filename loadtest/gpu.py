@@ -7,6 +7,7 @@ out of it is a line of the table like the others. One table last, JSON beside it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -49,14 +50,14 @@ def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row],
 
 def facts(command: str) -> dict[str, Any]:
     """On what and with what it was measured."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
+    commit, describe = "", ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):  # no git here: that must not cost the figures
+        commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "commit": git.stdout.strip() or "unknown",
+        "commit": commit.strip() or "unknown",
         "gpu": torch.cuda.get_device_name() if cuda else "none",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

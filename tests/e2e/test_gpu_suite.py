@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.gpu import facts
 from loadtest.gpu_sections import SECTIONS
 
 
@@ -33,6 +34,20 @@ def test_a_section_that_fails_is_a_line_and_a_status() -> None:
     assert done.returncode == 1
     assert "| prefill | FAILED |" in done.stdout
     assert run("--sections", "nonsense").returncode == 2
+
+
+def test_figures_outlive_a_machine_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert facts("gpu-check")["commit"] == "unknown"
+
+
+def test_the_wheels_for_a_gpu_machine_have_penstocks_own() -> None:
+    """The server asks for its version, which a tree that is not installed does not tell."""
+    root = Path(__file__).parents[2]
+    shown = subprocess.run(
+        ["make", "-n", "gpu-wheels"], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert "pip wheel -q --no-deps -w build/gpu-wheels .\n" in shown.stdout
 
 
 @pytest.mark.slow
