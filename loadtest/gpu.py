@@ -65,17 +65,18 @@ def facts(command: str) -> dict[str, Any]:
     }
 
 
+def line(row: Row) -> str:
+    """Of the table."""
+    verdict = {True: "met", False: "MISSED", None: ""}
+    sign = "at most" if row.at_most else "at least"
+    goal = "" if row.goal is None else f"{sign} {row.goal:g}"
+    value = f"{row.value:,.4g} {row.unit}" if row.value < 1e4 else f"{row.value:,.0f} {row.unit}"
+    return f"| {row.what} | {value} | {goal} | {verdict[row.met]} | {row.note} |"
+
+
 def table(rows: list[Row], failed: dict[str, str]) -> str:
     """Markdown."""
-    verdict = {True: "met", False: "MISSED", None: ""}
-    lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|"]
-    for row in rows:
-        sign = "at most" if row.at_most else "at least"
-        goal = "" if row.goal is None else f"{sign} {row.goal:g}"
-        value = (
-            f"{row.value:,.4g} {row.unit}" if row.value < 1e4 else f"{row.value:,.0f} {row.unit}"
-        )
-        lines.append(f"| {row.what} | {value} | {goal} | {verdict[row.met]} | {row.note} |")
+    lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|", *map(line, rows)]
     lines += [f"| {name} | FAILED | | | {why} |" for name, why in failed.items()]
     return "\n".join(lines)
 
@@ -108,7 +109,9 @@ def main() -> int:
         if name == "ceilings" and found:
             read, matmul = (row.value * 1e12 for row in found)
             flags += ["--read", str(read), "--matmul", str(matmul)]
-        print(f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s", flush=True)
+        # At once: whoever ends this run early has paid for what it has found so far.
+        done = f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s"
+        print("\n".join([done, *map(line, found)]), flush=True)
     said = facts(" ".join(["python -m loadtest.gpu", *sys.argv[1:]]))
     if options.json:
         figures = [asdict(row) | {"met": row.met} for row in rows]
