@@ -56,13 +56,16 @@ demo-train: setup
 	$(BIN)/python -m engine.demo.train --model translate
 
 # The machine with the GPU may have a python of its own and no network. There `make gpu-wheels`,
-# made on another machine and copied along, supplies what is missing beside torch and triton.
+# made on another machine and copied along, supplies what is missing beside torch and triton; of
+# Penstock's own wheel only the version is used, as the tree comes first.
 GPU_PYTHON ?= $(if $(wildcard .venv/stamp),.venv/bin/python,python3)
 GPU_PYTHON_VERSION ?= 3.12
 GPU_SITE := build/gpu-site
 GPU_JSON ?= build/gpu-check.json
 
 gpu-wheels: setup
+	rm -rf build/gpu-wheels
+	$(BIN)/pip wheel -q --no-deps -w build/gpu-wheels .
 	$(BIN)/pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
 		-c constraints.txt -d build/gpu-wheels annotated-doc annotated-types fastapi httpcore2 httpx2 \
 		msgspec opentelemetry-api orjson prometheus-client pydantic pydantic-core pytest \

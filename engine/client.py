@@ -208,8 +208,10 @@ class ProcessClient:
     def _on_exit(self, code: int) -> None:
         if self._death is not None:
             return
-        # With these statuses it has told why, and that may come in after the news of its end.
-        while code > 0 and self._fatal is None and self._endpoint.receive(wait_s=1.0):
+        # With a status above 0 it has told why, as it may have before a signal: where the GPU has
+        # failed, it aborts behind its last words. They may come in after the news of its end.
+        wait_s = 1.0 if code > 0 else 0.1
+        while self._fatal is None and self._endpoint.receive(wait_s):
             pass
         self._end(EngineDeadError(self._fatal or how_it_ended(code)))
 

@@ -28,6 +28,16 @@ def margin(config: EngineConfig, total: int | None) -> int:
     return 0 if total is None else int(total * (1 - config.gpu_memory_utilization))
 
 
+def check_weights(size: int, free: int, total: int | None) -> None:
+    """Raises ConfigError where a GPU of `total` bytes has too few `free` for weights of `size`; on
+    a CPU, without a total, nobody can tell before they are there."""
+    if total is not None and size > free:
+        raise ConfigError(
+            f"The weights take {size / 2**30:.1f} GiB, but {free / 2**30:.1f} of the GPU's "
+            f"{total / 2**30:.1f} GiB are free. Serve a smaller model, or a GPU that has more."
+        )
+
+
 def spare_for_kv(config: EngineConfig, free: int, total: int | None, reserved: int) -> int:
     """Of `free` bytes, those that may become KV cache; `reserved` ones are needed beside it.
 

@@ -7,6 +7,7 @@ out of it is a line of the table like the others. One table last, JSON beside it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -49,14 +50,14 @@ def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row],
 
 def facts(command: str) -> dict[str, Any]:
     """On what and with what it was measured."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
+    commit, describe = "", ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):  # no git here: that must not cost the figures
+        commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "commit": git.stdout.strip() or "unknown",
+        "commit": commit.strip() or "unknown",
         "gpu": torch.cuda.get_device_name() if cuda else "none",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -64,17 +65,18 @@ def facts(command: str) -> dict[str, Any]:
     }
 
 
+def line(row: Row) -> str:
+    """Of the table."""
+    verdict = {True: "met", False: "MISSED", None: ""}
+    sign = "at most" if row.at_most else "at least"
+    goal = "" if row.goal is None else f"{sign} {row.goal:g}"
+    value = f"{row.value:,.4g} {row.unit}" if row.value < 1e4 else f"{row.value:,.0f} {row.unit}"
+    return f"| {row.what} | {value} | {goal} | {verdict[row.met]} | {row.note} |"
+
+
 def table(rows: list[Row], failed: dict[str, str]) -> str:
     """Markdown."""
-    verdict = {True: "met", False: "MISSED", None: ""}
-    lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|"]
-    for row in rows:
-        sign = "at most" if row.at_most else "at least"
-        goal = "" if row.goal is None else f"{sign} {row.goal:g}"
-        value = (
-            f"{row.value:,.4g} {row.unit}" if row.value < 1e4 else f"{row.value:,.0f} {row.unit}"
-        )
-        lines.append(f"| {row.what} | {value} | {goal} | {verdict[row.met]} | {row.note} |")
+    lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|", *map(line, rows)]
     lines += [f"| {name} | FAILED | | | {why} |" for name, why in failed.items()]
     return "\n".join(lines)
 
@@ -107,7 +109,9 @@ def main() -> int:
         if name == "ceilings" and found:
             read, matmul = (row.value * 1e12 for row in found)
             flags += ["--read", str(read), "--matmul", str(matmul)]
-        print(f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s", flush=True)
+        # At once: whoever ends this run early has paid for what it has found so far.
+        done = f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s"
+        print("\n".join([done, *map(line, found)]), flush=True)
     said = facts(" ".join(["python -m loadtest.gpu", *sys.argv[1:]]))
     if options.json:
         figures = [asdict(row) | {"met": row.met} for row in rows]

@@ -12,9 +12,17 @@ from torch import nn
 
 from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.machine import cpu_count
+from engine.memory import check_weights
 from engine.ops.dispatch import compiled_kernels
-from engine.platform import available_memory, emulates, multiplies_in_amx, to_device
+from engine.platform import (
+    available_memory,
+    emulates,
+    multiplies_in_amx,
+    to_device,
+    total_memory,
+)
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.blueprint import Blueprint
@@ -60,6 +68,8 @@ class ModelRunner:
         self.threads = config.threads or cpu_count()
         torch.set_num_threads(self.threads)
         self.wait_policy = WaitPolicy.of_openmp(self.device, self.threads)
+        free, total = available_memory(self.device), total_memory(self.device)
+        check_weights(blueprint.weight_bytes, free, total)
         if config.load_format == "dummy":
             random_weights(blueprint.module, dtype=self.dtype, device=self.device)
         else:
@@ -218,7 +228,14 @@ class ModelRunner:
         """
         self._allocate(1, self.blueprint.max_model_len)
         self._warm_up()
-        step = peak_of(lambda: self.launch(largest_step(self.blueprint)).wait())
+        try:
+            step = peak_of(lambda: self.launch(largest_step(self.blueprint)).wait())
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "The largest step does not fit into what the weights leave of the GPU. Use less of "
+                "--max-num-batched-tokens, --max-num-encoder-tokens, --max-num-seqs or "
+                "--max-model-len."
+            ) from error
         graphs = 0
         if self.blueprint.captures:
             probe: list[DecodeGraphs] = []

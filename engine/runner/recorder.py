@@ -29,8 +29,10 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """Raises torch.OutOfMemoryError where there is no memory for the step or its recording."""
         graph = torch.cuda.CUDAGraph()
-        with _no_collection():
+        # torch.cuda.graph leaves its own stream chosen where the end of a recording fails.
+        with torch.cuda.stream(torch.cuda.current_stream()), _no_collection(), _out_of_memory():
             # Once for real: kernels are compiled and libraries take their workspaces now, of which
             # neither may happen while recording.
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -55,3 +57,18 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _out_of_memory() -> Iterator[None]:
+    """One error for all that says so: the driver's and Triton's are not torch's own, and where it
+    breaks a recording off, that fails once more as it ends."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__context__ or error
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        if "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise

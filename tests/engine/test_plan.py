@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.runner.blueprint import Blueprint
 from engine.runner.reserve import largest_step
 from tests.engine.driver import Driver, tiny_llama
@@ -106,6 +107,24 @@ def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
     assert sum(s.count for s in step.slices) == (64 if records else 0)
     assert all(s.start + s.count == runner.blueprint.max_model_len for s in step.slices)
     assert len(computed[0]) == (6 if records else 0)
+
+
+def test_a_gpu_too_small_for_its_start_is_a_mistake_in_the_configuration(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to change, where the engine would die of an OutOfMemoryError."""
+
+    def no_memory(compute: Callable[[], Any]) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    runner = Driver(checkpoint).runner
+    monkeypatch.setattr("engine.runner.model_runner.peak_of", no_memory)
+    with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
+        runner._measure()
+    monkeypatch.setattr("engine.runner.model_runner.available_memory", lambda device: 1 << 10)
+    monkeypatch.setattr("engine.runner.model_runner.total_memory", lambda device: 1 << 20)
+    with pytest.raises(ConfigError, match="The weights take"):
+        Driver(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.models import (
     test_t5,
 )
 from tests.models.forward import chunked, forward, whole
-from tests.models.golden import BLOCK, TOLERANCE, Answer, Golden, answers, load
+from tests.models.golden import BLOCK, Answer, Golden, answers, load
 
 pytestmark = pytest.mark.gpu
 CASES = {
@@ -33,6 +33,9 @@ CASES = {
     "nanochat": test_nanochat.CASES[0],
     "t5": test_t5.CASES[0],
 }
+# T5 does not scale its scores, so every rounding counts: sums in another order change its logits by
+# up to 2e-4 on a CPU already. What a feature is about changes them by 0.1 and more.
+TOLERANCE = {"rtol": 1e-3, "atol": 1e-3}
 # Engines of one process live side by side: by default the first would take the whole card.
 SMALL: dict[str, Any] = {"kv_cache_memory_bytes": 256 << 20}
 
@@ -45,7 +48,7 @@ def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def check(found: list[Answer], due: list[Answer]) -> None:
     for one, other in zip(found, due, strict=True):
         assert [token for token, _ in one] == [token for token, _ in other]
-        assert [p for _, p in one] == pytest.approx([p for _, p in other], abs=5e-4)
+        assert [p for _, p in one] == pytest.approx([p for _, p in other], abs=1e-3)
 
 
 @pytest.mark.parametrize("size", [None, 1, 7, BLOCK])

@@ -63,6 +63,15 @@ async def test_the_reason_may_come_after_the_news_of_the_end(client: Client) -> 
     assert client.config_error
 
 
+async def test_an_engine_that_has_told_why_and_then_aborts(client: Client) -> None:
+    """As where CUDA has failed: what takes its memory down behind the report calls abort()."""
+    words = Fatal("The engine failed: AcceleratorError.")
+    client.endpoint.late = [partial(client._on_message, words)]
+    client.die(-6)
+    with pytest.raises(EngineDeadError, match="AcceleratorError"):
+        await client.wait_ready()
+
+
 async def test_an_engine_that_reports_its_end_is_ended(client: Client) -> None:
     """It would end by itself, but not where the message stands for one that nobody could read."""
     assert not client.child.killed

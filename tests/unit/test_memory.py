@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.memory import plan_blocks, spare_for_kv
+from engine.memory import check_weights, plan_blocks, spare_for_kv
 from engine.protocol import KVGroup
 
 
@@ -56,6 +56,13 @@ def test_a_gpu_is_filled_up_to_its_share() -> None:
     asked = msgspec.structs.replace(config, max_model_len=128)
     with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.75 gives 1\. Use"):
         plan_blocks(asked, (KVGroup(1),), 10, max_model_len=128, spare=19, **on_gpu)
+
+
+def test_weights_that_a_gpu_cannot_hold_are_refused_before_they_are_read() -> None:
+    check_weights(80 << 30, free=80 << 30, total=80 << 30)
+    with pytest.raises(ConfigError, match=r"take 140\.0 GiB, but 79\.0 of the GPU's 80\.0 GiB are"):
+        check_weights(140 << 30, free=79 << 30, total=80 << 30)
+    check_weights(140 << 30, free=79 << 30, total=None)
 
 
 def test_bytes_and_the_override_are_exact() -> None:
