@@ -89,11 +89,11 @@ class Oracle:
         self, logits: torch.Tensor, body: Body, prompt: list[int], answer: list[int]
     ) -> torch.Tensor:
         x, repetition = logits.clone(), body.get("repetition_penalty", 1.0)
-        for i in {*prompt, *answer}:
-            x[i] = x[i] / repetition if x[i] > 0 else x[i] * repetition
-        for i in set(answer):
-            x[i] -= body.get("presence_penalty", 0.0)
-            x[i] -= body.get("frequency_penalty", 0.0) * answer.count(i)
+        seen = list({*prompt, *answer})
+        x[seen] = torch.where(x[seen] > 0, x[seen] / repetition, x[seen] * repetition)
+        counts = torch.tensor(answer, dtype=torch.long).bincount(minlength=len(x))
+        x -= body.get("presence_penalty", 0.0) * (counts > 0)
+        x -= body.get("frequency_penalty", 0.0) * counts
         for key, bias in body.get("logit_bias", {}).items():
             x[int(key)] += bias
         if len(answer) < body.get("min_tokens", 0):

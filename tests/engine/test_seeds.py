@@ -20,6 +20,7 @@ modes = pytest.mark.parametrize(
         if dtype == "float32" or "captured" not in mode
     ],
     indirect=["dtype"],
+    scope="module",
 )
 
 SETTINGS: tuple[dict[str, Any], ...] = (

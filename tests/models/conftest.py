@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.models.encoders import Encoder
-from tests.models.golden import Golden
+from tests.models.encoders import Encoder, EncoderCase
+from tests.models.golden import Case, Golden
 from tests.models.nanochat_files import base_folder
 
 
+# A fixture of the module's that takes its parameter beside one of the test's own is made again for
+# every test: what is made of a case is kept here instead.
 @pytest.fixture(scope="module")
-def golden(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
-) -> Golden:
+def goldens(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Callable[[Case], Golden]:
     pytest.importorskip("transformers")
-    return Golden(request.param, tmp_path_factory.mktemp(request.param.name))
+    return cache(lambda case: Golden(case, tmp_path_factory.mktemp(case.name)))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, goldens: Callable[[Case], Golden]) -> Golden:
+    return goldens(request.param)
 
 
 @pytest.fixture
@@ -26,8 +33,13 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def encoder(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
-) -> Encoder:
+def encoders(
+    tmp_path_factory: pytest.TempPathFactory, one_thread: None
+) -> Callable[[EncoderCase], Encoder]:
     pytest.importorskip("transformers")
-    return Encoder(request.param, tmp_path_factory.mktemp(request.param.name))
+    return cache(lambda case: Encoder(case, tmp_path_factory.mktemp(case.name)))
+
+
+@pytest.fixture
+def encoder(request: pytest.FixtureRequest, encoders: Callable[[EncoderCase], Encoder]) -> Encoder:
+    return encoders(request.param)

@@ -38,7 +38,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # hidden states come out of a norm: of
 VISIBLE = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself alone: the key of what is made of it
 class EncoderCase:
     """One variant of an architecture. `model` is the transformers class that is saved.
 

@@ -43,7 +43,7 @@ Answer = list[tuple[int, float]]  # (token, logprob)
 Edit = Callable[[dict[str, Any], Tensors], None]  # changes config.json and tensors in place
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself alone: the key of what is made of it
 class Case:
     """One variant of an architecture.
 
@@ -51,7 +51,7 @@ class Case:
     `without` are values of config.json that switch one off (None removes a key), `zeroed` parts of
     tensor names, `replaced` functions of ours by their import path and what stands in for them.
     `reference` makes, of the config and in the folder of the checkpoint, a reference that is not of
-    transformers; it is called and generates like one of those, as far as the equalities do it.
+    transformers; it is called like one of those, as far as the equalities do it.
     """
 
     name: str
@@ -108,9 +108,10 @@ class Golden:
         pairs = zip(self.prompts, self.sources, strict=True)
         return [answers(driver, [prompt], [source])[0] for prompt, source in pairs]
 
-    def inputs(self, index: int) -> dict[str, torch.Tensor]:
-        """What the reference takes for a prompt."""
-        prompt, source = (torch.tensor([x[index]]) for x in (self.prompts, self.sources))
+    def inputs(self, index: int, answer: Sequence[int] = ()) -> dict[str, torch.Tensor]:
+        """What the reference takes for a prompt and what has been answered."""
+        prompt = torch.tensor([[*self.prompts[index], *answer]])
+        source = torch.tensor([self.sources[index]])
         return (
             {"input_ids": source, "decoder_input_ids": prompt}
             if source.numel()
@@ -211,13 +212,13 @@ def chunked_prefill(golden: Golden) -> None:
 
 
 def greedy(golden: Golden) -> None:
+    """Each token is the reference's likeliest after all before it: what it would have written."""
     for index, (prompt, answer) in enumerate(zip(golden.prompts, golden.alone, strict=True)):
-        inputs = golden.inputs(index)
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        expected = golden.reference.generate(**inputs, max_new_tokens=ANSWER, do_sample=False)[
-            0, len(prompt) :
-        ].tolist()
-        assert [token for token, _ in answer] == expected
+        tokens = [token for token, _ in answer]
+        assert len(tokens) == ANSWER
+        with torch.inference_mode():
+            logits = golden.reference(**golden.inputs(index, tokens[:-1])).logits[0]
+        assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
     distinct = {token for answer in golden.alone for token, _ in answer}
     assert len(distinct) > 10, "a model that repeats itself tests little"
 

@@ -28,7 +28,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Naive:
-    """One generation of nanochat, called and generating as far as the golden tests need it."""
+    """One generation of nanochat, called and generating as far as the tests need it."""
 
     sizes: Sizes = Sizes()
     windows: tuple[int, ...] = (15, 15, 15, 128, 128)  # keys seen before the query's own

@@ -20,6 +20,7 @@ from engine.demo.topics import Draws, held_out
 from engine.demo.train import encode
 from engine.models.llama import LlamaConfig
 from server.chat_template import ChatTemplate
+from tests.engine.driver import Driver
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -74,9 +75,17 @@ def test_small_talk_is_answered(text: str) -> None:
 
 
 def test_probes_are_answered() -> None:
-    """Nine in ten; over HTTP by our engine: `make demo-eval`."""
-    probes = read_probes()
-    wrong = [p for p in probes if not judge(p, greedy(p["messages"], p.get("tools")))]
+    """Nine in ten, by our engine, which answers them together; over HTTP: `make demo-eval`."""
+    driver, probes = Driver(FOLDER, max_num_seqs=32), read_probes()
+    prompts = [render_text(p["messages"], p.get("tools"), prompt=True) for p in probes]
+    end = (tokenizer().token_to_id(END),)
+    ids = [
+        driver.submit(tokenizer().encode(prompt).ids, 150, stop_token_ids=end) for prompt in prompts
+    ]
+    driver.run()
+    assert {driver.finish(i) for i in ids} == {"stop"}, "an answer did not end by itself"
+    texts = [tokenizer().decode(driver.tokens(i), skip_special_tokens=False) for i in ids]
+    wrong = [p for p, text in zip(probes, texts, strict=True) if not judge(p, text)]
     assert len(wrong) <= len(probes) / 10, wrong
 
 
