@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._device import _device_constructors
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -76,6 +77,8 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.model_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.attention_tiles.max_shared_mem": lambda device: 227 << 10,
     }
+    # Torch keeps the list of what `with torch.device(...)` is about from its first use on.
+    _device_constructors()
     with ExitStack() as stack:
         for path, value in elsewhere.items():
             stack.enter_context(mock.patch(path, value))
@@ -103,8 +106,10 @@ def unique(tokens: torch.Tensor, return_counts: bool = False) -> Any:
 
 
 def tensor(values: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-    made = torch_tensor(values, dtype=dtype)
-    return torch.empty(made.shape, dtype=made.dtype, device=device) if device == CUDA else made
+    if device != CUDA:
+        return torch_tensor(values, dtype=dtype, device=device)
+    made = torch_tensor(values, dtype=dtype, device="cpu")
+    return torch.empty(made.shape, dtype=made.dtype, device=device)
 
 
 def to(self: torch.Tensor, what: Any, non_blocking: bool = False) -> torch.Tensor:
