@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from engine.config import BF16_CPU_FEATURES
 from engine.errors import ConfigError
 from engine.machine import free_memory
+from engine.protocol import Uneven
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -74,6 +76,27 @@ def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
     rows there are."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
     return bf16 and _onednn_may_use("AMX") and cpu_has_amx()
+
+
+def depends_on_rows(
+    device: torch.device, dtype: torch.dtype, *, packed: bool, threads: int
+) -> Uneven:
+    """What makes a row's bits in linear layers depend on how many rows there are, if anything."""
+    if device.type != "cpu":
+        return None
+    if multiplies_in_amx(device, dtype):
+        return "amx"
+    if not packed:
+        return None if emulates(device, dtype) else "unpacked"
+    # Torch 2.8 to 2.10 have 3.7.1, in which threads share a long sum; 2.11 has 3.10.2.
+    old = dtype == torch.float32 and threads > 1 and _onednn_version() < (3, 10)
+    return "onednn" if old else None
+
+
+def _onednn_version() -> tuple[int, ...]:
+    """Of oneDNN, which torch was built with; without it (0,)."""
+    found = re.search(r"DNN v(\d+)\.(\d+)", torch.__config__.show())
+    return tuple(map(int, found.groups())) if found else (0,)
 
 
 def _onednn_may_use(*instructions: str) -> bool:

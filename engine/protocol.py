@@ -16,6 +16,9 @@ TELL_STACKS = signal.SIGUSR1  # no message: the engine writes where its threads 
 FinishReason = Literal["stop", "length", "error"]
 Pooling = Literal["cls", "mean", "last"]
 ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
+# Why the last bits of logits depend on what shares a step: the CPU's matrix unit, an old oneDNN, or
+# weights that are not prepacked. None: they do not, as far as is known.
+Uneven = Literal["amx", "onednn", "unpacked"] | None
 TokenIds = list[int]
 
 
@@ -151,7 +154,7 @@ class Ready(Message, frozen=True):
     kv_groups: tuple[KVGroup, ...]
     start_token: int | None = None  # with which an encoder–decoder's answer begins
     embedding_size: int = 0  # numbers in an encoder's vectors
-    amx: bool = False  # logits' last bits depend on how many rows share a step
+    uneven: Uneven = None
     emulated: bool = False  # many rows take longer than in fp32: the CPU has no such matmul
     memory: tuple[MemoryEntry, ...] = ()
 

@@ -20,6 +20,20 @@ from server.service import Service
 from server.voice import say
 
 UNKNOWN_KEY = "KEY"  # where one stands that the shell cannot find
+UNEVEN = {  # why logits depend on what shares a step, and what makes them equal
+    "amx": (
+        "this CPU's AMX computes bf16",
+        "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 makes them equal, and slower",
+    ),
+    "onednn": (
+        "threads share a sum in this torch's oneDNN",
+        "torch 2.11 and newer makes them equal, and so does --threads 1",
+    ),
+    "unpacked": (
+        "linear weights are not prepacked",
+        "--prepack makes them equal, with a torch that has oneDNN",
+    ),
+}
 
 
 @contextlib.contextmanager
@@ -134,10 +148,10 @@ def memory(ready: Ready) -> list[str]:
 
 def arithmetic(ready: Ready) -> list[str]:
     """What the dtype costs on this CPU: equal bits, or time."""
-    if ready.amx:
+    if ready.uneven:
+        why, cure = UNEVEN[ready.uneven]
         return [
-            "  note      this CPU's AMX computes bf16: logits differ in their last bits with what "
-            "shares a step; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 makes them equal, and slower"
+            f"  note      {why}: logits differ in their last bits with what shares a step; {cure}"
         ]
     if ready.emulated:
         return [

@@ -18,8 +18,8 @@ from engine.memory import check_weights
 from engine.ops.dispatch import compiled_kernels
 from engine.platform import (
     available_memory,
+    depends_on_rows,
     emulates,
-    multiplies_in_amx,
     to_device,
     total_memory,
 )
@@ -318,7 +318,9 @@ class ModelRunner:
             kv_groups=self.kv.groups,
             start_token=self.blueprint.start_token,
             embedding_size=self.embedding_size,
-            amx=multiplies_in_amx(self.device, self.dtype),
+            uneven=depends_on_rows(
+                self.device, self.dtype, packed=self.blueprint.packs, threads=self.threads
+            ),
             emulated=emulates(self.device, self.dtype),
             memory=self.ledger(),
         )

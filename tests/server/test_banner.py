@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from engine.protocol import KVGroup, MemoryEntry
 from server.banner import arithmetic, kv_cache, memory, not_followed
@@ -20,9 +23,17 @@ def test_it_tells_what_takes_memory() -> None:
     assert memory(INFO) == []
 
 
-def test_it_tells_where_bits_depend_on_the_batch() -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, amx=True))
-    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" in note
+@pytest.mark.parametrize(
+    ("uneven", "cure"),
+    [
+        ("amx", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
+        ("onednn", "torch 2.11 and newer"),
+        ("unpacked", "--prepack makes"),
+    ],
+)
+def test_it_tells_where_bits_depend_on_the_batch(uneven: Any, cure: str) -> None:
+    (note,) = arithmetic(msgspec.structs.replace(INFO, uneven=uneven))
+    assert cure in note
     assert arithmetic(INFO) == []
 
 

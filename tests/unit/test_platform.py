@@ -39,6 +39,46 @@ def test_amx(
     assert not platform.multiplies_in_amx(torch.device("cuda"), dtype)
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "packed", "threads", "version", "expected"),
+    [
+        ("cpu", torch.bfloat16, True, 2, "v3.12.0", None),
+        ("cpu", torch.float32, True, 2, "v3.12.0", None),
+        ("cpu", torch.float32, True, 2, "v3.7.1", "onednn"),
+        ("cpu", torch.float32, True, 1, "v3.7.1", None),
+        ("cpu", torch.bfloat16, True, 2, "v3.7.1", None),
+        ("cpu", torch.float32, False, 1, "v3.12.0", "unpacked"),
+        ("cuda", torch.float32, False, 2, "v3.7.1", None),
+    ],
+)
+def test_bits_depend_on_rows(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    packed: bool,
+    threads: int,
+    version: str,
+    expected: str | None,
+) -> None:
+    built = f"PyTorch built with:\n  - Intel(R) MKL-DNN {version} (Git Hash 1234)\n"
+    monkeypatch.setattr(torch.__config__, "show", lambda: built)
+    monkeypatch.setattr(platform, "_cpu_features", lambda: {"avx512_bf16"})
+    facts = {"packed": packed, "threads": threads}
+    assert platform.depends_on_rows(torch.device(device), dtype, **facts) == expected
+    monkeypatch.setattr(platform, "_cpu_features", lambda: {"amx_bf16"})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
+    amx = device == "cpu" and dtype == torch.bfloat16
+    assert platform.depends_on_rows(torch.device(device), dtype, **facts) == (
+        "amx" if amx else expected
+    )
+
+
+def test_the_version_of_onednn_is_found() -> None:
+    """Torch tells it in a text for people."""
+    found = platform._onednn_version()
+    assert (found > (3, 0)) == torch.backends.mkldnn.is_available()
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize(
     ("allowed", "features", "has_bf16", "expected"),
