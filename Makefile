@@ -14,7 +14,9 @@ EXTRAS := dev$(if $(GPU),$(comma)gpu)
 
 setup: .venv/stamp
 
+# venv keeps the links that are there: another Python's would find this one's library.
 .venv/stamp: pyproject.toml constraints.txt
+	rm -f .venv/bin/python*
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --retries 1 --no-deps -c constraints.txt \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch

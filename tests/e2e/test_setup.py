@@ -1,0 +1,21 @@
+"""`make setup` with a program that installs nothing in place of pip."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_an_environment_of_another_python_becomes_this_ones(tmp_path: Path) -> None:
+    """Its link would stay, and not find the library of the Python the environment then is of."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(Path(__file__).parents[2] / name, tmp_path)
+    python, pip = tmp_path / ".venv/bin/python3", tmp_path / "nothing/pip"
+    for link, target in ((python, "/bin/false"), (pip, "/bin/true")):
+        link.parent.mkdir(parents=True)
+        link.symlink_to(target)
+    command = ["make", "setup", f"PYTHON={sys.executable}", "BIN=nothing"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([python, "-c", "import ssl"], check=True)
