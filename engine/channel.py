@@ -49,7 +49,8 @@ class EngineEndpoint:
         self._inbox = _socket(self._context, zmq.PULL)
         self._outbox = _socket(self._context, zmq.PUSH)
         for socket, name in ((self._inbox, TO_ENGINE), (self._outbox, FROM_ENGINE)):
-            monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+            # Not EVENT_CONNECTED: of a client that is stopped just then, zmq connects once more.
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             socket.connect(f"{address}/{name}")
             monitor.recv_multipart()
             socket.disable_monitor()

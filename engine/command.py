@@ -92,9 +92,9 @@ def _open_what_is_closed() -> None:
 
 def _text(raw: io.FileIO, like: TextIO) -> TextIO:
     errors = LENIENT if like.errors == "strict" else like.errors
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), like.encoding, errors, line_buffering=bool(like.line_buffering)
-    )
+    unbuffered = getattr(like, "write_through", False)  # PYTHONUNBUFFERED; its stderr has no lines
+    by_line = bool(like.line_buffering or unbuffered)
+    return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, errors, line_buffering=by_line)
 
 
 def _lenient(error: UnicodeError) -> tuple[str | bytes, int]:

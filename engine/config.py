@@ -51,7 +51,8 @@ Threads = Annotated[int, Meta(ge=1, le=1024)]  # of tens of thousands OpenMP die
 Seconds = Annotated[float, Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
 # Tokens that there is to be room for: of a step, or of a sequence.
-Tokens = Annotated[int, Meta(ge=1, le=2**24, extra={"size": True})]
+MOST_TOKENS = 2**24  # fp32 tells no more positions apart
+Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, extra={"size": True})]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:

@@ -4,6 +4,7 @@ needs."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +14,7 @@ import typer
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
+    from loadtest.report import Report
     from loadtest.session import Asked
 
 app = typer.Typer(no_args_is_help=True)
@@ -116,8 +118,9 @@ def run(
 def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     import asyncio
 
-    from loadtest import html_page, report, session
+    from loadtest import html_page, report
 
+    stops: list[int] = []
     writers = {json_file: report.write, html_file: html_page.write}
     targets = {file: write for file, write in writers.items() if file}
     try:
@@ -125,12 +128,13 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
             raise BenchError(f"--json and --html are both {json_file}: one would be lost.")
         for file in targets:
             report.check_target(file)
-        measured = asyncio.run(session.measure(asked))
+        measured = asyncio.run(_measure(asked, stops))
     except BenchError as error:
         return _complain(error)
-    except KeyboardInterrupt:
-        return 130
-    status = 130 if measured.stopped else int(any(point.failed for point in measured.points))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return _stopped(stops)
+    failed = any(point.failed for point in measured.points)
+    status = _stopped(stops) if measured.stopped else int(failed)
     for file, write in targets.items():  # before the table, whose reader may be gone (`| head`)
         try:
             write(measured, file)
@@ -140,6 +144,27 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     for note in report.notes(measured):
         typer.echo(note, err=not sys.stdout.isatty() and note.startswith("WARNING"))
     return status
+
+
+async def _measure(asked: Asked, stops: list[int]) -> Report:
+    """SIGTERM, noted in `stops`, does as Ctrl-C does: what has ended is kept."""
+    import asyncio
+
+    from loadtest.session import measure
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def stop(number: int, frame: object) -> None:
+        if task and not task.done():  # `timeout` sends it twice: the second is not to end us
+            stops.append(number)
+            loop.call_soon_threadsafe(task.cancel)
+
+    signal.signal(signal.SIGTERM, stop)
+    return await measure(asked)
+
+
+def _stopped(stops: list[int]) -> int:
+    return 128 + (stops[0] if stops else signal.SIGINT)
 
 
 def _complain(error: Exception) -> int:

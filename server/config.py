@@ -24,10 +24,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: Annotated[str, setting(HTTP, "Address to bind.")] = "127.0.0.1"
     port: Annotated[int, setting(HTTP, "Port to bind; 0 takes a free one.", ge=0, le=65535)] = 8000
     served_model_name: Annotated[
-        tuple[str, ...],
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
         setting(
             HTTP,
             "Names clients may use in `model`; default: the folder's name, or ORG/NAME as given.",
+            extra={"form": "texts that are not empty; in YAML a number needs quotes to be one"},
         ),
     ] = ()
     api_key: Annotated[

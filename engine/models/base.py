@@ -58,17 +58,27 @@ def required(config: dict[str, Any], key: str) -> Any:
     return config[key]
 
 
-def positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    """config[key], else the default, else a ConfigError; also where it is no count above zero, or
-    one that no tensor could have."""
+def positive(
+    config: dict[str, Any], key: str, default: int | None = None, *, below: int = 2**31
+) -> int:
+    """config[key], else the default, else a ConfigError; also where it is no count from one to
+    `below`, which no tensor could have."""
     value = config.get(key)
     if value is None:
         value = required(config, key) if default is None else default
-    if type(value) is not int or not 0 < value < 2**31:
+    if type(value) is not int or not 0 < value < below:
         raise ConfigError(
-            f"config.json has {key} = {value!r}; it must be a whole number above 0 and below 2**31."
+            f"config.json has {key} = {value!r}; it must be a whole number above 0 and below "
+            f"{below}."
         )
     return value
+
+
+def layer_count(
+    config: dict[str, Any], key: str = "num_hidden_layers", default: int | None = None
+) -> int:
+    """As `positive`, of what is laid out one by one: thousands take seconds."""
+    return positive(config, key, default, below=10_000)
 
 
 def positive_float(config: dict[str, Any], key: str) -> float:
@@ -91,7 +101,8 @@ def attention_heads(config: dict[str, Any]) -> tuple[int, int, int]:
     """(query heads, key/value heads, head_dim); ConfigError where they cannot go together."""
     heads = positive(config, "num_attention_heads")
     kv_heads = positive(config, "num_key_value_heads", heads)
-    head_dim = positive(config, "head_dim", max(positive(config, "hidden_size") // heads, 1))
+    one_each = max(positive(config, "hidden_size") // heads, 1)
+    head_dim = positive(config, "head_dim", one_each, below=2**16)  # by positions, tables
     if heads % kv_heads:
         raise ConfigError(
             f"config.json has {heads} attention heads and {kv_heads} key/value heads; each of "
@@ -118,7 +129,7 @@ def layer_windows(
 
     Which layers slide is said by `layer_types`, in older configs by the rule `slides(index)`.
     """
-    layers = positive(config, "num_hidden_layers")
+    layers = layer_count(config)
     kinds = ("full_attention", "sliding_attention")
     given = config.get("layer_types")
     types = [kinds[slides(i)] for i in range(layers)] if given is None else given

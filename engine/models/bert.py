@@ -16,7 +16,7 @@ from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, positive_float, shared_by
+from engine.models.base import expect, layer_count, positive, positive_float, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 # Where a checkpoint keeps what each of our modules holds.
@@ -66,7 +66,7 @@ class BertConfig:
             vocab_size=positive(config, "vocab_size"),
             hidden=hidden,
             intermediate=positive(config, "intermediate_size"),
-            layers=positive(config, "num_hidden_layers"),
+            layers=layer_count(config),
             heads=heads,
             max_positions=positive(config, "max_position_embeddings"),
             token_types=positive(config, "type_vocab_size"),

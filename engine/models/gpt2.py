@@ -15,7 +15,7 @@ from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, positive_float, shared_by
+from engine.models.base import expect, layer_count, positive, positive_float, shared_by
 from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
@@ -59,7 +59,7 @@ class GPT2Config:
             vocab_size=positive(config, "vocab_size"),
             hidden=hidden,
             intermediate=positive(config, "n_inner", 4 * hidden),
-            layers=positive(config, "n_layer"),
+            layers=layer_count(config, "n_layer"),
             heads=heads,
             max_positions=positive(config, "n_positions"),
             norm_eps=positive_float(config, "layer_norm_epsilon"),

@@ -16,7 +16,7 @@ from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
-from engine.models.base import attention_heads, expect, positive, positive_float
+from engine.models.base import attention_heads, expect, layer_count, positive, positive_float
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
 
@@ -69,7 +69,7 @@ class LlamaConfig:
         """
         expect(config, "hidden_act", *GATED)
         heads, kv_heads, head_dim = attention_heads(config)
-        layers = positive(config, "num_hidden_layers")
+        layers = layer_count(config)
         facts = {
             "vocab_size": positive(config, "vocab_size"),
             "hidden": positive(config, "hidden_size"),

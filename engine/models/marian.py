@@ -15,7 +15,7 @@ from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead, Sinusoids
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, positive, shared_by
+from engine.models.base import expect, layer_count, positive, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 NORM_EPS = 1e-5
@@ -77,10 +77,10 @@ class MarianConfig:
         return cls(
             vocab_size=vocab_size,
             hidden=hidden,
-            encoder_layers=positive(config, "encoder_layers"),
+            encoder_layers=layer_count(config, "encoder_layers"),
             encoder_heads=encoder_heads,
             encoder_intermediate=positive(config, "encoder_ffn_dim"),
-            decoder_layers=positive(config, "decoder_layers"),
+            decoder_layers=layer_count(config, "decoder_layers"),
             decoder_heads=decoder_heads,
             decoder_intermediate=positive(config, "decoder_ffn_dim"),
             max_positions=positive(config, "max_position_embeddings"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.models.base import expect, nullable, positive
+from engine.models.base import expect, layer_count, nullable, positive
 from engine.models.llama import Llama, LlamaConfig
 
 
@@ -14,5 +14,5 @@ class Mistral(Llama):
         """The reference slides all layers or none, whatever `layer_types` says: it is refused."""
         expect(config, "layer_types", None)
         windows = [nullable(config, "sliding_window", positive)]
-        windows *= positive(config, "num_hidden_layers")
+        windows *= layer_count(config)
         return LlamaConfig.from_hf(config, windows=tuple(windows))

@@ -23,7 +23,15 @@ from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
-from engine.models.base import attention_heads, expect, nullable, positive, positive_float, required
+from engine.models.base import (
+    attention_heads,
+    expect,
+    layer_count,
+    nullable,
+    positive,
+    positive_float,
+    required,
+)
 from engine.ops.gated import relu_squared, sigmoid
 from engine.ops.norm import add_rms_norm, rms_norm
 from engine.ops.rotary import HeadNorm
@@ -76,7 +84,7 @@ class NanoChatConfig:
         expect(config, "hidden_act", "relu2")
         expect(config, "attention_bias", False)
         expect(config, "tie_word_embeddings", False)
-        layers = positive(config, "num_hidden_layers")
+        layers = layer_count(config)
         config = _complete(config, layers)
         expect(config, "residual_lambdas", True, False)
         expect(config, "backout_layer", None, *range(layers))

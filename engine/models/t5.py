@@ -17,7 +17,7 @@ from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.mlp import MLP, Activation
 from engine.layers.norm import RMSNorm
-from engine.models.base import expect, positive, positive_float
+from engine.models.base import expect, layer_count, positive, positive_float
 from engine.ops.gated import gelu_tanh_mul, silu_mul
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
@@ -84,7 +84,7 @@ class T5Config:
         expect(config, "feed_forward_proj", *FEED_FORWARDS)
         expect(config, "dense_act_fn", FEED_FORWARDS[feed_forward][0])
         expect(config, "tie_encoder_decoder", False)
-        layers, tied = positive(config, "num_layers"), config.get("tie_word_embeddings", True)
+        layers, tied = layer_count(config, "num_layers"), config.get("tie_word_embeddings", True)
         buckets = positive(config, "relative_attention_num_buckets", 32)
         max_distance = positive(config, "relative_attention_max_distance", 128)
         if buckets < 4 or max_distance <= buckets // 2:
@@ -99,7 +99,7 @@ class T5Config:
             head_dim=positive(config, "d_kv"),
             intermediate=positive(config, "d_ff"),
             encoder_layers=layers,
-            decoder_layers=positive(config, "num_decoder_layers", layers),
+            decoder_layers=layer_count(config, "num_decoder_layers", layers),
             buckets=buckets,
             max_distance=max_distance,
             norm_eps=positive_float(config, "layer_norm_epsilon"),

@@ -11,7 +11,7 @@ from torch import nn
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.query_groups import MAX_SCORES, SPLIT
 from engine.attention.selection import select_backend
-from engine.config import EngineConfig, check_length, model_folder, read_json
+from engine.config import MOST_TOKENS, EngineConfig, check_length, model_folder, read_json
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
@@ -51,8 +51,11 @@ class Blueprint:
         self.device = select_device(config.device)
         self.dtype = select_dtype(config.dtype, self.device)
         self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
-        with torch.device("meta"):
-            module = build(hf_config, max_positions=self.max_model_len, dtype=self.dtype)
+        try:
+            with torch.device("meta"):
+                module = build(hf_config, max_positions=self.max_model_len, dtype=self.dtype)
+        except RuntimeError as error:  # more bytes than there are, or than torch can count
+            raise ConfigError(f"config.json has sizes that cannot be laid out: {error}") from error
         self.module: nn.Module = module
         self.model = cast(Model, module)
         self.parameters = sum(p.numel() for p in module.parameters())
@@ -209,6 +212,11 @@ def _max_model_len(config: EngineConfig, own: int | None) -> int:
     if own is None:
         return config.max_model_len or ENDLESS_TOKENS
     check_length(config, own)
+    if config.max_model_len is None and own > MOST_TOKENS:
+        raise ConfigError(
+            f"config.json has {own} positions; say with --max-model-len how many of them to serve, "
+            f"at most {MOST_TOKENS}."
+        )
     return config.max_model_len or own
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -289,7 +290,14 @@ def test_two_reports_in_one_file_are_refused() -> None:
     assert (done.exit_code, "one would be lost" in done.stderr) == (1, True)
 
 
-async def test_ctrl_c_leaves_the_figures_of_what_had_ended(tmp_path: Path) -> None:
+STOPS = pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+
+
+@STOPS
+async def test_a_stop_leaves_the_figures_of_what_had_ended(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
+    """`timeout` sends it twice."""
     async with scripted() as server:
         command = [
             *INTERRUPTIBLE, sys.executable, "-m", "server", "bench", "run", "--url", server.url,
@@ -301,10 +309,14 @@ async def test_ctrl_c_leaves_the_figures_of_what_had_ended(tmp_path: Path) -> No
         )
         assert process.stderr is not None
         assert b"1 client (round 1 of 1000)" in await process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
+        if stop is signal.SIGTERM:
+            await process.stderr.readuntil(b"stopped\n")
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(stop)
         out, err = await process.communicate()
-    assert process.returncode == 130
-    assert b"INCOMPLETE: stopped by Ctrl-C" in out
+    assert process.returncode == 128 + stop
+    assert b"INCOMPLETE: stopped before the end" in out
     assert b"| 1 client |" in out
     assert b"Traceback" not in err
     written = report.read(tmp_path / "a.json")
@@ -313,7 +325,10 @@ async def test_ctrl_c_leaves_the_figures_of_what_had_ended(tmp_path: Path) -> No
     assert "INCOMPLETE" in (tmp_path / "a.html").read_text()
 
 
-async def test_ctrl_c_before_anything_has_ended_leaves_nothing(tmp_path: Path) -> None:
+@STOPS
+async def test_a_stop_before_anything_has_ended_leaves_nothing(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
     async with scripted() as server:
         command = [
             *INTERRUPTIBLE, sys.executable, "-m", "server", "bench", "run", "--url", server.url,
@@ -324,9 +339,9 @@ async def test_ctrl_c_before_anything_has_ended_leaves_nothing(tmp_path: Path) -
         )
         while len(server.asked) < 4:  # noqa: ASYNC110 - two of them calibrate
             await asyncio.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         assert await process.communicate() == (b"", b"")
-    assert process.returncode == 130
+    assert process.returncode == 128 + stop
     assert os.listdir(tmp_path) == []
 
 

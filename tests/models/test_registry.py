@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.base import positive
 from engine.models.registry import ARCHITECTURES, model_class
+from engine.runner.blueprint import Blueprint
+from tests.engine.driver import tiny_llama
+from tests.kernels.published import PUBLISHED
+
+LAYERS = "num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
@@ -21,3 +31,33 @@ def test_a_size_is_one_that_a_tensor_can_have(size: object) -> None:
     assert positive({"hidden_size": 2**31 - 1}, "hidden_size") == 2**31 - 1
     with pytest.raises(ConfigError, match=r"hidden_size = .* above 0 and below"):
         positive({"hidden_size": size}, "hidden_size")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_more_layers_than_could_be_laid_out_are_refused_at_once(name: str) -> None:
+    model = PUBLISHED[name]
+    for key in [key for key in LAYERS if key in model] or ["num_hidden_layers"]:
+        with pytest.raises(ConfigError, match=f"{key} = 100000000; it must be .* below 10000"):
+            model_class(model)[-1].read_config(model | {key: 10**8})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked", "words"),
+    [
+        ({"head_dim": 2**31 - 2}, None, "head_dim = .* below 65536"),
+        ({"max_position_embeddings": 2**31 - 1}, None, "positions; say with --max-model-len how"),
+        ({"hidden_size": 2**31 - 1, "vocab_size": 2**31 - 1, "head_dim": 8}, None, "laid out"),
+        ({"max_position_embeddings": 2**31 - 1}, 64, None),
+    ],
+)
+def test_sizes_beyond_the_machine_are_refused(
+    tmp_path: Path, sizes: dict[str, Any], asked: int | None, words: str | None
+) -> None:
+    config = EngineConfig(model=str(tiny_llama(tmp_path)), max_model_len=asked)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | sizes))
+    if words:
+        with pytest.raises(ConfigError, match=words):
+            Blueprint(config)
+    else:
+        assert Blueprint(config).max_model_len == asked

@@ -163,6 +163,21 @@ def test_a_command_with_a_closed_stream_ends_as_it_would(redirections: str) -> N
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
+def test_unbuffered_streams_stay_so() -> None:
+    """As PYTHONUNBUFFERED asks in our images: a line is out even where the process is killed."""
+    code = (
+        "import os, sys\n"
+        "from engine.command import standard_streams\n"
+        "with standard_streams():\n"
+        "    print('out')\n"
+        "    print('err', file=sys.stderr)\n"
+        "    os._exit(0)"
+    )
+    command = [sys.executable, "-u", "-c", code]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (answer.stdout, answer.stderr) == ("out\n", "err\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["bench"], ["flags"], ["doctor"], ["serve", "--plan"]],

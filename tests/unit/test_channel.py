@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import zmq
 
-from engine.channel import ClientEndpoint, EngineEndpoint, remove_sockets
+from engine.channel import (
+    FROM_ENGINE,
+    TO_ENGINE,
+    ClientEndpoint,
+    EngineEndpoint,
+    remove_sockets,
+)
 from engine.protocol import (
     Abort,
     EngineStats,
@@ -170,6 +178,26 @@ async def test_once_connected_nothing_needs_the_files(address: str) -> None:
     await client.until(1)
     await client.end(engine)
     assert engine.received == [Abort([1]), Shutdown()]
+
+
+def test_the_engine_is_connected_once_the_client_has_answered(address: str) -> None:
+    """Before, it may have to come again: zmq gives up a client that was stopped for 30 s."""
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for listener, name in zip(silent, (TO_ENGINE, FROM_ENGINE), strict=True):
+        listener.bind(f"{address.removeprefix('ipc://')}/{name}")
+        listener.listen()
+    with ThreadPoolExecutor() as pool:
+        connecting = pool.submit(EngineEndpoint, address)
+        time.sleep(0.3)
+        early = connecting.done()
+        for listener in silent:
+            listener.close()
+        shutil.rmtree(address.removeprefix("ipc://"))
+        os.mkdir(address.removeprefix("ipc://"))
+        client = ClientEndpoint(address)
+        connecting.result(timeout=30).close()
+    client.close()
+    assert not early
 
 
 @pytest.mark.parametrize("listening", [True, False])
