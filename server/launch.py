@@ -77,6 +77,7 @@ class Lifetime:
         self.server = Server(
             uvicorn.Config(
                 app,
+                loop="asyncio",  # not uvloop where that happens to be installed
                 http=Connection,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ws="none",

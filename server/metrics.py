@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, values
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,6 +21,10 @@ from engine.client import EngineClient
 from engine.protocol import Admission, StepOutputs
 from server.config import MetricsCompat
 from server.metrics_vllm import VllmNames
+
+# PROMETHEUS_MULTIPROC_DIR, which images of other servers set, is not about the one process that
+# observes all of this: its files would be read again by the next process of the same id.
+values.ValueClass = values.MutexValue
 
 AbortReason = Literal[
     "disconnect", "send_timeout", "engine", "shutdown", "rejected", "numerical", "internal"

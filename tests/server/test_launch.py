@@ -226,6 +226,20 @@ def test_a_log_that_nobody_reads_ends_no_answer(model: Path) -> None:
             server.kill()
 
 
+def test_another_event_loop_is_not_taken_where_it_is_installed(start: Any, tmp_path: Path) -> None:
+    """On uvloop a server that is out of descriptors would say nothing."""
+    (tmp_path / "uvloop.py").write_text("raise SystemExit('uvloop was imported')")
+    server = start(PYTHONPATH=f"{tmp_path}:.")
+    server.wait_for("try  ")
+
+
+def test_metrics_are_of_this_process_alone(start: Any, tmp_path: Path) -> None:
+    """PROMETHEUS_MULTIPROC_DIR would have them kept in files."""
+    server = start(PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "none"))
+    server.wait_for("try  ")
+    assert "penstock:time_to_first_token_seconds" in httpx2.get(f"{server.base_url}/metrics").text
+
+
 def test_out_of_descriptors_it_says_so_once_and_recovers(start: Any, model: Path) -> None:
     script = f'ulimit -Sn 48; ulimit -Hn 64; exec {sys.executable} {FAKE} "$0"'
     server = start.run(["bash", "-c", script, json.dumps({"model": str(model)})])
