@@ -12,6 +12,7 @@ import errno
 import importlib
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -31,27 +32,36 @@ class OutputError(Exception):
         self.reader_gone = cause.errno == errno.EPIPE
 
 
-class _Stdout(io.FileIO):
+class _Stream(io.FileIO):
+    def _write(self, data: bytes) -> int:
+        """Waits for the reader, also where another process has made the stream non-blocking, which
+        it then is for all that share it."""
+        while (count := super().write(data)) is None:
+            select.select([], [self], [])
+        return count
+
+
+class _Stdout(_Stream):
     """Fails once. What is left in buffers is written again at their end, which would fail again."""
 
     _failed = False
 
-    def write(self, data: bytes, /) -> int | None:  # type: ignore[override]
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
         if self._failed:
             return memoryview(data).nbytes
         try:
-            return super().write(data)
+            return self._write(data)
         except OSError as error:
             self._failed = True
             raise OutputError(error) from None
 
 
-class _Stderr(io.FileIO):
+class _Stderr(_Stream):
     """Never fails: what is done goes on where nobody can read of it, and ends with its status."""
 
-    def write(self, data: bytes, /) -> int | None:  # type: ignore[override]
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
         try:
-            return super().write(data)
+            return self._write(data)
         except OSError:
             return memoryview(data).nbytes
 

@@ -132,9 +132,10 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     except BenchError as error:
         return _complain(error)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        return _stopped(stops)
-    failed = any(point.failed for point in measured.points)
-    status = _stopped(stops) if measured.stopped else int(failed)
+        return 128 + (stops or [signal.SIGINT])[0]
+    status = int(bool(measured.stopped) or any(point.failed for point in measured.points))
+    if stops:
+        status = 128 + stops[0]
     for file, write in targets.items():  # before the table, whose reader may be gone (`| head`)
         try:
             write(measured, file)
@@ -147,7 +148,7 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
 
 
 async def _measure(asked: Asked, stops: list[int]) -> Report:
-    """SIGTERM, noted in `stops`, does as Ctrl-C does: what has ended is kept."""
+    """A signal, which is noted in `stops`, ends it early: what has ended is kept."""
     import asyncio
 
     from loadtest.session import measure
@@ -159,12 +160,10 @@ async def _measure(asked: Asked, stops: list[int]) -> Report:
             stops.append(number)
             loop.call_soon_threadsafe(task.cancel)
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as in a shell's background
+            signal.signal(number, stop)
     return await measure(asked)
-
-
-def _stopped(stops: list[int]) -> int:
-    return 128 + (stops[0] if stops else signal.SIGINT)
 
 
 def _complain(error: Exception) -> int:

@@ -34,7 +34,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None
     client: dict[str, str | float]  # the machine: cores, load average, Python
     points: list[Point]
-    stopped: bool = False  # by Ctrl-C or SIGTERM, before all that was asked for was measured
+    stopped: str = ""  # why, before all that was asked for was measured
 
 
 def check_target(path: Path) -> None:
@@ -165,7 +165,7 @@ def notes(report: Report) -> list[str]:
     lines = ["Times in ms, percentiles over requests (itl: over gaps)."]
     rounds = max((point.round for point in report.points), default=1)
     if report.stopped:
-        lines.append("INCOMPLETE: stopped before the end; these are the loads that had ended.")
+        lines.append(f"INCOMPLETE ({report.stopped}): these are the loads that had ended.")
     if rounds > 1:
         lines[0] += f" Medians of {rounds} rounds."
     if report.slo:

@@ -50,7 +50,8 @@ class Asked:
 
 
 async def measure(asked: Asked) -> Report:
-    """Raises BenchError where nothing can be measured. Cancelled, it returns what it has."""
+    """Raises BenchError where nothing can be measured. Cancelled, or where nothing can be any more,
+    it returns what it has."""
     loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
     if not (asked.key.isascii() and asked.key.isprintable()):
@@ -66,12 +67,14 @@ async def measure(asked: Asked) -> Report:
     run = Run(server, prose, chosen, asked.seconds, asked.seed, slo, show_progress, as_recorded)
     allow_many_connections()
     points: list[Point] = []
+    stopped = ""
     try:
         await _measure_all(run, loads, asked.rounds, points)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, BenchError) as error:
         if not points:
             raise
-        _line("stopped")
+        stopped = str(error) or "stopped by a signal"
+        _line(stopped)
     return Report(
         version=1,
         command="penstock " + " ".join(sys.argv[1:]),
@@ -92,7 +95,7 @@ async def measure(asked: Asked) -> Report:
             "python": platform.python_version(),
         },
         points=points,
-        stopped=len(points) < asked.rounds * len(loads),
+        stopped=stopped,
     )
 
 

@@ -59,7 +59,7 @@ def load_progress(tell: Callable[[str], None]) -> Iterator[Callable[[Progress], 
 
 def base_url(host: str, port: int) -> str:
     """A URL that works from this machine: the wildcard addresses become the loopback ones."""
-    address = address_of(host)
+    address, host = address_of(host), host.strip("[]")
     if address is not None and address.is_unspecified:
         host = "127.0.0.1" if address.version == 4 else "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

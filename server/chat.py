@@ -225,7 +225,7 @@ def converse(chat: Chat, quick: str | None) -> int:
             "While it answers, Ctrl-C stops the answer.\n"
         )
     status = 0
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    try:
         while (text := input("> " if interactive else "").strip()) != "/exit":
             try:
                 if text == "/reset":
@@ -234,6 +234,9 @@ def converse(chat: Chat, quick: str | None) -> int:
                     _answer(chat, text)
             except ChatError as error:
                 status = _complain(error)
+    except (EOFError, KeyboardInterrupt):
+        if interactive:  # the shell's prompt is not to stand behind ours
+            sys.stdout.write("\n")
     return 0 if interactive else status
 
 

@@ -51,14 +51,16 @@ def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None
 
 
 def _resolve(host: str, port: int, flags: int = 0) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | flags)
+    """Brackets, as a URL has them around an address of IPv6, are no part of it."""
+    flags |= socket.AI_PASSIVE
+    return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=flags)
 
 
 def address_of(host: str, *, look_up: bool = True) -> IPv4Address | IPv6Address | None:
     """What `listen` binds `host` to: 127.1, 0 and names of this machine are addresses, too. None
     where it is none, or without `look_up` a name."""
     try:
-        *_, address = _resolve(host.strip("[]"), 0, 0 if look_up else socket.AI_NUMERICHOST)[0]
+        *_, address = _resolve(host, 0, 0 if look_up else socket.AI_NUMERICHOST)[0]
         found = ip_address(address[0])
     except (OSError, ValueError):
         return None

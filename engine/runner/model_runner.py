@@ -227,8 +227,8 @@ class ModelRunner:
         leave: so these are thrown away again. The second tells what each further one takes.
         """
         self._allocate(1, self.blueprint.max_model_len)
-        self._warm_up()
         try:
+            self._warm_up()
             step = peak_of(lambda: self.launch(largest_step(self.blueprint)).wait())
         except torch.OutOfMemoryError as error:
             raise ConfigError(

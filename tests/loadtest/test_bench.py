@@ -311,18 +311,36 @@ async def test_a_stop_leaves_the_figures_of_what_had_ended(
         assert b"1 client (round 1 of 1000)" in await process.stderr.readline()
         process.send_signal(stop)
         if stop is signal.SIGTERM:
-            await process.stderr.readuntil(b"stopped\n")
+            await process.stderr.readuntil(b"stopped by a signal\n")
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(stop)
         out, err = await process.communicate()
     assert process.returncode == 128 + stop
-    assert b"INCOMPLETE: stopped before the end" in out
+    assert b"INCOMPLETE (stopped by a signal)" in out
     assert b"| 1 client |" in out
     assert b"Traceback" not in err
     written = report.read(tmp_path / "a.json")
-    assert written.stopped
+    assert written.stopped == "stopped by a signal"
     assert written.points[0].completed
     assert "INCOMPLETE" in (tmp_path / "a.html").read_text()
+
+
+async def test_what_can_no_longer_be_measured_leaves_the_figures_of_what_had_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = session.Run.measure
+
+    async def measure(self: session.Run, load: Load, number: int) -> Point:
+        if number == 2:
+            raise BenchError("Nobody answers any more.")
+        return await first(self, load, number)
+
+    monkeypatch.setattr(session.Run, "measure", measure)
+    async with scripted() as server:
+        found = await measured(server, concurrency="1,2", seconds=0.1, rounds=3)
+    assert [point.load.value for point in found.points] == [1, 2]
+    assert found.stopped == "Nobody answers any more."
+    assert "INCOMPLETE (Nobody answers any more.)" in "".join(report.notes(found))
 
 
 @STOPS

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +150,28 @@ def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: s
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
         answer = subprocess.run(**command("--url", api.url, "--quick", "hi"), **streams, timeout=60)
     assert (answer.returncode, answer.stdout or answer.stderr) == (status, said)
+
+
+@pytest.mark.parametrize("key", [b"\x04", b"\x03"], ids=["Ctrl-D", "Ctrl-C"])
+def test_leaving_ends_the_line_of_the_prompt(api: Api, key: bytes) -> None:
+    ours, theirs = os.openpty()
+    given = command("--url", api.url, TERM="dumb")
+    with subprocess.Popen(
+        **given, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as terminal:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while not shown.endswith(b"> "):
+            shown += os.read(ours, 999)
+        os.write(ours, key)
+        after = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while more := os.read(ours, 999):
+                after += more
+    os.close(ours)
+    assert terminal.returncode == 0
+    assert after.endswith(b"\r\n"), after
 
 
 def test_what_a_terminal_cannot_show_is_a_question_mark(api: Api) -> None:

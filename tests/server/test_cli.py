@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx2
@@ -193,6 +196,22 @@ def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
 def test_words_on_a_full_disk_do_not_change_the_status() -> None:
     command = without("2>/dev/full", "serve", "--plan", "--max-model-len", "99999")
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 2
+
+
+def test_a_stream_that_somebody_made_non_blocking_is_waited_for() -> None:
+    """As node leaves the terminal it shares."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    with subprocess.Popen(
+        [sys.executable, "-m", "server", "flags"], cwd=ROOT, stdout=writer
+    ) as run:
+        os.close(writer)
+        eventually(lambda: select.select([reader], [], [], 0)[0], "there is a first word", START_S)
+        time.sleep(0.5)  # the pipe is full then
+        with open(reader, encoding="utf-8") as page:
+            assert page.read().strip() == flags_page().strip()
+    assert run.returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["flags"], ["serve", "--plan"]], ids=" ".join)

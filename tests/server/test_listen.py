@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import pytest
 
@@ -27,6 +28,12 @@ def test_the_loopback_address_has_many_names(host: str) -> None:
 def test_so_has_that_of_ipv6(host: str) -> None:
     assert is_loopback(host)
     assert "localhost" in allowed_hosts(host)
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine: {error}")
+    with contextlib.closing(listen(ServerConfig(host=host, port=0))) as listener:
+        assert is_loopback(listener.getsockname()[0])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,7 @@ def test_without_a_look_up_names_are_no_addresses() -> None:
     [
         ("0", "http://127.0.0.1:8"), ("0.0.0.0", "http://127.0.0.1:8"), ("0::0", "http://[::1]:8"),
         ("10.1.2.3", "http://10.1.2.3:8"), ("fe80::1", "http://[fe80::1]:8"),
+        ("[fe80::1]", "http://[fe80::1]:8"),
     ],
 )  # fmt: skip
 def test_the_url_told_works_from_this_machine(host: str, url: str) -> None:
