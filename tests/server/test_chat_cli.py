@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,23 +155,24 @@ def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: s
 @pytest.mark.parametrize("key", [b"\x04", b"\x03"], ids=["Ctrl-D", "Ctrl-C"])
 def test_leaving_ends_the_line_of_the_prompt(api: Api, key: bytes) -> None:
     ours, theirs = os.openpty()
-    given = command("--url", api.url, TERM="dumb")
-    with subprocess.Popen(
-        **given, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    terminal = subprocess.Popen(
+        **command("--url", api.url, TERM="dumb"), **streams, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    ) as terminal:  # fmt: skip
-        os.close(theirs)
+    )  # fmt: skip
+    os.close(theirs)
+    try:
         shown = b""
         while not shown.endswith(b"> "):
             shown += os.read(ours, 999)
+        time.sleep(0.5)  # a signal just before it waits for a key, Python sees at the next key
         os.write(ours, key)
-        after = b""
-        with contextlib.suppress(OSError):  # the other end is closed
-            while more := os.read(ours, 999):
-                after += more
-    os.close(ours)
-    assert terminal.returncode == 0
-    assert after.endswith(b"\r\n"), after
+        assert terminal.wait(60) == 0
+        assert os.read(ours, 999).endswith(b"\r\n")
+    finally:
+        terminal.kill()
+        terminal.wait()
+        os.close(ours)
 
 
 def test_what_a_terminal_cannot_show_is_a_question_mark(api: Api) -> None:
