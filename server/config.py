@@ -56,7 +56,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = ()
     chat_template: Annotated[
-        str | None, setting(HTTP, "Jinja file to use instead of the checkpoint's template.")
+        Annotated[str, msgspec.Meta(min_length=1)] | None,
+        setting(
+            HTTP,
+            "Jinja file to use instead of the checkpoint's template.",
+            extra={"form": "the path of a file"},
+        ),
     ] = None
     max_body_bytes: Annotated[
         int,

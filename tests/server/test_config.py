@@ -74,6 +74,7 @@ def test_nothing_given_gives_the_defaults() -> None:
             "",
             ["'https://a.b/'] is not origins as browsers"],
         ),
+        ({"chat_template": ""}, {}, "", ["--chat-template: '' is not the path of a file"]),
         ({"served_model_name": ["a", ""]}, {}, "", ["--served-model-name: ['a', ''] is not texts"]),
         ({"model": "x\udcff"}, {}, "", ["--model: 'x\\udcff' is no UTF-8."]),
         ({}, {"PENSTOCK_SERVED_MODEL_NAME": "a,\udcff"}, "", ["'\\udcff'] is no UTF-8."]),
