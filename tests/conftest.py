@@ -54,7 +54,8 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_thread() -> None:
-    """One torch thread, for good: tests share the machine, and idle torch threads spin."""
+    """One torch thread, for good: tests share the machine, and idle torch threads spin. The
+    variable TEST_THREADS sets another number, for tests run alone."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))

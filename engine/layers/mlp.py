@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import Linear
-from engine.ops.gated import gelu_tanh, gelu_tanh_mul, silu, silu_mul
+from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 # By the names configs have for them.
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,

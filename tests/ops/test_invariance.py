@@ -17,8 +17,9 @@ import torch
 from engine.attention.query_groups import SPLIT
 from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
+from engine.layers.mlp import ACTIVATIONS
 from engine.ops.dispatch import compiled_kernels
-from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu, silu_mul
+from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu, silu_mul
 from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
@@ -74,8 +75,9 @@ def test_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
     yield torch.set_num_threads
-    torch.set_num_threads(1)
+    torch.set_num_threads(before)
 
 
 @dtypes
@@ -91,7 +93,7 @@ def test_activations_in_threads(
         "silu": silu,
         "gelu_tanh_mul": gelu_tanh_mul,
         "gelu_tanh": gelu_tanh,
-        "gelu": torch.nn.functional.gelu,
+        "gelu": gelu,
         "relu_squared": relu_squared,
         "sigmoid": sigmoid,
         "softcap": lambda x: softcap(x, 2.0),
@@ -102,6 +104,16 @@ def test_activations_in_threads(
         for count in (*range(1, 24), 64):
             assert torch.equal(operation(x[:count].clone()), together[:count]), (name, count)
         threads(1)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_bf16_value_has_one_activation(name: str) -> None:
+    """The end of a thread's piece, shorter than a vector, is computed by other instructions."""
+    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    values = values[values.isfinite()]
+    together = ACTIVATIONS[name](values)
+    ends = torch.cat([ACTIVATIONS[name](end.clone()) for end in values.split(15)])
+    assert torch.equal(ends, together), values[ends != together]
 
 
 @dtypes

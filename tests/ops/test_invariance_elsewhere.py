@@ -1,4 +1,4 @@
-"""The promise of test_invariance.py with the kernels oneDNN takes on older CPUs than this one."""
+"""The promise of test_invariance.py on other CPUs: with older instructions, with more threads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ INVARIANCE = Path(__file__).with_name("test_invariance.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
-def test_equal_bits(instructions: str) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+        {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+        {"TEST_THREADS": "2"},
+        {"TEST_THREADS": "7"},
+    ],
+    ids=lambda setting: "-".join(setting.values()),
+)
+def test_equal_bits(setting: dict[str, str]) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", INVARIANCE],
         cwd=INVARIANCE.parents[2],
-        env={**environment, "ONEDNN_MAX_CPU_ISA": instructions},
+        env=environment | setting,
         capture_output=True,
         text=True,
         timeout=600,
