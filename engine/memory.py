@@ -34,7 +34,7 @@ def check_weights(size: int, free: int, total: int | None) -> None:
     if total is not None and size > free:
         raise ConfigError(
             f"The weights take {size / 2**30:.1f} GiB, but {free / 2**30:.1f} of the GPU's "
-            f"{total / 2**30:.1f} GiB are free. Serve a smaller model, or a GPU that has more."
+            f"{total / 2**30:.1f} GiB are free. Serve a smaller model, or take a GPU that has more."
         )
 
 

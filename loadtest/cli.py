@@ -134,7 +134,7 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 128 + (stops or [signal.SIGINT])[0]
     status = int(bool(measured.stopped) or any(point.failed for point in measured.points))
-    if stops:
+    if measured.stopped and stops:
         status = 128 + stops[0]
     for file, write in targets.items():  # before the table, whose reader may be gone (`| head`)
         try:
@@ -159,6 +159,8 @@ async def _measure(asked: Asked, stops: list[int]) -> Report:
         if task and not task.done():  # `timeout` sends it twice: the second is not to end us
             stops.append(number)
             loop.call_soon_threadsafe(task.cancel)
+        elif number == signal.SIGINT:  # while the files are written
+            raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:  # as in a shell's background

@@ -47,10 +47,7 @@ def from_file(path: Path, scale: Scale, longest: int | None) -> Workload:
             if rows and "hash_ids" in rows[0]:
                 return _trace(path, [_mooncake(row) for row in rows], scale, longest)
             return _prompts(path, [_prompt(row) for row in rows])
-    except (
-        *(OSError, ValueError, LookupError, TypeError),
-        *(AttributeError, RecursionError),
-    ) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BenchError(
             f"{path} is neither a trace of Mooncake or Azure nor lines of prompts: {error!r}"
         ) from None
