@@ -33,6 +33,7 @@ from server.tokenizer import Tokenizer
 from server.tracing import Tracing
 
 ROUTERS = [module.router for module in (generate, embeddings, models, tokenize, ops)]
+FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
@@ -79,11 +80,29 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
 
 async def _raise(request: Request, error: Exception) -> Response:
     """FastAPI's own answers to 404 and 405 have another shape: the boundary writes ours."""
-    meant = f"/v1{request.url.path}"
-    if isinstance(error, HTTPException) and error.status_code == 404 and meant in PATHS:
-        message = f"Not Found: did you mean {meant}? A client's base URL ends in /v1 here."
-        raise ApiError(404, "not_found", message)
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404 and (hint := _hint(request.url.path)):
+        raise ApiError(404, "not_found", hint)
+    if error.status_code == 405:
+        allowed = set((error.headers or {})["Allow"].split(", "))
+        allowed |= {"HEAD"} if "GET" in allowed else set()  # see Exchange.routed
+        detail = error.detail
+        if request.method == "OPTIONS":
+            detail += ": pages of other origins may ask with --allowed-origins only"
+        raise HTTPException(405, detail, {"Allow": ", ".join(sorted(allowed))})
     raise error
+
+
+def _hint(path: str) -> str:
+    """What to ask instead of a path that is not served, where that can be guessed."""
+    names = [name for name in path.split("/") if name not in ("", "v1")]
+    meant = "/".join(["/v1", *names])
+    if meant in FOREIGN:
+        return f"{FOREIGN[meant]} is not served here: ask /v1/chat/completions."
+    if meant in PATHS:
+        return f"Not Found: did you mean {meant}? A client's base URL ends in /v1 here."
+    meant = "/".join(["", *names])
+    return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 class StreamBroken(Exception):
-    """A stream has sent its error event: the connection must end without the last chunk."""
+    """A stream has sent its error event: its body ends, without `[DONE]`."""
 
 
 class ClientGone(Exception):

@@ -47,7 +47,10 @@ class CrossOrigin(CORSMiddleware):
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             allow_private_network=True,  # from a page of the internet to a server of this network
-            expose_headers=("x-request-id", "x-ignored-params", "retry-after"),
+            expose_headers=(
+                *("x-request-id", "x-ignored-params"),
+                *("retry-after", "x-should-retry"),
+            ),
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:
@@ -79,11 +82,12 @@ class RequestBoundary:
             return
         exchange = Exchange(self._service, scope, receive, send)
         try:
-            await self._app(scope, exchange.receive, exchange.send)
+            await self._app(exchange.routed, exchange.receive, exchange.send)
         except ClientGone:
             pass
-        except StreamBroken:  # returning early, uvicorn closes the connection inside the body
+        except StreamBroken:
             exchange.cut = 503 if self._service.client.state == "draining" else 500
+            await send({"type": "http.response.body"})
         except asyncio.CancelledError:  # uvicorn cuts what outlasts the drain, in words of its own
             exchange.cut = 503
             exchange.all_read = True  # as far as it goes: there is no time to read on
@@ -146,6 +150,8 @@ class Exchange:
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         state = scope.setdefault("state", {})
         state.update(arrival=self._arrival, request_id=self.id, tenant="")
+        # HEAD is GET (RFC 9110, section 9.3.2), of whose answer uvicorn leaves out the body.
+        self.routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self.id)
 

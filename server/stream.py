@@ -2,8 +2,9 @@
 
 Order: one opening chunk for each choice in ascending index, text, one closing chunk for each
 choice, usage where asked for, `[DONE]`. All chunks that are there at once go out in one send. A
-failure after the 200 is a `data: {"error": …}` event and a body that never ends properly: an error
-followed by `[DONE]` reads as an empty success to some clients.
+failure after the 200 is a `data: {"error": …}` event, the last of its body: an error followed by
+`[DONE]` reads as an empty success to some clients, and where a body breaks off, others and proxies
+forget the event they have not read yet.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Ingress:
 
 class Relay(Response):
     """The replica's answer, message by message. Where the replica is lost: a 503 before the first
-    of them, later an error event and a body that never ends properly, as our server does it."""
+    of them, later an error event, the last of the body, as our server does it."""
 
     def __init__(self, answers: DeploymentHandle, body: bytes, prefix: list[bytes]) -> None:
         self._answers, self._body, self._prefix = answers, body, prefix
@@ -104,7 +104,8 @@ class Relay(Response):
                 await response(scope, receive, send)
                 return
             event = b"data: " + bytes(response.body) + b"\n\n"
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": event})
+            complete = True
         finally:
             messages.cancel()
         if not complete:

@@ -14,9 +14,6 @@ from server.description import PROBE
 from server.service import Service, service_of
 
 router = APIRouter()
-# One route, so that a 405 names both. The description has a route of its own, which serves nobody:
-# there, two methods of one route would be one operation.
-GET_AND_HEAD = ["GET", "HEAD"]
 
 
 def _condition(service: Service) -> dict[str, Any]:
@@ -30,7 +27,6 @@ def _condition(service: Service) -> dict[str, Any]:
 
 
 @router.get("/health", openapi_extra=PROBE)
-@router.api_route("/health", methods=GET_AND_HEAD, include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 unless the engine is dead. One that hangs is ended, so it is dead, too."""
     body = _condition(service_of(request))
@@ -38,7 +34,6 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ready", openapi_extra=PROBE)
-@router.api_route("/ready", methods=GET_AND_HEAD, include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 where a request sent now would be served: loaded, not draining, room in the queue."""
     service = service_of(request)

@@ -92,7 +92,8 @@ async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
         raise invalid(None, "The body must be a JSON object.", "invalid_json")
     for name, harmless in kind.UNSUPPORTED.items():
         if not any(_same(data.get(name), value) for value in (None, *harmless)):
-            raise unsupported(name, f"{name} is not supported by this server.")
+            only = [f", only {orjson.dumps(value).decode()} is" for value in harmless if value]
+            raise unsupported(name, f"{name} is not supported by this server{''.join(only)}.")
     body = kind.model_validate(data)
     if ignored := body.ignored():
         log.debug("unknown request fields", fields=ignored)

@@ -75,9 +75,20 @@ async def test_a_request_for_http2_is_served_without_a_warning(served, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-async def test_a_base_url_without_v1_is_told_of(served):
-    for method, path in (("POST", "/chat/completions"), ("GET", "/models")):
-        response = await served.http.request(method, path, json={})
+async def test_wrong_paths_are_told_of(served):
+    for path, hint in (
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/v1/models", "did you mean /v1/models? A client's base URL ends in /v1 here."),
+        ("/v1//models", "did you mean /v1/models?"),
+        ("/v1/completions/", "did you mean /v1/completions?"),
+        ("/v1/health", "did you mean /health?"),
+        ("/v1/responses", "OpenAI's Responses API is not served here: ask /v1/chat/completions."),
+        ("/responses", "OpenAI's Responses API is not served here"),
+        ("/v1/messages", "Anthropic's API is not served here"),
+        ("/v1/images/generations", "Not Found. GET /openapi.json"),
+    ):
+        response = await served.http.post(path, json={})
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (404, "not_found")
-        assert f"did you mean /v1{path}?" in error["message"]
+        assert hint in error["message"]

@@ -66,6 +66,7 @@ async def test_other_pages_may_not(open_to, origin):
 async def test_no_page_may_by_default(served):
     refused = await served.http.options("/v1/completions", headers={"origin": PAGE, **WISH})
     assert refused.status_code == 405
+    assert "--allowed-origins" in refused.json()["error"]["message"]
     headers = {"origin": PAGE}
     answer = await served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
     assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -148,8 +148,7 @@ async def test_requests_are_counted_by_how_they_ended(served):
     await served.complete()
     served.engine.overloaded = False
     served.engine.script = lambda request: [65, NOT_FINITE]
-    with pytest.raises(Exception, match=r"peer closed|incomplete"):
-        await served.complete(stream=True)  # its status line said 200
+    assert (await served.complete(stream=True)).status_code == 200, "what its status line said"
     assert await counted() == {"200": 1, "400": 1, "500": 1, "503": 1}
 
 
@@ -176,8 +175,7 @@ async def test_a_stream_that_the_drain_cuts_is_no_fault_of_the_server(served):
     await asyncio.sleep(0.1)
     served.engine.drain()
     served.engine.die()
-    with pytest.raises(Exception, match=r"peer closed|incomplete"):
-        await asking
+    assert '"code":"shutting_down"' in (await asking).text
     assert await served.metric("http_requests_total", status="503") == 1
     assert await served.metric("http_requests_total", status="500") == 0
 

@@ -49,11 +49,15 @@ async def test_probes_need_no_name(served, host):
         writer.close()
 
 
-async def test_a_405_of_a_probe_names_all_its_methods(served):
-    for path in ("/health", "/ready"):
+async def test_what_answers_get_answers_head(served):
+    for path in (*("/health", "/ready", "/metrics", "/version"), "/v1/models", "/openapi.json"):
+        got, head = await served.http.get(path), await served.http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
         response = await served.http.post(path, json={})
         assert response.status_code == 405
-        assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
+        assert response.headers["allow"] == "GET, HEAD"
+    assert (await served.http.head("/v1/completions")).headers["allow"] == "POST"
 
 
 async def test_loading(model, says):
