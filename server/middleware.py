@@ -47,10 +47,7 @@ class CrossOrigin(CORSMiddleware):
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             allow_private_network=True,  # from a page of the internet to a server of this network
-            expose_headers=(
-                *("x-request-id", "x-ignored-params"),
-                *("retry-after", "x-should-retry"),
-            ),
+            expose_headers=("x-request-id", "x-ignored-params", "retry-after", "x-should-retry"),
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:
@@ -87,7 +84,9 @@ class RequestBoundary:
             pass
         except StreamBroken:
             exchange.cut = 503 if self._service.client.state == "draining" else 500
-            await send({"type": "http.response.body"})
+            await send(
+                {"type": "http.response.body"}
+            )  # past the exchange, which it is no success for
         except asyncio.CancelledError:  # uvicorn cuts what outlasts the drain, in words of its own
             exchange.cut = 503
             exchange.all_read = True  # as far as it goes: there is no time to read on

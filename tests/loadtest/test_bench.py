@@ -325,6 +325,26 @@ async def test_a_stop_leaves_the_figures_of_what_had_ended(
     assert "INCOMPLETE" in (tmp_path / "a.html").read_text()
 
 
+def test_ctrl_c_ends_the_writing_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All had been measured: nobody waits for a task any more."""
+    texts = ("command", "date", "url", "model", "api", "workload", "arrivals")
+    nothing: dict[str, Any] = {"client": {}, "slo": None, "points": [], **dict.fromkeys(texts, "")}
+    numbers = dict.fromkeys(("version", "left_out", "seed", "tokens_per_word"), 1)
+
+    async def measure(asked: Asked) -> report.Report:
+        return report.Report(**nothing, **numbers)
+
+    monkeypatch.setattr(session, "measure", measure)
+    monkeypatch.setattr(report, "write", lambda *_: signal.raise_signal(signal.SIGINT))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        result = CliRunner().invoke(app, ["run", "--json", str(tmp_path / "a.json")])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert result.exit_code == 130
+
+
 async def test_what_can_no_longer_be_measured_leaves_the_figures_of_what_had_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -118,6 +118,12 @@ async def test_chat_refusals(served):
     assert not served.engine.requests
 
 
+async def test_a_refusal_says_what_is_served_instead(served):
+    for field, only in (("response_format", ', only {"type":"text"} is.'), ("tools", "server.")):
+        response = await served.chat(**{field: {"type": "json_object"}})
+        assert response.json()["error"]["message"].endswith(only)
+
+
 async def test_completion_refusals(served):
     for fields, param, code in COMPLETION_CASES:
         response = await served.complete(**fields)
