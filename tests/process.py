@@ -17,12 +17,17 @@ START_S = 90  # 3 s on a quiet machine; most of it is torch's import, which a bu
 STOP_S = 30
 
 
+# A shell's background jobs ignore SIGINT, nohup SIGHUP, and so would what the tests start.
+INTERRUPTIBLE = ("env", "--default-signal=INT,HUP")
+
+
 class Process:
     """`log` is what it has written on stderr so far."""
 
     def __init__(self, command: Sequence[str], stderr: Path, env: Mapping[str, str]) -> None:
         self._stderr = stderr
         with stderr.open("wb") as stream:
+            command = [*INTERRUPTIBLE, *command]
             self.process = subprocess.Popen(command, stderr=stream, cwd=ROOT, env=env)
 
     @property

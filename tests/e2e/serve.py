@@ -22,9 +22,6 @@ from tests.process import START_S, STOP_S, Process, eventually
 from tests.prometheus import metric
 from tests.stories import Case
 
-# A shell's background jobs and nohup ignore SIGINT, and so would what the tests start.
-INTERRUPTIBLE = ("env", "--default-signal=INT")
-
 
 class Server(Process):
     """`penstock serve` on the loopback address. `temp` is its TMPDIR."""
@@ -33,7 +30,7 @@ class Server(Process):
         self.temp = folder / "tmp"
         self.temp.mkdir()
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-        command = [*INTERRUPTIBLE, sys.executable, "-m", "server", "serve", *arguments]
+        command = [sys.executable, "-m", "server", "serve", *arguments]
         super().__init__(command, folder / "stderr", {**clean, "TMPDIR": str(self.temp), **env})
         self._children: list[psutil.Process] = []
 

@@ -32,8 +32,7 @@ from engine.weights.recipe import (
 )
 from server import exits
 from server.merge import recipe_of
-from tests.e2e.serve import INTERRUPTIBLE
-from tests.process import ROOT, eventually
+from tests.process import INTERRUPTIBLE, ROOT, eventually
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 FILE = "model.safetensors"

@@ -24,8 +24,8 @@ from server import exits
 from server.cli import located
 from server.config import ServerConfig
 from tests.e2e.hub import COMMIT, Hub, serving_hub
-from tests.e2e.serve import INTERRUPTIBLE, Case, serving
-from tests.process import ROOT, eventually
+from tests.e2e.serve import Case, serving
+from tests.process import INTERRUPTIBLE, ROOT, eventually
 
 NAME = "tales/stories-260k"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from server import exits
-from tests.e2e.serve import INTERRUPTIBLE, Server, serving
-from tests.process import ROOT, eventually
+from tests.e2e.serve import Server, serving
+from tests.process import INTERRUPTIBLE, ROOT, eventually
 
 BODY = json.dumps({"model": "demo", "prompt": "Hello", "max_tokens": 4}).encode()
 

@@ -21,8 +21,8 @@ from loadtest.cli import app
 from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, spread
 from loadtest.session import Asked
-from tests.e2e.serve import INTERRUPTIBLE
 from tests.loadtest.scripted import Scripted, scripted
+from tests.process import INTERRUPTIBLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -337,6 +337,7 @@ def test_ctrl_c_ends_the_writing_of_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(session, "measure", measure)
     monkeypatch.setattr(report, "write", lambda *_: signal.raise_signal(signal.SIGINT))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
     try:
         result = CliRunner().invoke(app, ["run", "--json", str(tmp_path / "a.json")])
     finally:

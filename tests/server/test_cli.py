@@ -15,8 +15,7 @@ import httpx2
 import pytest
 
 from server.settings import flags_page, settings
-from tests.e2e.serve import INTERRUPTIBLE
-from tests.process import START_S, STOP_S, eventually
+from tests.process import INTERRUPTIBLE, START_S, STOP_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
