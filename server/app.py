@@ -33,6 +33,7 @@ from server.tokenizer import Tokenizer
 from server.tracing import Tracing
 
 ROUTERS = [module.router for module in (generate, embeddings, models, tokenize, ops)]
+# What clients may ask for by default, and what it is.
 FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 

@@ -84,9 +84,8 @@ class RequestBoundary:
             pass
         except StreamBroken:
             exchange.cut = 503 if self._service.client.state == "draining" else 500
-            await send(
-                {"type": "http.response.body"}
-            )  # past the exchange, which it is no success for
+            # The body ends, but not through the exchange, which would call that a success.
+            await send({"type": "http.response.body"})
         except asyncio.CancelledError:  # uvicorn cuts what outlasts the drain, in words of its own
             exchange.cut = 503
             exchange.all_read = True  # as far as it goes: there is no time to read on
