@@ -108,7 +108,7 @@ class EngineCore:
         """Wait for a step's tokens and send what they mean."""
         sampled = pending.wait()
         now = time.monotonic()
-        outputs = self.scheduler.retire(pending.step, sampled)
+        outputs = self.scheduler.retire(pending.step, sampled, pending.scores())
         admitted, self.admitted = self.admitted, []
         vectors = self.scheduler.embeds.retire(pending.embeddings())
         stats = self.stats(pending.step, now - pending.launched_at)

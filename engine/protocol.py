@@ -51,6 +51,7 @@ class SamplingParams(Record, frozen=True):
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()  # the model's end tokens are among them unless ignored
     logprobs: int = -1  # -1: none; k: the sampled token's and the k most likely ones'
+    prompt_logprobs: int = -1  # likewise of each token of the prompt after the first
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -166,6 +167,8 @@ class TokenOutput(Record, frozen=True):
     token: int
     finish: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
+    # With the first token, where asked for: of each token of the prompt after the first.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class EmbedOutput(Record, frozen=True):

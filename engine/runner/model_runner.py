@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of, release
 from engine.runner.wait_policy import WaitPolicy
 from engine.sampling.draw import draw
-from engine.sampling.logprobs import PendingLogprobs
+from engine.sampling.logprobs import PendingLogprobs, score
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 from engine.weights.dummy import random_weights
@@ -47,6 +48,16 @@ log = logging.getLogger(__name__)
 # for texts, which together have any number of tokens; of 8 for a decoder's steps, as without AMX
 # every row costs.
 FEW_ROWS, TEXT_ROW_STEP, ROW_STEP = 32, 16, 8
+SCORED_ROWS = 64  # of a prompt at once: logits are as wide as the vocabulary
+
+
+class Results(NamedTuple):
+    """What a step's slices give: tokens [samples], their logprobs, and scores of prompts' tokens, in
+    parts, of each slice that has any."""
+
+    tokens: torch.Tensor | None = None
+    logprobs: PendingLogprobs | None = None
+    scores: Sequence[Sequence[PendingLogprobs]] = ()
 
 
 class ModelRunner:
@@ -118,15 +129,14 @@ class ModelRunner:
             self.kv.scrub(step.scrub)
         self.rows.apply(step.new_rows, step.new_blocks)
         vectors = self._encode(step.encodes) if step.encodes else None
-        tokens, logprobs = None, None
+        results = Results()
         if step.slices:
             replayed = self._replay(step, self.graphs) if self.graphs else None
-            tokens, logprobs = replayed or self._compute(step)
-        return PendingStep(step, launched_at, tokens, logprobs, vectors)
+            results = replayed or self._compute(step)
+        tokens, logprobs, scores = results
+        return PendingStep(step, launched_at, tokens, logprobs, vectors, scores)
 
-    def _replay(
-        self, step: Step, graphs: DecodeGraphs
-    ) -> tuple[torch.Tensor | None, PendingLogprobs | None] | None:
+    def _replay(self, step: Step, graphs: DecodeGraphs) -> Results | None:
         """Tokens of a step of which there is a recording; None where there is none."""
         sampling: Sequence[ScheduledSlice] = step.slices
         if step.is_decode:
@@ -138,27 +148,52 @@ class ModelRunner:
             shape = self.mixed.shape_for(step.slices) if self.mixed else None
             if not (self.mixed and shape and self.mixed.has(shape)):
                 return None
+            if any(s.scores for s in step.slices):
+                return None  # it wants more logits than a recording leaves
             logits = self.mixed.compute(shape, step.slices)
             sampling = [s for s in sampling if s.samples]
             rows = [s.row for s in sampling]
             if not rows:
-                return None, None
+                return Results()
         if all(map(self.rows.plain.__getitem__, rows)):
-            return graphs.draw(len(rows)), None
-        return self._sample(logits, sampling, graphs.row_ids[: len(rows)])
+            return Results(graphs.draw(len(rows)))
+        return Results(*self._sample(logits, sampling, graphs.row_ids[: len(rows)]))
 
-    def _compute(self, step: Step) -> tuple[torch.Tensor | None, PendingLogprobs | None]:
+    def _compute(self, step: Step) -> Results:
         """Tokens of any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend)
         hidden = self.model.forward(batch.filled_up(self._rounded(batch.num_tokens, ROW_STEP)))
         sampling = [s for s in step.slices if s.samples]
+        scores = self._score(step.slices, hidden)
         if not sampling:
-            return None, None
-        missing = self._rounded(len(sampling), ROW_STEP) - len(sampling)
-        index = F.pad(batch.logit_index, (0, missing)) if missing else batch.logit_index
-        logits = self.model.logits(hidden.index_select(0, index))[: len(sampling)]
+            return Results(scores=scores)
+        logits = self._logits(hidden, batch.logit_index)
         (row_ids,) = to_device([[s.row for s in sampling]], self.device)
-        return self._sample(logits, sampling, row_ids)
+        return Results(*self._sample(logits, sampling, row_ids), scores)
+
+    def _logits(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """[L, V] for the tokens `index` [L] of hidden states [T, hidden]."""
+        missing = self._rounded(len(index), ROW_STEP) - len(index)
+        padded = F.pad(index, (0, missing)) if missing else index
+        return self.model.logits(hidden.index_select(0, padded))[: len(index)]
+
+    def _score(
+        self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor
+    ) -> list[list[PendingLogprobs]]:
+        """For each slice that scores, the logprobs of its prompt's tokens behind its own."""
+        found, first = [], 0
+        for slice_ in slices:
+            row, parts = slice_.row, []
+            for start in range(0, slice_.scores, SCORED_ROWS):
+                end = min(start + SCORED_ROWS, slice_.scores)
+                index = torch.arange(first + start, first + end, device=self.device)
+                tokens = self.rows.tokens[row, slice_.start + start + 1 : slice_.start + end + 1]
+                count = self.rows.params[row].prompt_logprobs
+                parts.append(score(self._logits(hidden, index), tokens, count))
+            if parts:
+                found.append(parts)
+            first += slice_.count
+        return found
 
     def _sample(
         self, logits: torch.Tensor, slices: Sequence[ScheduledSlice], row_ids: torch.Tensor

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from engine.platform import HostCopy
-from engine.protocol import EmbedOutput
+from engine.protocol import EmbedOutput, TokenLogprobs
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
@@ -21,14 +23,16 @@ class PendingStep:
         tokens: torch.Tensor | None,
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
+        scores: Sequence[Sequence[PendingLogprobs]] = (),
     ) -> None:
         """tokens [samples] int64, vectors [texts to embed, hidden] fp32; None where there are
-        none. They may be overwritten by the next launch: they are copied here."""
+        none. They may be overwritten by the next launch: they are copied here. `scores` are the
+        parts of each scoring slice's."""
         self.step = step
         self.launched_at = launched_at  # CLOCK_MONOTONIC
         self._tokens = HostCopy([] if tokens is None else [tokens])
         self._logprobs = logprobs
-        self._scores = HostCopy([logprobs.values, logprobs.ids] if logprobs else [])
+        self._scores = scores
         self._vectors = HostCopy([] if vectors is None else [vectors])
 
     def wait(self) -> list[SampledToken]:
@@ -36,9 +40,12 @@ class PendingStep:
         tokens: list[int] = [token for copy in self._tokens.wait() for token in copy.tolist()]
         if self._logprobs is None:
             return [SampledToken(token) for token in tokens]
-        values, ids = self._scores.wait()
-        logprobs = self._logprobs.read(tokens, values.tolist(), ids.tolist())
-        return [SampledToken(t, entry) for t, entry in zip(tokens, logprobs, strict=True)]
+        found = self._logprobs.read()
+        return [SampledToken(t, found.get(n) if t >= 0 else None) for n, t in enumerate(tokens)]
+
+    def scores(self) -> list[list[TokenLogprobs]]:
+        """Of each slice that scores; waits like `wait`."""
+        return [[s for part in parts for s in part.read().values()] for parts in self._scores]
 
     def embeddings(self) -> list[EmbedOutput]:
         """The vectors of the step's texts; waits like `wait`."""

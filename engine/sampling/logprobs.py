@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import islice
 
 import torch
 
+from engine.platform import HostCopy
 from engine.protocol import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Of each row that asked, the sampled token's logprob, and the likeliest tokens with theirs."""
+    """Of each row that asked, its token's logprob, and the likeliest tokens with theirs."""
 
-    counts: Mapping[int, int]  # row -> how many of the likeliest, in the order of the tensors
-    values: torch.Tensor  # fp32, of each row 1 + count
-    ids: torch.Tensor  # int64, of each row count
+    def __init__(self, counts: Mapping[int, int], values: torch.Tensor, ids: torch.Tensor) -> None:
+        """counts: row -> how many of the likeliest, in the order of the tensors; values: fp32, of
+        each row 1 + count; ids: int64, of each row count."""
+        self._counts = counts
+        self._copy = HostCopy([values, ids])
 
-    def read(
-        self, tokens: Sequence[int], values: Sequence[float], ids: Sequence[int]
-    ) -> list[TokenLogprobs | None]:
-        """One for each of `tokens`, from what `values` and `ids` hold; None where none was asked
-        for or nothing could be sampled."""
-        result: list[TokenLogprobs | None] = [None] * len(tokens)
-        value, token = iter(values), iter(ids)
-        for row, count in self.counts.items():
-            own, *top = islice(value, 1 + count)
-            likeliest = tuple(zip(islice(token, count), top, strict=True))
-            if tokens[row] >= 0:
-                result[row] = TokenLogprobs(own, likeliest)
+    def read(self) -> dict[int, TokenLogprobs]:
+        """By row. Of a row of which nothing could be sampled they mean nothing."""
+        values, ids = (iter(tensor.tolist()) for tensor in self._copy.wait())
+        result = {}
+        for row, count in self._counts.items():
+            own, *top = islice(values, 1 + count)
+            result[row] = TokenLogprobs(own, tuple(zip(islice(ids, count), top, strict=True)))
         return result
 
 
@@ -45,3 +41,13 @@ def gather_logprobs(
         values += [logprobs.gather(0, tokens[row : row + 1].clamp(min=0)), top.values]
         ids.append(top.indices)
     return PendingLogprobs(counts, torch.cat(values), torch.cat(ids))
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> PendingLogprobs:
+    """For known `tokens` [R], each by its logits [R, V], with the `count` likeliest in its place."""
+    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    own = logprobs.gather(1, tokens.long()[:, None])
+    top = logprobs.topk(min(count, logprobs.shape[1]))
+    counts = dict.fromkeys(range(len(tokens)), top.values.shape[1])
+    values = torch.cat([own, top.values], dim=1).flatten()
+    return PendingLogprobs(counts, values, top.indices.flatten())

@@ -12,6 +12,7 @@ be scheduled while this one runs; `retire` drops results whose sequence has move
 from __future__ import annotations
 
 import bisect
+import math
 import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -25,6 +26,7 @@ from engine.protocol import (
     GenerateRequest,
     KVGroup,
     Prefill,
+    TokenLogprobs,
     TokenOutput,
 )
 from engine.scheduling.blocks import BlockHasher, BlockPool
@@ -201,7 +203,11 @@ class Scheduler:
             sequence.num_tokens += 1
         if count > 1 or not sequence.num_computed % self.block_size:
             self.tables.register(sequence)
-        return ScheduledSlice(sequence.id, sequence.epoch, sequence.row, start, count, samples)
+        scores = 0
+        if sequence.num_unscored:
+            scores = max(0, min(start + count, sequence.prompt_length - 1) - start)
+        row, epoch = sequence.row, sequence.epoch
+        return ScheduledSlice(sequence.id, epoch, row, start, count, samples, scores)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """See that `count` more tokens find blocks, preempting from the tail; False if itself."""
@@ -237,21 +243,41 @@ class Scheduler:
 
     # ---- what comes back ---------------------------------------------------------------------
 
-    def retire(self, step: Step, sampled: Iterable[SampledToken]) -> list[TokenOutput]:
-        """Take in the results of `step`: one SampledToken per slice that samples, in order."""
+    def retire(
+        self,
+        step: Step,
+        sampled: Iterable[SampledToken],
+        scored: Iterable[Seq[TokenLogprobs]] = (),
+    ) -> list[TokenOutput]:
+        """Take in the results of `step`: one SampledToken per slice that samples, in order, and for
+        each slice that scores, its scores."""
         outputs: list[TokenOutput] = []
+        scoring = [slice_ for slice_ in step.slices if slice_.scores]
+        for slice_, scores in zip(scoring, scored, strict=True):
+            if sequence := self._owner(slice_):
+                # After a preemption the first of them are known already.
+                known = len(sequence.prompt_logprobs) - slice_.start
+                sequence.prompt_logprobs += scores[known:]
         sampling = [slice_ for slice_ in step.slices if slice_.samples]
         for slice_, result in zip(sampling, sampled, strict=True):
-            sequence = self.sequences.get(slice_.id)
-            if sequence is None or sequence.epoch != slice_.epoch:
+            if (sequence := self._owner(slice_)) is None:
                 continue
-            finish = self._append(sequence, result.token)
-            outputs.append(TokenOutput(sequence.id, result.token, finish, result.logprobs))
+            token, scores = result.token, ()
+            if sequence.prompt_logprobs and not sequence.num_outputs:
+                scores = tuple(sequence.prompt_logprobs)
+                token = -1 if any(math.isnan(score.logprob) for score in scores) else token
+            finish = self._append(sequence, token)
+            outputs.append(TokenOutput(sequence.id, token, finish, result.logprobs, scores))
             if finish == "error":
                 self.tables.forget(sequence)  # a NaN must not be found again
             if finish is not None:
                 self._remove(sequence)
         return outputs
+
+    def _owner(self, slice_: ScheduledSlice) -> Sequence | None:
+        """Whose results a slice has, unless they have become stale."""
+        sequence = self.sequences.get(slice_.id)
+        return sequence if sequence and sequence.epoch == slice_.epoch else None
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token < 0:
@@ -333,6 +359,8 @@ class Scheduler:
             assert sequence.num_computed <= sequence.num_tokens
             assert len(sequence.tokens) <= sequence.num_tokens
             assert sequence.num_outputs < sequence.params.max_tokens
+            assert sequence.num_unscored >= 0
+            assert not (sequence.num_unscored and sequence.num_outputs), "a score is missing"
 
 
 def _new_row(sequence: Sequence) -> NewRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams, TokenLogprobs
 
 
 class Sequence:
@@ -21,6 +21,7 @@ class Sequence:
         self.priority: int = request.priority
         self.salt: str = request.salt
         self.source: tuple[int, ...] = tuple(request.source)
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, if asked for
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
         self.tables: list[list[int]] = []  # one per KV group; 0 is a block given back
@@ -45,6 +46,19 @@ class Sequence:
         if self.num_tokens - self.prompt_length >= self.params.max_tokens:
             return 0
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_unscored(self) -> int:
+        """Tokens of the prompt whose logprobs are wanted and not known yet."""
+        if self.params.prompt_logprobs < 0:
+            return 0
+        return self.prompt_length - 1 - len(self.prompt_logprobs)
+
+    @property
+    def num_needless(self) -> int:
+        """How many first tokens need not be computed where their KV is known. The last one's logits
+        are what the next sample needs, and each token's tell how likely the one after it was."""
+        return len(self.prompt_logprobs) if self.num_unscored else len(self.tokens) - 1
 
     @property
     def num_outputs(self) -> int:

@@ -11,7 +11,10 @@ from engine.protocol import Pooling, Prefill, SamplingParams, TokenLogprobs
 
 # One is made for each sequence in each step: a Struct is made four times as fast as a dataclass.
 class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
-    """Tokens [start, start + count) of one sequence; `samples` where they reach its last token."""
+    """Tokens [start, start + count) of one sequence; `samples` where they reach its last token.
+
+    The logits of its first `scores` tokens tell how likely each token after them was.
+    """
 
     id: int
     epoch: int
@@ -19,6 +22,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     start: int
     count: int
     samples: bool
+    scores: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,7 @@ class BlockTables:
         """
         size, tokens = self.block_size, len(sequence.tokens)
         self._hash(sequence)
-        # The last token is always computed: its logits are what the first sample needs.
-        tables = self._match(sequence.hashes[: (tokens - 1) // size])
+        tables = self._match(sequence.hashes[: sequence.num_needless // size])
         matched = max(map(len, tables))
         self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]

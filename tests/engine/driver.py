@@ -31,6 +31,7 @@ from engine.protocol import (
     SamplingParams,
     StepOutputs,
     ToEngine,
+    TokenLogprobs,
     TokenOutput,
 )
 from engine.runner.mixed import MixedGraphs
@@ -81,6 +82,10 @@ class LatePendingStep:
         while self.result is None:
             self._runner.compute_one()
         return self.result.wait()
+
+    def scores(self) -> list[list[TokenLogprobs]]:
+        assert self.result is not None, "the core waits first"
+        return self.result.scores()
 
     def embeddings(self) -> list[EmbedOutput]:
         assert self.result is not None, "the core waits first"

@@ -129,6 +129,21 @@ def answers_run_past_their_last_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequence, "num_uncomputed", property(lambda s: s.num_tokens - s.num_computed))
 
 
+def prompts_to_be_scored_are_taken_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "num_needless", property(lambda s: len(s.tokens) - 1))
+
+
+def prompts_are_scored_after_each_preemption(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._preempt
+
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        original(self, sequence)
+        known = sequence.prompt_logprobs
+        sequence.prompt_logprobs = known[: len(known) // 2]
+
+    patch.setattr(Scheduler, "_preempt", preempt)
+
+
 PLANTED: tuple[Plant, ...] = (
     stale_results_are_taken,
     blocks_are_kept_after_the_end,
@@ -145,4 +160,6 @@ PLANTED: tuple[Plant, ...] = (
     tokens_in_flight_survive_a_preemption,
     the_oldest_is_preempted,
     answers_run_past_their_last_token,
+    prompts_to_be_scored_are_taken_from_the_cache,
+    prompts_are_scored_after_each_preemption,
 )

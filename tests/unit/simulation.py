@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.errors import RequestRejectedError
 from engine.protocol import (
     EmbedOutput,
@@ -21,6 +23,8 @@ from engine.protocol import (
     GenerateRequest,
     KVGroup,
     SamplingParams,
+    TokenLogprobs,
+    TokenOutput,
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Encode, SampledToken, ScheduledSlice, Step
@@ -46,6 +50,11 @@ def tags_of(salt: str, tokens: Iterable[int], source: Sequence[int] = ()) -> lis
         tag = extend(tag, token)
         tags.append(tag)
     return tags
+
+
+def scores_of(tags: list[int], start: int, end: int) -> list[TokenLogprobs]:
+    """What the tokens [start, end) tell of those behind them."""
+    return [TokenLogprobs(float(tag % 2**31)) for tag in tags[start + 1 : end + 1]]
 
 
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
@@ -141,6 +150,15 @@ class Device:
                 assert block[offset] == tag, "foreign or missing KV"
         return True
 
+    def scores(self, step: Step) -> list[list[TokenLogprobs]]:
+        """Of the slices that score, after `execute` has read what they rest on."""
+        scoring = [s for s in step.slices if s.scores]
+        for slice_ in scoring:
+            prompt = self.requests[slice_.id][0].prompt
+            assert slice_.scores <= slice_.count
+            assert slice_.start + slice_.scores < len(prompt), "an answer is no prompt"
+        return [scores_of(self._tags[s.row], s.start, s.start + s.scores) for s in scoring]
+
     def _sample(self, slice_: ScheduledSlice) -> SampledToken:
         tokens, tags = self._tokens[slice_.row], self._tags[slice_.row]
         end = slice_.start + slice_.count
@@ -186,10 +204,12 @@ class Simulation:
         stops: tuple[int, ...] = (),
         min_tokens: int = 0,
         fails_at: int | None = None,
+        scores: bool = False,
     ) -> int | None:
         """The id of the request, or None where it was refused, which must have been right."""
         self._ids += 1
         params = SamplingParams(max_tokens, stop_token_ids=stops, min_tokens=min_tokens)
+        params = replace(params, prompt_logprobs=scores - 1)
         request = GenerateRequest(self._ids, prompt, params, 0.0, priority, salt, list(source))
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
@@ -283,12 +303,22 @@ class Simulation:
             assert vector.vector == bytes(t % 256 for t in self.texts[vector.id])
             self.vectors[vector.id] = vector.vector
         results = self.device.execute(step)
-        for output in self.scheduler.retire(step, results):
+        for output in self.scheduler.retire(step, results, self.device.scores(step)):
             assert output.id not in self.aborted, "an aborted request got a token"
             got, due = self.outputs[output.id], self.expected[output.id]
+            self._check_scores(output, first=not got)
             assert len(got) < len(due), "a token after the end"
             got.append((output.token, output.finish))
             assert got[-1] == due[len(got) - 1], f"request {output.id} got {got}, due {due}"
+
+    def _check_scores(self, output: TokenOutput, *, first: bool) -> None:
+        """Each token of the prompt once, however often it was computed, with the first answer."""
+        request, _ = self.device.requests[output.id]
+        due = []
+        if first and request.params.prompt_logprobs >= 0:
+            tags = tags_of(request.salt, request.prompt, request.source)
+            due = scores_of(tags, 0, len(tags))
+        assert list(output.prompt_logprobs) == due, "a token of the prompt has not its score"
 
     def drain(self) -> None:
         """Run until idle, within a bound: everything not aborted has its whole answer."""
@@ -357,4 +387,5 @@ def _add(simulation: Simulation, rng: random.Random, stem: list[int], cross: boo
         stops=rng.choice(((), (3,), (3, 5))),
         min_tokens=rng.choice((0, 0, 3)),
         fails_at=rng.choice((None, None, None, None, None, 0, 2)),
+        scores=rng.random() < 0.2,
     )

@@ -93,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sampled_from(((), (3,), tuple(range(VOCAB)))),
         min_tokens=st.integers(0, 3),
         fails_at=st.none() | st.integers(0, 3),
+        scores=st.booleans(),
     )
     def add(self, prompt: list[int], max_tokens: int, **options: Any) -> None:
         self.simulation.add(prompt, max_tokens, **options)
@@ -327,6 +328,28 @@ def test_a_prefix_is_found_while_it_is_held_and_after_the_end() -> None:
     assert simulation.admitted == {first: 0, second: 8, third: 8, salted: 0, whole: 4}
     stats = simulation.scheduler.stats()
     assert (stats.prefix_queries, stats.prefix_hits) == (4 * 11 + 8, 8 + 8 + 4)
+
+
+def test_a_prompt_to_be_scored_is_computed_though_it_is_known() -> None:
+    simulation = small()
+    prompt = list(range(11))
+    first = simulation.add(prompt, 3, scores=True)
+    simulation.drain()
+    again, plain = simulation.add(prompt, 3, scores=True), simulation.add(prompt, 3)
+    simulation.drain()
+    assert simulation.admitted == {first: 0, again: 0, plain: 8}
+
+
+def test_a_preempted_prompt_is_computed_again_from_its_last_score() -> None:
+    simulation = small(num_blocks=8, max_num_batched_tokens=8)
+    simulation.add(list(range(10)) * 2, 3, scores=True)
+    simulation.turn()
+    (sequence,) = simulation.scheduler.running
+    simulation.scheduler._preempt(sequence)
+    simulation.turn()
+    # Of 8 tokens there is KV and a score; the last of these is of the ninth.
+    assert (sequence.num_matched, sequence.num_computed) == (2, 16)
+    simulation.drain()
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
