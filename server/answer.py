@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.dialect import Dialect
+from engine.protocol import TokenLogprobs
+from server.dialect import Dialect, echoed_tokens, prompt_logprobs
 from server.errors import ClientGone
 from server.generation import Choice, Delta, Generation
-from server.plan import Plan
+from server.plan import Plan, off_loop
 from server.schemas.body import ignored_header
 from server.service import Service
 
 Result = TypeVar("Result")
+CHARS_PER_LOGPROB = 8  # of a text that takes as long
 # Clients that read an event by text lines would end it here; JSON may have them escaped.
 LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
 
@@ -61,9 +63,15 @@ class Answer:
     def headers(self) -> dict[str, str]:
         return ignored_header(self._plan.ignored)
 
-    def _prompt_ids(self, prompt: int) -> dict[str, Any]:
-        wanted = self._plan.body.return_token_ids
-        return {"prompt_token_ids": self._plan.prompts[prompt]} if wanted else {}
+    def _prompt_fields(
+        self, choice: Choice, scores: Sequence[TokenLogprobs] | None = None
+    ) -> dict[str, Any]:
+        """What was asked for of the choice's prompt."""
+        body, ids = self._plan.body, self._plan.prompts[choice.prompt]
+        fields: dict[str, Any] = {"prompt_token_ids": ids} if body.return_token_ids else {}
+        if scores is not None and (count := body.prompt_logprobs) is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, ids, scores, count)
+        return fields
 
     def _entry(
         self,
@@ -76,7 +84,11 @@ class Answer:
         body = self._plan.body
         entry = {"index": choice.index, **payload, "logprobs": None, "finish_reason": finish}
         if delta is not None and body.logprobs_wanted >= 0:
-            entry["logprobs"] = self._dialect.logprobs(self._tokenizer, delta.scored)
+            scored = delta.scored
+            if delta.prompt is not None and self._plan.echoes:
+                ids = self._plan.prompts[choice.prompt]
+                scored = echoed_tokens(self._tokenizer, ids, delta.prompt, body) + scored
+            entry["logprobs"] = self._dialect.logprobs(self._tokenizer, scored)
         if delta is not None and body.return_token_ids:
             entry["token_ids"] = delta.token_ids
         return entry
@@ -84,18 +96,28 @@ class Answer:
     async def whole(self, request: Request) -> Response:
         """Waits for everything; aborts where the client leaves first."""
         deltas = await attended(request, self.generation.collect())
-        entries, echoes = [], self._plan.echoes
-        for choice, delta in zip(self.generation.choices, deltas, strict=True):
-            message = self._dialect.message(echoes[choice.prompt] + delta.text)
+        body = await self._written(deltas, lambda: self._body(deltas))
+        return Response(body, media_type="application/json", headers=self.headers())
+
+    async def _written(self, deltas: Sequence[Delta], write: Callable[[], bytes]) -> bytes:
+        """Many log-probabilities take as long as long texts do."""
+        body, tokens = self._plan.body, sum(len(d.scored) + len(d.prompt or ()) for d in deltas)
+        entries = 2 + max(body.logprobs_wanted, body.scores_wanted)
+        return await off_loop(CHARS_PER_LOGPROB * entries * tokens, write)
+
+    def _body(self, deltas: Sequence[Delta]) -> bytes:
+        choices, entries = self.generation.choices, []
+        for choice, delta in zip(choices, deltas, strict=True):
+            message = self._dialect.message(delta.text)
             entry = self._entry(choice, message, delta, choice.finish)
-            if self._dialect.prompt_ids_on_choice:
-                entry |= self._prompt_ids(choice.prompt)
+            if self._dialect.prompt_on_choice:
+                entry |= self._prompt_fields(choice, delta.prompt)
             entries.append(entry)
         body = self._head(self._dialect.whole)
         body |= {"choices": entries, "usage": self.generation.usage()}
-        if not self._dialect.prompt_ids_on_choice:
-            body |= self._prompt_ids(0)
-        return Response(orjson.dumps(body), media_type="application/json", headers=self.headers())
+        if not self._dialect.prompt_on_choice:
+            body |= self._prompt_fields(choices[0], deltas[0].prompt)
+        return orjson.dumps(body)
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """One chunk of the stream."""
@@ -107,23 +129,25 @@ class Answer:
         return b"data: " + data + b"\n\n"
 
     def opening(self) -> bytes:
-        """The chunks before any text."""
-        dialect, echoes = self._dialect, self._plan.echoes
-        events = b""
+        """The chunks before any text; of completions only where these say anything."""
+        dialect, events = self._dialect, b""
         for choice in self.generation.choices:
-            echo = echoes[choice.prompt]
-            payload = dialect.part(echo) if echo else dialect.opening
-            ids = self._prompt_ids(choice.prompt)
-            if not dialect.prompt_ids_on_choice:
-                events += self._event([self._entry(choice, payload)], **({} if events else ids))
-            elif payload or ids:
-                events += self._event([self._entry(choice, payload or dialect.part("")) | ids])
+            fields, entry = self._prompt_fields(choice), self._entry(choice, dialect.opening)
+            if not dialect.prompt_on_choice:
+                events += self._event([entry], **({} if events else fields))
+            elif fields:
+                events += self._event([entry | fields])
         return events
 
-    def growth(self, choice: Choice) -> bytes:
-        """What has come for a choice, and its closing chunk where it has finished."""
-        delta, events = choice.take(), b""
-        if delta.text or delta.scored or self._plan.body.return_token_ids:
+    async def growth(self, choices: Sequence[Choice]) -> bytes:
+        """What has come for these choices, and the closing chunks of those that have finished."""
+        deltas = [choice.take() for choice in choices]
+        return await self._written(deltas, lambda: b"".join(map(self._grown, choices, deltas)))
+
+    def _grown(self, choice: Choice, delta: Delta) -> bytes:
+        events = b""
+        scores = delta.scored or delta.prompt is not None
+        if delta.text or scores or self._plan.body.return_token_ids:
             events = self._event([self._entry(choice, self._dialect.part(delta.text), delta)])
         if choice.finish is not None:
             closing = self._entry(choice, self._dialect.closing, finish=choice.finish)

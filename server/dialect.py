@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.protocol import TokenLogprobs
+from server.detokenizer import Detokenizer
 from server.generation import ScoredToken
+from server.schemas.generate import GenerateBody
 from server.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold
@@ -19,10 +22,10 @@ class Dialect:
     chunk: str  # `object` of a streamed part
     message: Callable[[str], dict[str, Any]]  # a choice's text in a complete answer
     part: Callable[[str], dict[str, Any]]  # and in a chunk
-    opening: dict[str, Any]  # a choice's first chunk, before any text; empty for none
+    opening: dict[str, Any]  # a choice's first chunk, before any text
     closing: dict[str, Any]  # a choice's last chunk, beside finish_reason
     logprobs: Callable[[Tokenizer, Sequence[ScoredToken]], dict[str, Any]]
-    prompt_ids_on_choice: bool  # where vLLM puts prompt_token_ids
+    prompt_on_choice: bool  # where vLLM puts prompt_token_ids and prompt_logprobs
 
 
 def finite(logprob: float) -> float:
@@ -41,6 +44,7 @@ def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[s
         entry(item.token, item.logprobs.logprob)
         | {"top_logprobs": [entry(*pair) for pair in item.logprobs.top]}
         for item in scored
+        if item.logprobs is not None
     ]
     return {"content": content, "refusal": None}
 
@@ -48,20 +52,52 @@ def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[s
 def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any]:
     text = tokenizer.token_text
 
-    def top(item: ScoredToken) -> dict[str, float]:
+    def top(token: int, logprobs: TokenLogprobs) -> dict[str, float]:
         """The likeliest tokens, and the sampled one in any case; of tokens with one text, which
         are one key, the likelier wins."""
         found: dict[str, float] = {}
-        for token, logprob in (*item.logprobs.top, (item.token, item.logprobs.logprob)):
-            found.setdefault(text(token), finite(logprob))
+        for other, logprob in (*logprobs.top, (token, logprobs.logprob)):
+            found.setdefault(text(other), finite(logprob))
         return found
 
     return {
         "tokens": [text(item.token) for item in scored],
-        "token_logprobs": [finite(item.logprobs.logprob) for item in scored],
-        "top_logprobs": [top(item) for item in scored],
+        "token_logprobs": [item.logprobs and finite(item.logprobs.logprob) for item in scored],
+        "top_logprobs": [item.logprobs and top(item.token, item.logprobs) for item in scored],
         "text_offset": [item.offset for item in scored],
     }
+
+
+def echoed_tokens(
+    tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprobs], body: GenerateBody
+) -> list[ScoredToken]:
+    """The prompt `ids` as tokens of the text, with what was asked for of the answer's."""
+    skips = body.skip_special_tokens is not False
+    detokenizer, offset, scored = Detokenizer(tokenizer, skip_special_tokens=skips), 0, []
+    for token, score in zip(ids, (None, *scores), strict=True):
+        likeliest = score and TokenLogprobs(score.logprob, score.top[: body.logprobs_wanted])
+        scored.append(ScoredToken(token, likeliest, offset))
+        offset += len(detokenizer.push((token,)))
+    return scored
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprobs], count: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """As vLLM writes them: by token id, the prompt's own and the `count` likeliest. A rank that is
+    not among these is null."""
+
+    def entry(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = tokenizer.token_text(token)
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+
+    def entries(token: int, score: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        found = {str(token): entry(token, score.logprob, None)}
+        for rank, (other, logprob) in enumerate(score.top[:count], 1):
+            found[str(other)] = entry(other, logprob, rank)
+        return found
+
+    return [None, *(entries(*pair) for pair in zip(ids[1:], scores, strict=True))]
 
 
 CHAT = Dialect(
@@ -73,7 +109,7 @@ CHAT = Dialect(
     opening={"delta": {"role": "assistant", "content": ""}},
     closing={"delta": {}},
     logprobs=chat_logprobs,
-    prompt_ids_on_choice=False,
+    prompt_on_choice=False,
 )
 COMPLETION = Dialect(
     id_prefix="cmpl-",
@@ -81,8 +117,8 @@ COMPLETION = Dialect(
     chunk="text_completion",
     message=lambda text: {"text": text},
     part=lambda text: {"text": text},
-    opening={},
+    opening={"text": ""},
     closing={"text": ""},
     logprobs=completion_logprobs,
-    prompt_ids_on_choice=True,
+    prompt_on_choice=True,
 )

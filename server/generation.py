@@ -31,7 +31,7 @@ class ScoredToken:
     """A token of the text with its log-probabilities; `offset` counts characters before it."""
 
     token: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: the prompt's first, of which there are none
     offset: int
 
 
@@ -42,6 +42,7 @@ class Delta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
+    prompt: tuple[TokenLogprobs, ...] | None = None  # where asked for, with the first token
 
 
 class Choice:
@@ -55,8 +56,11 @@ class Choice:
         self.count = 0  # tokens generated, the end token included
         self.first_at = self.last_at = 0.0
         self.ended_at = 0.0  # by the API process's clock: its text is complete
-        self._delta = Delta()
-        self._length = 0  # characters decoded so far
+        echo = plan.echoes[self.prompt] if plan.echoes else ""
+        self._delta = Delta(text=echo)
+        self._length = len(echo)  # characters decoded so far
+        self._scores = body.scores_wanted >= 0
+        self._silent = plan.params[self.prompt].max_tokens == 0
         self._min_tokens = body.min_tokens or 0
         self._shows_end = bool(body.include_stop_str_in_output)
         self._detokenizer = Detokenizer(
@@ -70,8 +74,13 @@ class Choice:
         """Returns the finish reason, if any; raises ApiError where the numbers broke down."""
         if output.finish == "error":
             raise numerical_error()
-        self.count += 1
+        if self._scores and not self.first_at:
+            self._delta.prompt = output.prompt_logprobs
+        self.count += not self._silent
         self.first_at, self.last_at = self.first_at or at, at
+        if self._silent:
+            self.finish = "length"
+            return self.finish
         self._delta.token_ids.append(output.token)
         # The engine ends with "stop" only on an end token, which is no part of the text.
         if output.finish != "stop" or self._shows_end:
@@ -121,7 +130,8 @@ class Generation:
         return GenerateRequest(
             id=request_id,
             prompt=prompt if plan.start_token is None else [plan.start_token],
-            params=msgspec.structs.replace(params, seed=seed),
+            # Where none are wanted one is drawn all the same, and kept back.
+            params=msgspec.structs.replace(params, seed=seed, max_tokens=max(params.max_tokens, 1)),
             arrival=plan.arrival,
             priority=plan.body.priority or 0,
             salt=plan.salt,
@@ -159,7 +169,7 @@ class Generation:
 
     def _observe(self, choice: Choice, at: float, request_id: int) -> None:
         metrics = self._metrics
-        metrics.generation_tokens.inc()
+        metrics.generation_tokens.inc(self.plan.params[choice.prompt].max_tokens > 0)
         if choice.count:
             metrics.inter_token_latency.observe(at - choice.last_at)
             return

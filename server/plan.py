@@ -21,6 +21,7 @@ from server.schemas.tokenize import TokenizeBody
 from server.service import Service
 
 INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
+MOST_SCORES = 2**18  # log-probabilities of prompts' tokens in an answer: some 25 MB of JSON
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 Result = TypeVar("Result")
 
@@ -34,7 +35,7 @@ class Plan:
     start_token: int | None  # if any, answers begin with it, and the prompts are their sources
     params: list[SamplingParams]  # one for each prompt; choice k of it has seed + k
     body: GenerateBody
-    echoes: list[str]  # text ahead of each prompt's answers
+    echoes: list[str] | None  # text ahead of each prompt's answers
     ignored: list[str]
     arrival: float
     request_id: str
@@ -167,12 +168,14 @@ def make_plan(
     ignored: Sequence[str] = (),
 ) -> Plan:
     """Checks everything that needs the model's facts. `param` names the prompt's field."""
-    if echoes and service.start_token is not None:
-        raise unsupported("echo", "This model's answers do not continue the prompt.")
+    for name, wanted in (("echo", echoes), ("prompt_logprobs", body.scores_wanted >= 0)):
+        if wanted and service.start_token is not None:
+            raise unsupported(name, "This model's answers do not continue the prompt.")
     for prompt in prompts:
         check_token_ids(service, prompt, param)
     check_token_ids(service, body.stop_token_ids or (), "stop_token_ids")
     _check_logit_bias(service, body.logit_bias or ())
+    _check_scores(body, sum(map(len, prompts)))
     seed = secrets.randbits(63) if body.seed is None else body.seed
     limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
     base = _sampling(service, body, seed)
@@ -187,7 +190,7 @@ def make_plan(
         start_token=service.start_token,
         params=[msgspec.structs.replace(base, max_tokens=limit) for limit in limits],
         body=body,
-        echoes=echoes or [""] * len(prompts),
+        echoes=echoes,
         ignored=[*body.ignored(), *ignored],
         arrival=request.state.arrival,
         request_id=request.state.request_id,
@@ -227,6 +230,18 @@ def _check_logit_bias(service: Service, keys: Iterable[str]) -> None:
             raise invalid("logit_bias", message)
 
 
+def _check_scores(body: GenerateBody, tokens: int) -> None:
+    """A prompt is read in a moment: what is told of it must not take gigabytes."""
+    entries = tokens * (body.n or 1) * (body.scores_wanted + 1)
+    if entries > MOST_SCORES:
+        name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        message = (
+            f"{tokens} tokens of prompts have {entries} log-probabilities for all choices, more "
+            f"than the {MOST_SCORES} of a request."
+        )
+        raise invalid(name, message)
+
+
 def _leaves_a_token(service: Service, params: SamplingParams) -> bool:
     """Whether one can be drawn before `min_tokens`; vocabularies of bytes are small."""
     vocab_size = service.loaded().vocab_size
@@ -249,7 +264,7 @@ def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param:
             else f"the prompt alone has {length}"
         )
         raise too_long(longest, requested, param)
-    return asked or longest - begun
+    return longest - begun if asked is None else asked
 
 
 def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams:
@@ -278,4 +293,5 @@ def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(sorted({*ends, *(body.stop_token_ids or ())})),
         logprobs=body.logprobs_wanted,
+        prompt_logprobs=body.scores_wanted,
     )

@@ -46,7 +46,7 @@ class TokenStream(EventSourceResponse):
             if opening := self._answer.opening():
                 yield opening
             async for choices in self._generation:
-                if events := b"".join(map(self._answer.growth, choices)):
+                if events := await self._answer.growth(choices):
                     yield events
             yield self._answer.ending()
         except Exception as error:

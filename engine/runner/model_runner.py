@@ -32,10 +32,17 @@ from engine.runner.graphs import DecodeGraphs, batch_sizes
 from engine.runner.mixed import MixedGraphs
 from engine.runner.pending import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
-from engine.runner.reserve import Reserve, kept_by, largest_step, peak_of, release
+from engine.runner.reserve import (
+    Reserve,
+    kept_by,
+    largest_step,
+    peak_of,
+    release,
+    scoring_step,
+)
 from engine.runner.wait_policy import WaitPolicy
 from engine.sampling.draw import draw
-from engine.sampling.logprobs import PendingLogprobs, score
+from engine.sampling.logprobs import SCORED_ROWS, PendingLogprobs, score
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 from engine.weights.dummy import random_weights
@@ -48,12 +55,11 @@ log = logging.getLogger(__name__)
 # for texts, which together have any number of tokens; of 8 for a decoder's steps, as without AMX
 # every row costs.
 FEW_ROWS, TEXT_ROW_STEP, ROW_STEP = 32, 16, 8
-SCORED_ROWS = 64  # of a prompt at once: logits are as wide as the vocabulary
 
 
 class Results(NamedTuple):
-    """What a step's slices give: tokens [samples], their logprobs, and scores of prompts' tokens, in
-    parts, of each slice that has any."""
+    """What a step's slices give: tokens [samples], their logprobs, and in parts the scores of each
+    slice that has any."""
 
     tokens: torch.Tensor | None = None
     logprobs: PendingLogprobs | None = None
@@ -265,6 +271,9 @@ class ModelRunner:
         try:
             self._warm_up()
             step = peak_of(lambda: self.launch(largest_step(self.blueprint)).wait())
+            if self.kind == "decoder":
+                scoring = scoring_step(self.blueprint)
+                step = max(step, peak_of(lambda: self.launch(scoring).scores()))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "The largest step does not fit into what the weights leave of the GPU. Use less of "

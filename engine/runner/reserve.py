@@ -10,6 +10,7 @@ import torch
 
 from engine.protocol import Pooling, SamplingParams
 from engine.runner.blueprint import Blueprint
+from engine.sampling.logprobs import SCORED_ROWS
 from engine.scheduling.step import Encode, NewRow, ScheduledSlice, Step
 
 
@@ -45,6 +46,15 @@ def largest_step(blueprint: Blueprint) -> Step:
     texts = max(1, blueprint.max_num_encoder_tokens // length) if cross else 0
     encodes = tuple(_text(n, length, cross) for n in range(texts))
     return Step(tuple(slices), new_rows, encodes=encodes)
+
+
+def scoring_step(blueprint: Blueprint) -> Step:
+    """A chunk as long as can be, of which logprobs are told; its blocks are the null block, too."""
+    count = min(blueprint.max_num_batched_tokens, blueprint.max_model_len)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=20)
+    scores = min(count, SCORED_ROWS)
+    slice_ = ScheduledSlice(0, 0, 0, blueprint.max_model_len - count, count, False, scores)
+    return Step((slice_,), (NewRow(0, (0,), 1, params),))
 
 
 def _text(number: int, length: int, groups: list[int] | tuple[()]) -> Encode:

@@ -10,6 +10,8 @@ import torch
 from engine.platform import HostCopy
 from engine.protocol import TokenLogprobs
 
+SCORED_ROWS = 64  # of a prompt at once: logits are as wide as the vocabulary
+
 
 class PendingLogprobs:
     """Of each row that asked, its token's logprob, and the likeliest tokens with theirs."""
@@ -44,7 +46,7 @@ def gather_logprobs(
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> PendingLogprobs:
-    """For known `tokens` [R], each by its logits [R, V], with the `count` likeliest in its place."""
+    """Of known `tokens` [R], each by its logits [R, V], with the `count` likeliest in its place."""
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     own = logprobs.gather(1, tokens.long()[:, None])
     top = logprobs.topk(min(count, logprobs.shape[1]))

@@ -6,7 +6,7 @@ half a minute and gigabytes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -103,7 +103,7 @@ class GenerateBody(Body):
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("prompt_logprobs", "use_beam_search"), (False,)),
+        "use_beam_search": (False,),
         **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
         **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors"), ([],)),
         **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens", "structured_outputs"), ()),
@@ -132,6 +132,7 @@ class GenerateBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
 
@@ -147,6 +148,17 @@ class GenerateBody(Body):
     def logprobs_wanted(self) -> int:
         """As in SamplingParams: -1 for none, else how many alternatives."""
         raise AssertionError(type(self))
+
+    @property
+    def scores_wanted(self) -> int:
+        """As `logprobs_wanted`, of the tokens of the prompt."""
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
+
+    @model_validator(mode="after")
+    def _scores_come_whole(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise failure("unsupported", "is not supported in streams", "prompt_logprobs")
+        return self
 
     @property
     def include_usage(self) -> bool:
@@ -263,6 +275,7 @@ class CompletionBody(GenerateBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
 
     prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -271,8 +284,9 @@ class CompletionBody(GenerateBody):
     def _consistent(self) -> CompletionBody:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise failure("unsupported", "is supported only where it equals n", "best_of")
-        if self.echo and self.logprobs is not None:
-            raise failure("unsupported", "is not supported together with echo", "logprobs")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            message = "of 0 needs echo or prompt_logprobs: the answer would be empty"
+            raise failure("invalid", message, "max_tokens")
         return self
 
     @property
@@ -282,3 +296,7 @@ class CompletionBody(GenerateBody):
     @property
     def logprobs_wanted(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def scores_wanted(self) -> int:
+        return max(super().scores_wanted, self.logprobs_wanted if self.echo else -1)

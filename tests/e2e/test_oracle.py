@@ -78,6 +78,7 @@ class Reply:
     text: str = ""
     finish: str | None = None
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
+    scores: list[Body | None] | None = None  # prompt_logprobs
 
     def take(self, choice: Body) -> None:
         assert self.finish is None, "a choice goes on after its end"
@@ -86,6 +87,7 @@ class Reply:
         self.ids += choice.get("token_ids", [])
         self.text += message.get("content") or message.get("text") or ""
         self.finish = choice["finish_reason"]
+        self.scores = choice.get("prompt_logprobs")
         for name, values in (choice["logprobs"] or {}).items():
             self.logprobs.setdefault(name, []).extend(values or [])
 
@@ -94,24 +96,29 @@ class Reply:
 class Answer:
     choices: dict[int, Reply] = field(default_factory=dict)
     usage: Body = field(default_factory=dict)
-    prompt: list[int] = field(default_factory=list)  # of a chat, which has one
+    # Of a chat, which has one prompt.
+    prompt: list[int] = field(default_factory=list)
+    scores: list[Body | None] | None = None
+    streamed: bool = False
 
     def take(self, part: Body) -> None:
         for choice in part["choices"]:
             self.choices.setdefault(choice["index"], Reply()).take(choice)
         self.prompt = part.get("prompt_token_ids", self.prompt)
+        self.scores = part.get("prompt_logprobs")
         self.usage = part.get("usage") or self.usage
 
 
 async def ask(http: httpx2.AsyncClient, body: Body, *, stream: bool) -> Answer:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     body = body | {"return_token_ids": True, "stream": stream}
-    answer = Answer()
+    answer = Answer(streamed=stream)
     if not stream:
         response = await http.post(path, json=body)
         assert response.status_code == 200, response.text
         answer.take(response.json())
         return answer
+    body = body | {"prompt_logprobs": None}  # which come whole only
     response = await http.post(path, json=body | {"stream_options": {"include_usage": True}})
     assert response.status_code == 200, response.text
     *events, done = response.text.removesuffix("\n\n").split("\n\n")
@@ -140,6 +147,8 @@ def draw(case: str) -> Body:
     if rng.random() < 0.2:
         body["stop_token_ids"] = rng.sample(range(512), 9)
     logprobs = rng.choice([None, None, 0, 1, 5])
+    if rng.random() < 0.2:
+        body["prompt_logprobs"] = rng.choice([0, 1, 3])
     if rng.random() < 0.3:
         roles = rng.choices(["system", "user", "assistant"], k=2)
         body["messages"] = [{"role": role, "content": text(rng)} for role in roles]
@@ -152,7 +161,9 @@ def draw(case: str) -> Body:
             body["prompt"] = [i for _ in range(rng.randint(1, 4)) for i in rng.choice(BLOCKS)]
         if len(body["prompt"]) > LONGEST // 2:  # all that fits
             body |= {"max_tokens": 1, "min_tokens": 0}
-    return body | {"logprobs": logprobs} if rng.random() < 0.7 else body | {"echo": True}
+    if rng.random() < 0.4:
+        body["echo"] = True
+    return body | {"logprobs": logprobs}
 
 
 def edges(case: str, body: Body, oracle: Oracle, ids: list[int]) -> Body:
@@ -180,6 +191,38 @@ def prompts_of(body: Body, oracle: Oracle) -> list[tuple[list[int], str]]:
     return [(i, t if body.get("echo") else "") for i, t in zip(ids, texts, strict=True)]
 
 
+def check_prompt(
+    body: Body, oracle: Oracle, prompt: list[int], echo: str, reply: Reply, scores: Any
+) -> None:
+    """What is told of the prompt itself: `scores`, which streams do not have, and the tokens of an
+    echo, which are taken from the reply."""
+    due = oracle.logits(prompt[:1], prompt[1:]).log_softmax(-1) if len(prompt) > 1 else []
+    wanted = body.get("prompt_logprobs", -1)
+    if scores is not None:
+        assert scores[0] is None
+        for row, token, entries in zip(due, prompt[1:], scores[1:], strict=True):
+            best = row.topk(wanted).indices.tolist() if ordered(row, wanted) else []
+            assert best == [] or entries.keys() == {str(i) for i in (token, *best)}
+            for name, entry in entries.items():
+                assert entry["logprob"] == pytest.approx(row[int(name)].item(), abs=1e-3)
+                assert entry["decoded_token"] == oracle.token(int(name)).decode(errors="replace")
+            for rank, i in enumerate(best, 1):
+                assert entries[str(i)]["rank"] == rank
+    if not body.get("echo") or body.get("logprobs") is None:
+        return
+    told = {name: values[: len(prompt)] for name, values in reply.logprobs.items()}
+    for name, values in reply.logprobs.items():
+        reply.logprobs[name] = values[len(prompt) :]
+    reply.logprobs["text_offset"] = [at - len(echo) for at in reply.logprobs["text_offset"]]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert told["text_offset"] == sorted(told["text_offset"])
+    assert told["text_offset"][0] == 0
+    assert told["text_offset"][-1] <= len(echo)
+    rest = Reply(ids=prompt[1:], logprobs={name: values[1:] for name, values in told.items()})
+    offsets = told["text_offset"][1:]
+    completion_scores(oracle, rest, due, body["logprobs"], Expected("", "", offsets))
+
+
 Readings = dict[tuple[Any, ...], tuple[Expected, Any]]  # by index, prompt and answer
 
 
@@ -195,6 +238,9 @@ def check(body: Body, answer: Answer, oracle: Oracle, readings: Readings) -> Non
             readings[key] = oracle.read(body, prompt, reply.ids, index % n, limit)
         expected, logprobs = readings[key]
         assert (reply.finish, reply.text) == (expected.finish, echo + expected.text)
+        whole = answer.scores or reply.scores
+        assert bool(whole) == ("prompt_logprobs" in body and not answer.streamed)
+        check_prompt(body, oracle, prompt, echo, reply, whole)
         scores = chat_scores if "messages" in body else completion_scores
         wanted = body.get("top_logprobs", body.get("logprobs"))
         assert (wanted is None) <= (not reply.logprobs)

@@ -92,6 +92,29 @@ def test_completions(sdk: openai.OpenAI, stories: list[Case]) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == TOLD
 
 
+def test_a_given_answer_is_scored(sdk: openai.OpenAI, stories: list[Case]) -> None:
+    """Nothing is generated: the prompt is what the model itself once wrote, and one other token."""
+    case = stories[1]
+    given = [*case.after(30).prompt_ids, 0]
+    whole = sdk.completions.create(
+        model="tale", prompt=[given, given[:1]], echo=True, logprobs=1, max_tokens=0
+    )
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(given) + 1, 0)
+    scores, only = (choice.logprobs for choice in whole.choices)
+    assert scores is not None
+    assert scores.token_logprobs is not None
+    assert scores.top_logprobs is not None
+    assert scores.token_logprobs[-31:-1] == pytest.approx(case.logprobs[:30], abs=1e-3)
+    greedy = [
+        top is not None and logprob == max(top.values())
+        for logprob, top in zip(scores.token_logprobs, scores.top_logprobs, strict=True)
+    ]
+    assert greedy[-31:] == [True] * 30 + [False]
+    assert only is not None
+    assert only.token_logprobs == [None]
+
+
 def test_two_choices_are_two_texts_and_repeat_with_their_seed(sdk: openai.OpenAI) -> None:
     fields = CHAT | {"temperature": 1, "n": 2, "seed": 5}
     first = [c.message.content for c in sdk.chat.completions.create(**fields).choices]

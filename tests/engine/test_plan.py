@@ -82,9 +82,9 @@ def test_without_onednns_bf16_weights_are_not_packed(
 def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
     build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's start with its figures made up: a step of 1000 bytes, one filled up to its shape of
-    2000, and 500 for what a recording keeps, of which the first needs all and the others as much
-    each: six sizes and their buffers, and six shapes."""
+    """A GPU's start with its figures made up: a step of 1000 bytes, one that scores of 2000, one
+    filled up to its shape of 3000, and 500 for what a recording keeps, of which the first needs all
+    and the others as much each: six sizes and their buffers, and six shapes."""
     computed: list[Any] = []
 
     def peak_of(compute: Callable[[], Any]) -> int:
@@ -102,11 +102,14 @@ def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
     records = runner.kind != "encoder"
     monkeypatch.setattr(Blueprint, "captures", records)
     reserve = runner._measure()
-    assert (reserve.step, reserve.graphs) == (2000, 500 * 13) if records else (1000, 0)
+    assert (reserve.step, reserve.graphs) == ((3000, 500 * 13) if records else (1000, 0))
     step = largest_step(runner.blueprint)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
     assert all(s.start + s.count == runner.blueprint.max_model_len for s in step.slices)
     assert len(computed[0]) == (6 if records else 0)
+    if records:
+        [scores] = computed[1]
+        assert [len(score.top) for score in scores] == [20] * 64
 
 
 def test_a_gpu_too_small_for_its_start_is_a_mistake_in_the_configuration(

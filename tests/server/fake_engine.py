@@ -237,4 +237,17 @@ class FakeEngine:
         if params.logprobs >= 0:
             top = [(token, -0.5), (token ^ 1, -1.5), (65, float("-inf"))]
             logprobs = TokenLogprobs(-0.5, tuple(top[: params.logprobs]))
-        return TokenOutput(running.request.id, token, finish, logprobs)
+        scores: tuple[TokenLogprobs, ...] = ()
+        if params.prompt_logprobs >= 0 and running.done == 1:
+            scores = scores_of(running.request)
+        return TokenOutput(running.request.id, token, finish, logprobs, scores)
+
+
+def scores_of(request: GenerateRequest) -> tuple[TokenLogprobs, ...]:
+    """Of the tokens of a prompt after the first: the n-th has -n, and another one is likelier."""
+    count = request.params.prompt_logprobs
+    scores = []
+    for place, token in enumerate(request.prompt[1:], 1):
+        top = [(token ^ 1, -0.25), (token, -place), (200, float("-inf"))]
+        scores.append(TokenLogprobs(-place, tuple(top[:count])))
+    return tuple(scores)

@@ -163,9 +163,10 @@ async def test_source_and_answer_each_fit_the_context(
     assert (await served.complete(**both)).status_code == 200
 
 
-async def test_echo_is_refused(served: Served) -> None:
-    response = await served.complete(echo=True)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "echo")
+async def test_what_is_about_the_prompt_is_refused(served: Served) -> None:
+    for name, value in (("echo", True), ("prompt_logprobs", 0)):
+        response = await served.complete(**{name: value})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
 async def test_models_tell_the_kind(served: Served) -> None:

@@ -1,0 +1,137 @@
+"""How likely a prompt was: `echo` with `logprobs`, and vLLM's `prompt_logprobs`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import BOS
+from tests.server.fake_engine import scores_of
+from tests.server.rig import Served
+
+TEXT = "Hello wörld!"
+
+
+def joined(text: str) -> dict[str, Any]:
+    """The one choice of a stream, put together."""
+    whole: dict[str, Any] = {"text": "", "logprobs": {}}
+    for event in text.split("\n\n"):
+        if not event.startswith("data: {"):
+            continue
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            whole["text"] += choice["text"]
+            whole["finish_reason"] = choice["finish_reason"]
+            for name, values in (choice["logprobs"] or {}).items():
+                whole["logprobs"].setdefault(name, []).extend(values)
+    return whole
+
+
+async def test_an_echo_has_its_logprobs(served: Served) -> None:
+    fields: dict[str, Any] = {"prompt": "abö", "echo": True, "logprobs": 1}
+    choice = (await served.complete(**fields)).json()["choices"][0]
+    found = choice["logprobs"]
+    assert choice["text"] == "abö" + TEXT
+    # "ö" is two tokens, each half a character; the special token at the beginning is no text.
+    assert found["tokens"][:6] == ["<s>", "a", "b", "\ufffd", "\ufffd", "H"]
+    assert found["token_logprobs"][:6] == [None, -1, -2, -3, -4, -0.5]
+    assert found["top_logprobs"][:3] == [None, {"b": -0.25, "a": -1}, {"a": -0.25, "b": -2}]
+    assert found["text_offset"][:9] == [0, 0, 1, 2, 2, 3, 4, 5, 6]
+    assert len({len(values) for values in found.values()}) == 1
+    streamed = joined((await served.complete(**fields, stream=True)).text)
+    assert streamed == {name: choice[name] for name in streamed}
+
+
+async def test_tokens_of_a_prompt_stay_as_many_as_they_were(served: Served) -> None:
+    """As evaluation harnesses read them, who count the tokens they have sent."""
+    for prompt in ([64, 65, 66], [[64, 65, 66], [BOS, 66]]):
+        body = (await served.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=1)).json()
+        prompts = prompt if isinstance(prompt[0], list) else [prompt]
+        for choice, ids in zip(body["choices"], prompts, strict=True):
+            found = choice["logprobs"]
+            assert found["token_logprobs"][:-1] == [None, *(-1.0 - n for n in range(len(ids) - 1))]
+            for logprob, top in zip(
+                found["token_logprobs"][1:-1], found["top_logprobs"][1:-1], strict=True
+            ):
+                assert logprob in top.values()
+
+
+async def test_the_official_client_scores_without_generating(served: Served) -> None:
+    answer = await served.openai.completions.create(
+        model="tiny", prompt=[[64, 65], [66]], echo=True, logprobs=0, max_tokens=0
+    )
+    assert [c.text for c in answer.choices] == ["ab", "c"]
+    assert [c.finish_reason for c in answer.choices] == ["length", "length"]
+    assert [c.logprobs.token_logprobs for c in answer.choices] == [[None, -1.0], [None]]
+    assert answer.choices[0].logprobs.top_logprobs == [None, {"b": -1.0}]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
+    assert await served.metric("generation_tokens_total") == 0
+
+
+async def test_no_token_is_shown_where_none_is_wanted(served: Served) -> None:
+    fields: dict[str, Any] = {"prompt": [64, 65], "max_tokens": 0, "return_token_ids": True}
+    choice = (await served.complete(**fields, echo=True)).json()["choices"][0]
+    assert (choice["text"], choice["token_ids"]) == ("ab", [])
+    assert choice["prompt_token_ids"] == [64, 65]
+    choice = (await served.complete(**fields, prompt_logprobs=0)).json()["choices"][0]
+    assert (choice["text"], choice["token_ids"]) == ("", [])
+    streamed = joined(
+        (await served.complete(prompt="ab", max_tokens=0, echo=True, stream=True)).text
+    )
+    assert (streamed["text"], streamed["finish_reason"]) == ("ab", "length")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_prompt_logprobs_as_vllm_has_them(served: Served, chat: bool) -> None:
+    body = (await (served.chat if chat else served.complete)(prompt_logprobs=2)).json()
+    found = (body if chat else body["choices"][0])["prompt_logprobs"]
+    (request,) = served.engine.requests
+    assert len(found) == len(request.prompt)
+    assert found[0] is None
+    for token, entries, score in zip(
+        request.prompt[1:], found[1:], scores_of(request), strict=True
+    ):
+        own, other = entries[str(token)], entries[str(token ^ 1)]
+        assert (own["logprob"], own["rank"]) == (score.logprob, 2)
+        assert (other["logprob"], other["rank"]) == (-0.25, 1)
+        assert isinstance(own["decoded_token"], str)
+    assert "logprobs" not in str(body.get("usage"))
+
+
+async def test_a_token_that_is_not_among_the_likeliest_has_no_rank(served: Served) -> None:
+    choice = (await served.complete(prompt=[64, 65], prompt_logprobs=1)).json()["choices"][0]
+    own = {"logprob": -1.0, "rank": None, "decoded_token": "b"}
+    assert choice["prompt_logprobs"][1]["65"] == own
+    assert choice["prompt_logprobs"][1]["64"]["rank"] == 1
+
+
+async def test_each_field_gets_as_many_as_it_asked_for(served: Served) -> None:
+    fields: dict[str, Any] = {"prompt": [64, 65], "echo": True, "logprobs": 0}
+    choice = (await served.complete(**fields, prompt_logprobs=3)).json()["choices"][0]
+    assert choice["logprobs"]["top_logprobs"][1] == {"b": -1.0}
+    assert len(choice["prompt_logprobs"][1]) == 3
+    assert choice["prompt_logprobs"][1]["65"]["rank"] == 2
+    assert served.engine.requests[0].params.prompt_logprobs == 3
+    choice = (await served.complete(prompt=[64, 65], logprobs=0)).json()["choices"][0]
+    assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["top_logprobs"]) == 13
+    assert served.engine.requests[1].params.prompt_logprobs == -1
+
+
+async def test_many_are_written_beside_the_loop(served: Served, monkeypatch: Any) -> None:
+    tokenizer, beside = served.app.state.service.tokenizer, set()
+    text_of = tokenizer.token_text
+
+    def spy(token: int) -> str:
+        beside.add(threading.current_thread() is not threading.main_thread())
+        return str(text_of(token))
+
+    monkeypatch.setattr(tokenizer, "token_text", spy)
+    few = {"prompt": [64] * 20, "echo": True, "logprobs": 1, "max_tokens": 2}
+    for prompt, many in (([64] * 20, False), ([[64] * 400] * 4, True)):
+        for stream in (False, True):
+            beside.clear()
+            await served.complete(**few | {"prompt": prompt, "stream": stream})
+            assert many in beside
+            assert stream or len(beside) == 1
