@@ -193,9 +193,11 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
         """Account for the next `count` tokens of a sequence whose blocks are there."""
-        start = sequence.num_computed
+        start, scores = sequence.num_computed, 0
         if start < sequence.prompt_length or count > 1:
             self._prefills.append(Prefill(sequence.id, start, count))
+            if sequence.num_unscored:
+                scores = max(0, min(count, sequence.prompt_length - 1 - start))
         sequence.num_computed += count
         sequence.was_chunk = count > 1
         samples = sequence.num_computed == sequence.num_tokens
@@ -203,9 +205,6 @@ class Scheduler:
             sequence.num_tokens += 1
         if count > 1 or not sequence.num_computed % self.block_size:
             self.tables.register(sequence)
-        scores = 0
-        if sequence.num_unscored:
-            scores = max(0, min(start + count, sequence.prompt_length - 1) - start)
         row, epoch = sequence.row, sequence.epoch
         return ScheduledSlice(sequence.id, epoch, row, start, count, samples, scores)
 
@@ -247,22 +246,20 @@ class Scheduler:
         self,
         step: Step,
         sampled: Iterable[SampledToken],
-        scored: Iterable[Seq[TokenLogprobs]] = (),
+        scored: Seq[Seq[TokenLogprobs]] = (),
     ) -> list[TokenOutput]:
         """Take in the results of `step`: one SampledToken per slice that samples, in order, and for
         each slice that scores, its scores."""
+        if scored:
+            self._take_scores(step, scored)
         outputs: list[TokenOutput] = []
-        scoring = [slice_ for slice_ in step.slices if slice_.scores]
-        for slice_, scores in zip(scoring, scored, strict=True):
-            if sequence := self._owner(slice_):
-                # After a preemption the first of them are known already.
-                known = len(sequence.prompt_logprobs) - slice_.start
-                sequence.prompt_logprobs += scores[known:]
         sampling = [slice_ for slice_ in step.slices if slice_.samples]
         for slice_, result in zip(sampling, sampled, strict=True):
-            if (sequence := self._owner(slice_)) is None:
+            sequence = self.sequences.get(slice_.id)
+            if sequence is None or sequence.epoch != slice_.epoch:
                 continue
-            token, scores = result.token, ()
+            token = result.token
+            scores: tuple[TokenLogprobs, ...] = ()
             if sequence.prompt_logprobs and not sequence.num_outputs:
                 scores = tuple(sequence.prompt_logprobs)
                 token = -1 if any(math.isnan(score.logprob) for score in scores) else token
@@ -274,10 +271,14 @@ class Scheduler:
                 self._remove(sequence)
         return outputs
 
-    def _owner(self, slice_: ScheduledSlice) -> Sequence | None:
-        """Whose results a slice has, unless they have become stale."""
-        sequence = self.sequences.get(slice_.id)
-        return sequence if sequence and sequence.epoch == slice_.epoch else None
+    def _take_scores(self, step: Step, scored: Seq[Seq[TokenLogprobs]]) -> None:
+        scoring = [slice_ for slice_ in step.slices if slice_.scores]
+        for slice_, scores in zip(scoring, scored, strict=True):
+            sequence = self.sequences.get(slice_.id)
+            if sequence is not None and sequence.epoch == slice_.epoch:
+                # After a preemption the first of them are known already.
+                known = len(sequence.prompt_logprobs) - slice_.start
+                sequence.prompt_logprobs += scores[known:]
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token < 0:
