@@ -176,7 +176,8 @@ def make_plan(
     check_token_ids(service, body.stop_token_ids or (), "stop_token_ids")
     _check_logit_bias(service, body.logit_bias or ())
     _check_scores(body, sum(map(len, prompts)))
-    seed = secrets.randbits(63) if body.seed is None else body.seed
+    # As in vLLM and llama.cpp -1 is none: front ends send it who want another answer each time.
+    seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
     limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
     base = _sampling(service, body, seed)
     if body.min_tokens and body.min_tokens > min(limits):

@@ -112,6 +112,12 @@ async def test_choices_have_seeds_of_their_own(served):
     assert len({request.params.seed for request in served.engine.requests}) == 5
 
 
+async def test_a_seed_of_minus_one_is_none(served):
+    seeds = [(await params_of(served, seed=-1)).seed for _ in range(3)]
+    assert len(set(seeds)) == 3
+    assert min(seeds) >= 0
+
+
 async def test_the_prompt_is_rendered_once_and_has_one_bos(served):
     messages = [
         {"role": "developer", "content": "Be brief."},
