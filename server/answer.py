@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.protocol import TokenLogprobs
-from server.dialect import Dialect, echoed_tokens, prompt_logprobs
+from server.dialect import Dialect, by_token_id, echoed_tokens
 from server.errors import ClientGone
 from server.generation import Choice, Delta, Generation
 from server.plan import Plan, off_loop
@@ -70,7 +70,7 @@ class Answer:
         body, ids = self._plan.body, self._plan.prompts[choice.prompt]
         fields: dict[str, Any] = {"prompt_token_ids": ids} if body.return_token_ids else {}
         if scores is not None and (count := body.prompt_logprobs) is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, ids, scores, count)
+            fields["prompt_logprobs"] = by_token_id(self._tokenizer, ids, scores, count)
         return fields
 
     def _entry(
@@ -84,10 +84,11 @@ class Answer:
         body = self._plan.body
         entry = {"index": choice.index, **payload, "logprobs": None, "finish_reason": finish}
         if delta is not None and body.logprobs_wanted >= 0:
-            scored = delta.scored
+            scored, prompt = delta.scored, choice.prompt
             if delta.prompt is not None and self._plan.echoes:
-                ids = self._plan.prompts[choice.prompt]
-                scored = echoed_tokens(self._tokenizer, ids, delta.prompt, body) + scored
+                ids, offsets = self._plan.prompts[prompt], self._plan.echoes[prompt].offsets
+                echo = echoed_tokens(ids, delta.prompt, offsets, body.logprobs_wanted)
+                scored = [*echo, *scored]
             entry["logprobs"] = self._dialect.logprobs(self._tokenizer, scored)
         if delta is not None and body.return_token_ids:
             entry["token_ids"] = delta.token_ids
@@ -100,7 +101,7 @@ class Answer:
         return Response(body, media_type="application/json", headers=self.headers())
 
     async def _written(self, deltas: Sequence[Delta], write: Callable[[], bytes]) -> bytes:
-        """Many log-probabilities take as long as long texts do."""
+        """What `write` makes of them: beside the loop where they hold many log-probabilities."""
         body, tokens = self._plan.body, sum(len(d.scored) + len(d.prompt or ()) for d in deltas)
         entries = 2 + max(body.logprobs_wanted, body.scores_wanted)
         return await off_loop(CHARS_PER_LOGPROB * entries * tokens, write)

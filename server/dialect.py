@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol import TokenLogprobs
-from server.detokenizer import Detokenizer
 from server.generation import ScoredToken
-from server.schemas.generate import GenerateBody
 from server.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold
@@ -22,7 +20,7 @@ class Dialect:
     chunk: str  # `object` of a streamed part
     message: Callable[[str], dict[str, Any]]  # a choice's text in a complete answer
     part: Callable[[str], dict[str, Any]]  # and in a chunk
-    opening: dict[str, Any]  # a choice's first chunk, before any text
+    opening: dict[str, Any]  # a choice's first chunk, before any text; completions seldom have one
     closing: dict[str, Any]  # a choice's last chunk, beside finish_reason
     logprobs: Callable[[Tokenizer, Sequence[ScoredToken]], dict[str, Any]]
     prompt_on_choice: bool  # where vLLM puts prompt_token_ids and prompt_logprobs
@@ -69,19 +67,14 @@ def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> 
 
 
 def echoed_tokens(
-    tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprobs], body: GenerateBody
+    ids: Sequence[int], scores: Sequence[TokenLogprobs], offsets: Sequence[int], count: int
 ) -> list[ScoredToken]:
-    """The prompt `ids` as tokens of the text, with what was asked for of the answer's."""
-    skips = body.skip_special_tokens is not False
-    detokenizer, offset, scored = Detokenizer(tokenizer, skip_special_tokens=skips), 0, []
-    for token, score in zip(ids, (None, *scores), strict=True):
-        likeliest = score and TokenLogprobs(score.logprob, score.top[: body.logprobs_wanted])
-        scored.append(ScoredToken(token, likeliest, offset))
-        offset += len(detokenizer.push((token,)))
-    return scored
+    """The prompt `ids` as tokens of the text, each with the `count` likeliest in its place."""
+    cut = [TokenLogprobs(score.logprob, score.top[:count]) for score in scores]
+    return [ScoredToken(*each) for each in zip(ids, (None, *cut), offsets, strict=True)]
 
 
-def prompt_logprobs(
+def by_token_id(
     tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprobs], count: int
 ) -> list[dict[str, dict[str, Any]] | None]:
     """As vLLM writes them: by token id, the prompt's own and the `count` likeliest. A rank that is

@@ -56,10 +56,10 @@ class Choice:
         self.count = 0  # tokens generated, the end token included
         self.first_at = self.last_at = 0.0
         self.ended_at = 0.0  # by the API process's clock: its text is complete
-        echo = plan.echoes[self.prompt] if plan.echoes else ""
+        echo = plan.echoes[self.prompt].text if plan.echoes else ""
         self._delta = Delta(text=echo)
         self._length = len(echo)  # characters decoded so far
-        self._scores = body.scores_wanted >= 0
+        self._wants_scores = body.scores_wanted >= 0
         self._silent = plan.params[self.prompt].max_tokens == 0
         self._min_tokens = body.min_tokens or 0
         self._shows_end = bool(body.include_stop_str_in_output)
@@ -74,7 +74,7 @@ class Choice:
         """Returns the finish reason, if any; raises ApiError where the numbers broke down."""
         if output.finish == "error":
             raise numerical_error()
-        if self._scores and not self.first_at:
+        if self._wants_scores and not self.first_at:
             self._delta.prompt = output.prompt_logprobs
         self.count += not self._silent
         self.first_at, self.last_at = self.first_at or at, at
@@ -125,13 +125,20 @@ class Generation:
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
         plan = self.plan
         prompt, params = plan.prompts[choice.prompt], plan.params[choice.prompt]
+        scores = plan.body.stream or choice.index % plan.n == 0
         # Different seeds for the choices, wrapped to int64, or n answers would be one.
         seed = (params.seed + choice.index % plan.n + 2**63) % 2**64 - 2**63
         return GenerateRequest(
             id=request_id,
             prompt=prompt if plan.start_token is None else [plan.start_token],
-            # Where none are wanted one is drawn all the same, and kept back.
-            params=msgspec.structs.replace(params, seed=seed, max_tokens=max(params.max_tokens, 1)),
+            params=msgspec.structs.replace(
+                params,
+                seed=seed,
+                # Where none are wanted one is drawn all the same, and kept back.
+                max_tokens=max(params.max_tokens, 1),
+                # Of each prompt once, where nobody waits for the first tokens of a choice.
+                prompt_logprobs=params.prompt_logprobs if scores else -1,
+            ),
             arrival=plan.arrival,
             priority=plan.body.priority or 0,
             salt=plan.salt,
@@ -153,7 +160,10 @@ class Generation:
         """Everything, when it is complete; one Delta for each choice."""
         async for _ in self:
             pass
-        return [choice.take() for choice in self.choices]
+        deltas = [choice.take() for choice in self.choices]
+        for choice, delta in zip(self.choices, deltas, strict=True):
+            delta.prompt = deltas[choice.prompt * self.plan.n].prompt
+        return deltas
 
     def _consume(self, batch: list[tuple[float, TokenOutput]]) -> list[Choice]:
         touched: dict[int, Choice] = {}

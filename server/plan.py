@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from engine.protocol import SamplingParams
+from server.detokenizer import Detokenizer
 from server.errors import ApiError, invalid, unsupported
 from server.schemas.generate import ChatBody, ChatMessage, CompletionBody, GenerateBody
 from server.schemas.tokenize import TokenizeBody
@@ -26,6 +28,14 @@ TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as text, and how many characters of it come before each of its tokens."""
+
+    text: str
+    offsets: list[int]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one HTTP request asks of the engine, checked and tokenised."""
@@ -35,7 +45,7 @@ class Plan:
     start_token: int | None  # if any, answers begin with it, and the prompts are their sources
     params: list[SamplingParams]  # one for each prompt; choice k of it has seed + k
     body: GenerateBody
-    echoes: list[str] | None  # text ahead of each prompt's answers
+    echoes: list[Echo] | None  # ahead of each prompt's answers
     ignored: list[str]
     arrival: float
     request_id: str
@@ -146,15 +156,21 @@ async def text_prompts(
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 
 
-async def prompt_texts(service: Service, body: CompletionBody) -> list[str]:
-    """The texts of the prompts, of token ids as the answer's are decoded."""
-    prompts, skip = body.prompts, body.skip_special_tokens is not False
+async def make_echoes(service: Service, body: CompletionBody) -> list[Echo]:
+    """The prompts as texts, of token ids as the answer's are decoded."""
+    tokenizer, skip = service.tokenizer, body.skip_special_tokens is not False
 
-    def work() -> list[str]:
-        decode = service.tokenizer.decode
-        return [p if isinstance(p, str) else decode(p, skip_special_tokens=skip) for p in prompts]
+    def echo(prompt: str | list[int]) -> Echo:
+        if isinstance(prompt, str):
+            return Echo(prompt, tokenizer.offsets(prompt) if body.logprobs is not None else [])
+        text = tokenizer.decode(prompt, skip_special_tokens=skip)
+        if body.logprobs is None:
+            return Echo(text, [])
+        push = Detokenizer(tokenizer, skip_special_tokens=skip).push
+        return Echo(text, [0, *accumulate(len(push((token,))) for token in prompt[:-1])])
 
-    return await off_loop(sum(len(prompt) for prompt in prompts), work)
+    prompts = body.prompts
+    return await off_loop(sum(map(len, prompts)), lambda: list(map(echo, prompts)))
 
 
 def make_plan(
@@ -164,7 +180,7 @@ def make_plan(
     prompts: list[list[int]],
     *,
     param: str,
-    echoes: list[str] | None = None,
+    echoes: list[Echo] | None = None,
     ignored: Sequence[str] = (),
 ) -> Plan:
     """Checks everything that needs the model's facts. `param` names the prompt's field."""
@@ -175,10 +191,10 @@ def make_plan(
         check_token_ids(service, prompt, param)
     check_token_ids(service, body.stop_token_ids or (), "stop_token_ids")
     _check_logit_bias(service, body.logit_bias or ())
-    _check_scores(body, sum(map(len, prompts)))
     # As in vLLM and llama.cpp -1 is none: front ends send it who want another answer each time.
     seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
     limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
+    _check_scores(body, sum(map(len, prompts)))
     base = _sampling(service, body, seed)
     if body.min_tokens and body.min_tokens > min(limits):
         raise invalid("min_tokens", f"min_tokens must be at most {min(limits)} here.")
@@ -235,7 +251,7 @@ def _check_scores(body: GenerateBody, tokens: int) -> None:
     """A prompt is read in a moment: what is told of it must not take gigabytes."""
     entries = tokens * (body.n or 1) * (body.scores_wanted + 1)
     if entries > MOST_SCORES:
-        name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        name = "logprobs" if body.scores_wanted == body.logprobs_wanted else "prompt_logprobs"
         message = (
             f"{tokens} tokens of prompts have {entries} log-probabilities for all choices, more "
             f"than the {MOST_SCORES} of a request."
@@ -264,6 +280,8 @@ def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param:
             if asked and length <= longest
             else f"the prompt alone has {length}"
         )
+        if length == longest and not asked:
+            requested += ", which leaves no room for one more"
         raise too_long(longest, requested, param)
     return longest - begun if asked is None else asked
 

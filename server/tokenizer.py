@@ -230,6 +230,18 @@ class Tokenizer:
         """A batch of one: `encode` holds the GIL, and with it every other thread, to its end."""
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
+    def offsets(self, text: str) -> list[int]:
+        """How many characters of `text` come before each token of `encode(text)`; before both
+        halves of a character, as many."""
+        encoding = self._backend.encode_batch([text])[0]  # the fast one knows none
+        doubled = encoding.ids[:2] == [self.bos_token_id] * 2
+        offsets, known = [], 0
+        for start, end in encoding.offsets[doubled:]:
+            # A special token has no place, and one that begins later has lost a space before it.
+            offsets.append(min(known, start) if end else known)
+            known = max(known, end)
+        return offsets
+
     def far_over(self, text: str, limit: int) -> str | None:
         """What says that a very long `text` has more than `limit` tokens, or None: its beginning
         alone has twice as many, more than a cut can change. The rest need not be read then, which

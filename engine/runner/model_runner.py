@@ -42,7 +42,7 @@ from engine.runner.reserve import (
 )
 from engine.runner.wait_policy import WaitPolicy
 from engine.sampling.draw import draw
-from engine.sampling.logprobs import SCORED_ROWS, PendingLogprobs, score
+from engine.sampling.logprobs import PendingLogprobs, score
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 from engine.weights.dummy import random_weights
@@ -58,12 +58,12 @@ FEW_ROWS, TEXT_ROW_STEP, ROW_STEP = 32, 16, 8
 
 
 class Results(NamedTuple):
-    """What a step's slices give: tokens [samples], their logprobs, and in parts the scores of each
-    slice that has any."""
+    """What a step's slices give: tokens [samples], their logprobs, and the scores of each that has
+    any."""
 
     tokens: torch.Tensor | None = None
     logprobs: PendingLogprobs | None = None
-    scores: Sequence[Sequence[PendingLogprobs]] = ()
+    scores: Sequence[PendingLogprobs] = ()
 
 
 class ModelRunner:
@@ -173,32 +173,27 @@ class ModelRunner:
         scores = self._score(step.slices, hidden)
         if not sampling:
             return Results(scores=scores)
-        logits = self._logits(hidden, batch.logit_index)
+        logits = self._logits(hidden.index_select(0, batch.logit_index))
         (row_ids,) = to_device([[s.row for s in sampling]], self.device)
         return Results(*self._sample(logits, sampling, row_ids), scores)
 
-    def _logits(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """[L, V] for the tokens `index` [L] of hidden states [T, hidden]."""
-        missing = self._rounded(len(index), ROW_STEP) - len(index)
-        padded = F.pad(index, (0, missing)) if missing else index
-        return self.model.logits(hidden.index_select(0, padded))[: len(index)]
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[L, V] for the hidden states [L, hidden] of some tokens."""
+        missing = self._rounded(len(hidden), ROW_STEP) - len(hidden)
+        padded = F.pad(hidden, (0, 0, 0, missing)) if missing else hidden
+        return self.model.logits(padded)[: len(hidden)]
 
     def _score(
         self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor
-    ) -> list[list[PendingLogprobs]]:
-        """For each slice that scores, the logprobs of its prompt's tokens behind its own."""
+    ) -> list[PendingLogprobs]:
+        """For each slice that scores, the logprobs of the tokens behind its first ones."""
         found, first = [], 0
-        for slice_ in slices:
-            row, parts = slice_.row, []
-            for start in range(0, slice_.scores, SCORED_ROWS):
-                end = min(start + SCORED_ROWS, slice_.scores)
-                index = torch.arange(first + start, first + end, device=self.device)
-                tokens = self.rows.tokens[row, slice_.start + start + 1 : slice_.start + end + 1]
-                count = self.rows.params[row].prompt_logprobs
-                parts.append(score(self._logits(hidden, index), tokens, count))
-            if parts:
-                found.append(parts)
-            first += slice_.count
+        for s in slices:
+            if s.scores:
+                tokens = self.rows.tokens[s.row, s.start + 1 : s.start + 1 + s.scores]
+                count = self.rows.params[s.row].prompt_logprobs
+                found.append(score(hidden[first : first + s.scores], tokens, count, self._logits))
+            first += s.count
         return found
 
     def _sample(

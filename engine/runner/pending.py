@@ -23,11 +23,10 @@ class PendingStep:
         tokens: torch.Tensor | None,
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
-        scores: Sequence[Sequence[PendingLogprobs]] = (),
+        scores: Sequence[PendingLogprobs] = (),
     ) -> None:
         """tokens [samples] int64, vectors [texts to embed, hidden] fp32; None where there are
-        none. They may be overwritten by the next launch: they are copied here. `scores` are the
-        parts of each scoring slice's."""
+        none. They may be overwritten by the next launch: they are copied here."""
         self.step = step
         self.launched_at = launched_at  # CLOCK_MONOTONIC
         self._tokens = HostCopy([] if tokens is None else [tokens])
@@ -45,7 +44,7 @@ class PendingStep:
 
     def scores(self) -> list[list[TokenLogprobs]]:
         """Of each slice that scores; waits like `wait`."""
-        return [[s for part in parts for s in part.read().values()] for parts in self._scores]
+        return [list(scores.read().values()) for scores in self._scores]
 
     def embeddings(self) -> list[EmbedOutput]:
         """The vectors of the step's texts; waits like `wait`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 import torch
@@ -45,11 +45,20 @@ def gather_logprobs(
     return PendingLogprobs(counts, torch.cat(values), torch.cat(ids))
 
 
-def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> PendingLogprobs:
-    """Of known `tokens` [R], each by its logits [R, V], with the `count` likeliest in its place."""
-    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-    own = logprobs.gather(1, tokens.long()[:, None])
-    top = logprobs.topk(min(count, logprobs.shape[1]))
-    counts = dict.fromkeys(range(len(tokens)), top.values.shape[1])
-    values = torch.cat([own, top.values], dim=1).flatten()
-    return PendingLogprobs(counts, values, top.indices.flatten())
+def score(
+    hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    count: int,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+) -> PendingLogprobs:
+    """Of known `tokens` [R], each by the hidden state [R, hidden] before it, with the `count`
+    likeliest in its place. `logits_of` gives logits [R, V] of hidden states."""
+    values, ids, width = [], [], count
+    for own, part in zip(hidden.split(SCORED_ROWS), tokens.split(SCORED_ROWS), strict=True):
+        logprobs = torch.log_softmax(logits_of(own), dim=-1, dtype=torch.float32)
+        top = logprobs.topk(width := min(count, logprobs.shape[1]))
+        scores = logprobs.gather(1, part.long()[:, None])
+        values.append(torch.cat([scores, top.values], dim=1).flatten())
+        ids.append(top.indices.flatten())
+    counts = dict.fromkeys(range(len(tokens)), width)
+    return PendingLogprobs(counts, torch.cat(values), torch.cat(ids))

@@ -260,8 +260,8 @@ class Scheduler:
                 continue
             token = result.token
             scores: tuple[TokenLogprobs, ...] = ()
-            if sequence.prompt_logprobs and not sequence.num_outputs:
-                scores = tuple(sequence.prompt_logprobs)
+            if sequence.prompt_logprobs:
+                scores, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
                 token = -1 if any(math.isnan(score.logprob) for score in scores) else token
             finish = self._append(sequence, token)
             outputs.append(TokenOutput(sequence.id, token, finish, result.logprobs, scores))
@@ -277,8 +277,8 @@ class Scheduler:
             sequence = self.sequences.get(slice_.id)
             if sequence is not None and sequence.epoch == slice_.epoch:
                 # After a preemption the first of them are known already.
-                known = len(sequence.prompt_logprobs) - slice_.start
-                sequence.prompt_logprobs += scores[known:]
+                sequence.prompt_logprobs += scores[sequence.num_scored - slice_.start :]
+                sequence.num_scored = len(sequence.prompt_logprobs)
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token < 0:

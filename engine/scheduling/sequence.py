@@ -21,7 +21,8 @@ class Sequence:
         self.priority: int = request.priority
         self.salt: str = request.salt
         self.source: tuple[int, ...] = tuple(request.source)
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, if asked for
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not told yet
+        self.num_scored: int = 0  # tokens of the prompt after the first that have had theirs
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
         self.tables: list[list[int]] = []  # one per KV group; 0 is a block given back
@@ -52,13 +53,13 @@ class Sequence:
         """Tokens of the prompt whose logprobs are wanted and not known yet."""
         if self.params.prompt_logprobs < 0:
             return 0
-        return self.prompt_length - 1 - len(self.prompt_logprobs)
+        return self.prompt_length - 1 - self.num_scored
 
     @property
     def num_needless(self) -> int:
         """How many first tokens need not be computed where their KV is known. The last one's logits
         are what the next sample needs, and each token's tell how likely the one after it was."""
-        return len(self.prompt_logprobs) if self.num_unscored else len(self.tokens) - 1
+        return self.num_scored if self.num_unscored else len(self.tokens) - 1
 
     @property
     def num_outputs(self) -> int:

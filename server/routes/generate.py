@@ -12,8 +12,8 @@ from server.dialect import CHAT, COMPLETION, Dialect
 from server.plan import (
     Plan,
     chat_prompt,
+    make_echoes,
     make_plan,
-    prompt_texts,
     text_prompts,
     unread_arguments,
 )
@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response:
     service, body = await accept(request, CompletionBody, "generate")
     with service.client.expecting():
         prompts = await text_prompts(service, body.prompts)
-        echoes = await prompt_texts(service, body) if body.echo else None
+        echoes = await make_echoes(service, body) if body.echo else None
     plan = make_plan(service, request, body, prompts, param="prompt", echoes=echoes)
     return await _respond(request, service, plan, COMPLETION)
 

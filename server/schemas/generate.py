@@ -88,6 +88,10 @@ def _few(value: Any) -> Any:
     return value
 
 
+def _none_for_false(value: Any) -> Any:
+    return None if value is False else value
+
+
 class StreamOptions(Part):
     include_usage: bool | None = None
 
@@ -132,7 +136,9 @@ class GenerateBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(_none_for_false)
+    ] = None
     priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
 

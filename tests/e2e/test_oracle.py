@@ -215,9 +215,14 @@ def check_prompt(
         reply.logprobs[name] = values[len(prompt) :]
     reply.logprobs["text_offset"] = [at - len(echo) for at in reply.logprobs["text_offset"]]
     assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert told["text_offset"] == sorted(told["text_offset"])
-    assert told["text_offset"][0] == 0
-    assert told["text_offset"][-1] <= len(echo)
+    places = told["text_offset"]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert places[-1] <= len(echo)
+    for token, start, end in zip(prompt, places, [*places[1:], len(echo)], strict=True):
+        piece = oracle.token(token).decode(errors="replace")
+        if start < end and "\ufffd" not in piece:
+            assert echo[start:end].strip(" ") == piece.strip(" ")
     rest = Reply(ids=prompt[1:], logprobs={name: values[1:] for name, values in told.items()})
     offsets = told["text_offset"][1:]
     completion_scores(oracle, rest, due, body["logprobs"], Expected("", "", offsets))

@@ -130,6 +130,24 @@ def test_more_than_the_vocabulary_is_the_vocabulary(checkpoint: Path) -> None:
         assert float(total) == pytest.approx(0, abs=1e-5)
 
 
+def test_a_token_that_cannot_come_is_told_and_no_defect(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    logits: Any = driver.runner.model.logits
+
+    def masked(hidden: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = logits(hidden)
+        result[:, 7] = -torch.inf
+        return result
+
+    driver.runner.model.logits = masked  # type: ignore[method-assign]
+    request = driver.submit([5, 6, 7, 8], 2, prompt_logprobs=0)
+    driver.run()
+    assert driver.finish(request) == "length"
+    scores = [score.logprob for score in told(driver, request)]
+    assert scores[1] == -torch.inf
+    assert all(-torch.inf < score < 0 for score in (scores[0], scores[2]))
+
+
 def test_a_broken_score_ends_its_request(checkpoint: Path) -> None:
     """Though the logits that a token is drawn from are finite."""
     driver = Driver(checkpoint)

@@ -257,6 +257,20 @@ def prefix_hit(golden: Golden) -> None:
         assert answer == golden.alone[-1]
 
 
+def scored(golden: Golden) -> None:
+    """An answer as part of the prompt is as likely as it was when it was written, to the bit."""
+    driver = golden.driver(max_num_batched_tokens=BLOCK)
+    due = {}
+    for prompt, source, answer in zip(golden.prompts, golden.sources, golden.alone, strict=True):
+        whole = [*prompt, *(token for token, _ in answer)]
+        due[driver.submit(whole, 1, source=source, prompt_logprobs=1)] = answer
+    driver.run()
+    for request, answer in due.items():
+        scores = driver.outputs[request][0].prompt_logprobs[-ANSWER:]
+        assert [score.top[0] for score in scores] == answer
+        assert [score.logprob for score in scores] == [logprob for _, logprob in answer]
+
+
 def preempted(golden: Golden) -> None:
     blocks = 12 * len(golden.runner.kv.groups)
     driver = golden.driver(num_gpu_blocks_override=blocks, enable_prefix_caching=False)
@@ -356,6 +370,7 @@ EQUALITIES: Sequence[Equality] = (
     ragged_batch,
     captured,
     prefix_hit,
+    scored,
     preempted,
     accounts_for_tensors,
 )

@@ -208,7 +208,7 @@ async def test_unknown_members_of_objects_inside_are_named(served):
         {"tools": None, "tool_choice": "none"},
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},
-        {"prompt_logprobs": None, "length_penalty": 1.0, "typical_p": 1},
+        {"prompt_logprobs": False, "length_penalty": 1.0, "typical_p": 1},
         {"stream_options": {"include_usage": True}},
         {"stop": []},
         {"n": 16},

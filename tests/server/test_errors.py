@@ -100,6 +100,13 @@ COMPLETION_CASES: Cases = [
     ({"max_tokens": 0, "echo": True, "prompt": [1] * 512}, "prompt", "context_length_exceeded"),
     ({"echo": True, "logprobs": 5, "prompt": [[1] * 500] * 64, "n": 2}, "logprobs", BAD),
     ({"prompt_logprobs": 20, "prompt": [[1] * 500] * 25}, "prompt_logprobs", BAD),
+    (
+        {"prompt_logprobs": 0, "echo": True, "logprobs": 5, "prompt": [[1] * 500] * 64, "n": 2},
+        "logprobs",
+        BAD,
+    ),
+    ({"prompt_logprobs": 20, "prompt": "a" * 60000}, "prompt", "context_length_exceeded"),
+    ({"prompt_logprobs": True}, "prompt_logprobs", BAD),
     ({"logprobs": 6}, "logprobs", BAD),
     ({"prompt": None}, "prompt", BAD),
     ({"prompt": []}, "prompt", BAD),

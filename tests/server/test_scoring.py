@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import BOS
+from tests.server.conftest import BOS, EOS
 from tests.server.fake_engine import scores_of
 from tests.server.rig import Served
 
@@ -42,6 +42,49 @@ async def test_an_echo_has_its_logprobs(served: Served) -> None:
     assert len({len(values) for values in found.values()}) == 1
     streamed = joined((await served.complete(**fields, stream=True)).text)
     assert streamed == {name: choice[name] for name in streamed}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "skip", "offsets"),
+    [
+        ("ab", True, [0, 0, 1, 2, 3]),
+        ("ab", False, [0, 0, 1, 2, 3]),
+        ("a</s>b", True, [0, 0, 1, 5, 6, 7]),
+        ("a</s>b", False, [0, 0, 1, 5, 6, 7]),
+        ([BOS, 64, EOS, 65], True, [0, 0, 1, 1, 2, 3]),
+        ([BOS, 64, EOS, 65], False, [0, 3, 4, 8, 9, 10]),
+    ],
+)
+async def test_offsets_are_places_in_the_text(
+    served: Served, prompt: Any, skip: bool, offsets: list[int]
+) -> None:
+    """Of the prompt's tokens and the answer's two."""
+    fields = {"prompt": prompt, "skip_special_tokens": skip, "max_tokens": 2}
+    choice = (await served.complete(**fields, echo=True, logprobs=0)).json()["choices"][0]
+    assert choice["logprobs"]["text_offset"] == offsets
+    text = choice["text"]
+    assert text.endswith("He")
+    for token, start, end in zip(
+        choice["logprobs"]["tokens"], offsets, [*offsets[1:], len(text)], strict=True
+    ):
+        assert text[start:end] in (token, "")
+
+
+async def test_choices_of_one_prompt_share_its_scores(served: Served) -> None:
+    """Which are computed once, but in a stream that shows each choice as it comes."""
+    fields: dict[str, Any] = {"prompt": [[64, 65], [66, 67]], "n": 2, "max_tokens": 1}
+    fields |= {"echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    body = (await served.complete(**fields)).json()
+    found = [choice["logprobs"]["token_logprobs"][:2] for choice in body["choices"]]
+    assert found == [[None, -1.0]] * 4
+    keys = [sorted(choice["prompt_logprobs"][1]) for choice in body["choices"]]
+    assert keys == [["64", "65"]] * 2 + [["66", "67"]] * 2
+    wanted = [request.params.prompt_logprobs for request in served.engine.requests]
+    assert wanted == [1, -1, 1, -1]
+    del fields["prompt_logprobs"]
+    await served.complete(**fields, stream=True)
+    wanted = [request.params.prompt_logprobs for request in served.engine.requests[4:]]
+    assert wanted == [1] * 4
 
 
 async def test_tokens_of_a_prompt_stay_as_many_as_they_were(served: Served) -> None:
@@ -81,6 +124,9 @@ async def test_no_token_is_shown_where_none_is_wanted(served: Served) -> None:
         (await served.complete(prompt="ab", max_tokens=0, echo=True, stream=True)).text
     )
     assert (streamed["text"], streamed["finish_reason"]) == ("ab", "length")
+    served.engine.script = lambda request: [EOS]
+    choice = (await served.complete(**fields, echo=True)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -114,9 +160,13 @@ async def test_each_field_gets_as_many_as_it_asked_for(served: Served) -> None:
     assert len(choice["prompt_logprobs"][1]) == 3
     assert choice["prompt_logprobs"][1]["65"]["rank"] == 2
     assert served.engine.requests[0].params.prompt_logprobs == 3
+    assert choice["prompt_logprobs"][1]["200"]["logprob"] == -9999, "JSON has no infinity"
+    fields = {"prompt": [64, 65], "logprobs": 0, "prompt_logprobs": 0}
+    choice = (await served.complete(**fields)).json()["choices"][0]
+    assert choice["logprobs"]["tokens"][0] == "H", "only an echo is part of the answer"
     choice = (await served.complete(prompt=[64, 65], logprobs=0)).json()["choices"][0]
     assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["top_logprobs"]) == 13
-    assert served.engine.requests[1].params.prompt_logprobs == -1
+    assert served.engine.requests[2].params.prompt_logprobs == -1
 
 
 async def test_many_are_written_beside_the_loop(served: Served, monkeypatch: Any) -> None:

@@ -165,6 +165,34 @@ def test_truncation_and_padding_of_the_file_are_switched_off(assets: Path, tmp_p
     assert len(tokenizer.encode("word")) == 3
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Hello world",
+        " Hello  wörld🙂 é日本 x",
+        "<s>a </s>b<|endoftext|>c",
+        "\n\n\ta  \n",
+        "<s><s>a",
+    ],
+)
+def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text: str) -> None:
+    ids, offsets = tokenizer.encode(text), tokenizer.offsets(text)
+    assert len(offsets) == len(ids)
+    assert offsets == sorted(offsets)
+    assert set(offsets) <= set(range(len(text) + 1))
+    if folder.name in ("bert-uncased", "t5"):
+        return  # their tokens are not the text as it was written
+    seen = ""
+    for token, start, end in zip(ids, offsets, [*offsets, len(text)][1:], strict=True):
+        seen += text[start:end]
+        piece = tokenizer.token_bytes(token).decode(errors="replace")
+        if start < end and "\ufffd" not in piece:
+            assert text[start:end].strip(" ") == piece.strip(" ")
+    assert seen == text[: len(seen)]
+    assert len(seen) == (len(text) if ids else 0)
+
+
 @pytest.mark.parametrize("most", [3, 4, 7, 13, 500])
 def test_the_start_of_a_text_as_transformers_truncates(assets: Path, most: int) -> None:
     folder = assets / "tokenizers" / "bert-uncased"
