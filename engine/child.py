@@ -19,6 +19,10 @@ import msgspec
 from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 
+# Of oneDNN's kernels, half a megabyte each, torch and oneDNN keep 1024 by default. A model's
+# linears need some 300; without AMX attention has one for each length, too, seldom used again.
+KERNELS_KEPT = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
+
 
 class EngineChild:
     """A running `python -m engine.process`; as a context manager, it ends with the block.
@@ -36,7 +40,7 @@ class EngineChild:
             [*python_module("engine.process"), address],
             stdin=subprocess.PIPE,
             bufsize=0,
-            env=_with_huge_pages(os.environ),
+            env=_engine_environment(os.environ),
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # killed already: `wait` tells of it
@@ -80,11 +84,13 @@ def how_it_ended(code: int) -> str:
     return f"The engine process was killed by signal {-code}{likely if code == -9 else ''}."
 
 
-def _with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Lets malloc ask Linux for huge pages, as every step reads all weights. Another C library
-    ignores it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth."""
-    before = environment.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb" in before:
-        return dict(environment)
-    tunables = ":".join(filter(None, [before, "glibc.malloc.hugetlb=1"]))
-    return {**environment, "GLIBC_TUNABLES": tunables}
+def _engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What is set already stays as it is.
+
+    Malloc may ask Linux for huge pages, as every step reads all weights. Another C library ignores
+    it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth.
+    """
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" not in tunables:
+        tunables = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))
+    return {**KERNELS_KEPT, **environment, "GLIBC_TUNABLES": tunables}

@@ -17,8 +17,8 @@ from tests.e2e.serve import Server, serving
 
 CLIENTS, ROUNDS, ROUND = 16, 26, 1000
 WARM = 14  # rounds in which caches fill: of compiled patterns, of what allocators keep
-# How many of oneDNN's kernels torch and oneDNN itself keep. Of the 1024 that is by default, half a
-# megabyte each, some are first made after 30 000 requests: the CPU and its load decide which.
+# How many of oneDNN's kernels torch and oneDNN itself keep. Of the 512 of an engine as we start
+# it, half a megabyte each, some are first made after 30 000 requests: CPU and load decide which.
 FEW_KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 MB = 2**20
 # Measured over 12 rounds after these: the API process at most 0.5 MB (what varies are the pages of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.child import _with_huge_pages
+from engine.child import KERNELS_KEPT, _engine_environment
 from tests.process import ROOT
 
 
@@ -25,7 +25,13 @@ from tests.process import ROOT
 def test_the_engine_gets_huge_pages_unless_told_otherwise(
     before: dict[str, str], after: str
 ) -> None:
-    assert _with_huge_pages({"PATH": "/bin"} | before) == {"PATH": "/bin", "GLIBC_TUNABLES": after}
+    environment = _engine_environment({"PATH": "/bin"} | before)
+    assert environment == {"PATH": "/bin", "GLIBC_TUNABLES": after} | KERNELS_KEPT
+
+
+def test_the_engine_keeps_as_many_kernels_as_it_is_told() -> None:
+    environment = _engine_environment({"LRU_CACHE_CAPACITY": "7"})
+    assert environment == _engine_environment({}) | {"LRU_CACHE_CAPACITY": "7"}
 
 
 @pytest.mark.parametrize(
