@@ -21,7 +21,7 @@ from tests.models import (
     test_t5,
 )
 from tests.models.forward import chunked, forward, whole
-from tests.models.golden import BLOCK, Answer, Golden, answers, load
+from tests.models.golden import BLOCK, Answer, Golden, answers, load, rescored
 
 pytestmark = pytest.mark.gpu
 CASES = {
@@ -75,6 +75,14 @@ def test_logits(golden: Golden, cuda: str, size: int | None) -> None:
 )
 def test_answers(golden: Golden, cuda: str, config: dict[str, Any]) -> None:
     driver = golden.driver(device=cuda, **SMALL | config)
+    check(answers(driver, golden.prompts, golden.sources), golden.alone)
+
+
+@pytest.mark.parametrize("config", [{"enforce_eager": True}, {"depth": 1}], ids=["eager", "graphs"])
+def test_scores(golden: Golden, cuda: str, config: dict[str, Any]) -> None:
+    """A step that scores is not replayed; those before and after it are."""
+    driver = golden.driver(device=cuda, max_num_batched_tokens=64, **SMALL | config)
+    check(rescored(driver, golden), golden.alone)
     check(answers(driver, golden.prompts, golden.sources), golden.alone)
 
 

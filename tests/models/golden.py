@@ -142,6 +142,21 @@ def answers(
     return [list(zip(driver.tokens(i), driver.logprobs(i), strict=True)) for i in ids]
 
 
+def rescored(driver: Driver, golden: Golden) -> list[Answer]:
+    """The answers once more, as ends of prompts that are scored: each token the likeliest there."""
+    wholes = [
+        [*prompt, *(token for token, _ in answer)]
+        for prompt, answer in zip(golden.prompts, golden.alone, strict=True)
+    ]
+    ids = [
+        driver.submit(whole, 1, source=source, prompt_logprobs=1)
+        for whole, source in zip(wholes, golden.sources, strict=True)
+    ]
+    driver.run()
+    scores = [driver.outputs[request][0].prompt_logprobs[-ANSWER:] for request in ids]
+    return [[(score.top[0][0], score.logprob) for score in answer] for answer in scores]
+
+
 def edit_checkpoint(folder: Path, edit: Edit) -> None:
     """Rewrite config.json and the one model.safetensors."""
     config = json.loads((folder / "config.json").read_text())
@@ -259,16 +274,7 @@ def prefix_hit(golden: Golden) -> None:
 
 def scored(golden: Golden) -> None:
     """An answer as part of the prompt is as likely as it was when it was written, to the bit."""
-    driver = golden.driver(max_num_batched_tokens=BLOCK)
-    due = {}
-    for prompt, source, answer in zip(golden.prompts, golden.sources, golden.alone, strict=True):
-        whole = [*prompt, *(token for token, _ in answer)]
-        due[driver.submit(whole, 1, source=source, prompt_logprobs=1)] = answer
-    driver.run()
-    for request, answer in due.items():
-        scores = driver.outputs[request][0].prompt_logprobs[-ANSWER:]
-        assert [score.top[0] for score in scores] == answer
-        assert [score.logprob for score in scores] == [logprob for _, logprob in answer]
+    assert rescored(golden.driver(max_num_batched_tokens=BLOCK), golden) == golden.alone
 
 
 def preempted(golden: Golden) -> None:
