@@ -205,7 +205,8 @@ class FakeEngine:
                 admission = Admission(running.request.id, at, self.cached_tokens)
                 running.stream.admissions[running.request.id] = admission
                 prefill = Prefill(running.request.id, 0, len(running.request.prompt))
-                running.stream.prefills[running.request.id].append((at - 0.001, at, prefill))
+                begin = max(at - 0.001, running.request.arrival)  # no step is older than its work
+                running.stream.prefills[running.request.id].append((begin, at, prefill))
             output = self._sample(running)
             running.stream.deliver(at, output)
             outputs.append(output)
