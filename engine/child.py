@@ -20,7 +20,7 @@ from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 
 # Of oneDNN's kernels, half a megabyte each, torch and oneDNN keep 1024 by default. A model's
-# linears need some 300; without AMX attention has one for each length, too, seldom used again.
+# linears need a few hundred; without AMX attention has one for each length, too, seldom used again.
 KERNELS_KEPT = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 
 

@@ -23,7 +23,7 @@ from server.schemas.tokenize import TokenizeBody
 from server.service import Service
 
 INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
-MOST_SCORES = 2**18  # log-probabilities of prompts' tokens in an answer: some 25 MB of JSON
+MOST_SCORES = 2**18  # log-probabilities of prompts' tokens in an answer
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 Result = TypeVar("Result")
 
