@@ -9,18 +9,21 @@ breaks off, others and proxies forget the event they have not read yet.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import anyio
 import structlog
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.answer import Answer
 from server.errors import ClientGone, StreamBroken
 
 # The kernel ends a connection for good (listen.py); this clock is for systems where it does not.
 AFTER_KERNEL_S = 5.0
+PIECE = 65536  # bytes; uvicorn lets as many wait
 
 log = structlog.get_logger("server.stream")
 
@@ -36,7 +39,6 @@ class TokenStream(EventSourceResponse):
             headers={"cache-control": "no-cache", **answer.headers()},
             ping=config.ping_interval,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            send_timeout=config.send_timeout + AFTER_KERNEL_S,
             # Accepted streams go on while the server drains; who drains also ends the engine.
             shutdown_grace_period=config.drain_timeout + 10,
         )
@@ -58,10 +60,29 @@ class TokenStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, self._in_pieces(send))
         except SendTimeoutError as error:
             self._generation.close(error)
             raise ClientGone from None
         finally:
             stalled = "stalled" in scope["state"]  # as the connection ended it
             self._generation.close(SendTimeoutError() if stalled else None)
+
+    def _in_pieces(self, send: Send) -> Send:
+        """`send` with a clock for each piece: what has gathered for a slow reader may take long."""
+        limit = self._answer.service.config.send_timeout + AFTER_KERNEL_S
+        sending = asyncio.Lock()  # a ping between two pieces would break an event
+
+        async def send_in_pieces(message: Message) -> None:
+            body = message.get("body", b"")
+            async with sending:
+                for start in range(0, len(body) or 1, PIECE):
+                    piece = message
+                    if len(body) > PIECE:
+                        piece = message | {"body": body[start : start + PIECE]}
+                    with anyio.move_on_after(limit) as clock:
+                        await send(piece)
+                    if clock.cancel_called:
+                        raise SendTimeoutError
+
+        return send_in_pieces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 
 import pytest
 
@@ -116,6 +117,22 @@ async def test_a_reader_that_only_pauses_gets_everything(model, encode, monkeypa
             while b"[DONE]" not in answer:
                 answer += (part := await asyncio.wait_for(loop.sock_recv(sock, 65536), 10))
                 assert part, "cut off"
+        assert await served.metric("aborts_total") == 0
+
+
+async def test_a_reader_that_is_slow_gets_everything(model, encode, monkeypatch):
+    """All of it takes far longer than the clock allows; no part of it does."""
+    monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
+    engine = FakeEngine(lambda r: encode("a"))
+    async with serving(engine, model, send_buffer=4096, send_timeout=2.0) as served:
+        with await stall(served, stream=True, prompt=["x"] * 4) as sock:
+            answer, loop, began = bytearray(), asyncio.get_running_loop(), time.monotonic()
+            while not answer.endswith(b"0\r\n\r\n"):
+                answer += (part := await asyncio.wait_for(loop.sock_recv(sock, 65536), 10))
+                assert part, "cut off"
+                await asyncio.sleep(0.02)
+        assert b"[DONE]" in answer[-64:]
+        assert time.monotonic() - began > 3, "it was not slow"
         assert await served.metric("aborts_total") == 0
 
 
