@@ -8,6 +8,7 @@ bounded output and loops. What they see and how they render follows transformers
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -156,10 +157,16 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt text. Raises TemplateError with the template's own words where it refuses,
-        and where it fails or writes more than 64 Ki characters and four times its input."""
+        """The prompt text; with `continue_final_message` it ends where the last message's content
+        does. Raises TemplateError with the template's own words where it refuses, where it fails or
+        writes more than 64 Ki characters and four times its input, and where it does not show the
+        end of that content."""
+        if continue_final_message:
+            messages, mark = _marked(messages)
+            return _before(self.render(messages, add_generation_prompt=False, **kwargs), mark)
         context = {
             "documents": None,
             "tools": None,
@@ -178,6 +185,23 @@ class ChatTemplate:
             raise TemplateError(f"The chat template failed: {error.message}") from error
         except Exception as error:  # a template is a program: it may raise anything
             raise TemplateError(f"The chat template failed: {error!r}") from error
+
+
+def _marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The messages with a word behind the last one's content that no text has, and that word."""
+    *others, last = messages
+    if not isinstance(last.get("content"), str) or last.get("tool_calls"):
+        raise TemplateError("The last message does not end with a text that could go on.")
+    mark = f"END{secrets.token_hex(16)}"
+    # The space tells whether the template trims: then it would have trimmed the content, too.
+    return [*others, {**last, "content": f"{last['content']}{mark} "}], mark
+
+
+def _before(text: str, mark: str) -> str:
+    shown, found, rest = text.rpartition(mark)
+    if not found:
+        raise TemplateError("The chat template does not show the end of the last message.")
+    return shown if rest.startswith(" ") else shown.rstrip()
 
 
 def _collect(pieces: Iterable[str], limit: int) -> str:

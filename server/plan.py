@@ -109,6 +109,7 @@ def render(service: Service, body: ChatBody | TokenizeBody) -> str:
     return service.template.render(
         [message_dict(message) for message in body.messages or ()],
         add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
         **template_arguments(body),
     )
 
@@ -120,9 +121,12 @@ def source_text(body: ChatBody | TokenizeBody) -> str:
         roles = ", ".join(message.role for message in messages)
         message = f"This model has no chat template: it reads one user message, not {roles}."
         raise unsupported("messages", message)
-    if body.add_generation_prompt is False:
-        message = "This model has no chat template, so nothing is added."
-        raise unsupported("add_generation_prompt", message)
+    for name, asked in (
+        ("add_generation_prompt", body.add_generation_prompt is False),
+        ("continue_final_message", body.continue_final_message),
+    ):
+        if asked:
+            raise unsupported(name, "This model has no chat template, so nothing is added.")
     return messages[0].text
 
 

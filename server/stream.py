@@ -79,7 +79,7 @@ class TokenStream(EventSourceResponse):
                 for start in range(0, len(body) or 1, PIECE):
                     piece = message
                     if len(body) > PIECE:
-                        piece = message | {"body": body[start : start + PIECE]}
+                        piece = {**message, "body": body[start : start + PIECE]}
                     with anyio.move_on_after(limit) as clock:
                         await send(piece)
                     if clock.cancel_called:

@@ -243,6 +243,13 @@ class TemplateArguments(Part):
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
 
 
+def check_ending(body: Any) -> None:
+    """How a prompt made of `messages` ends: with an open turn, or inside of the last message."""
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "needs add_generation_prompt to be false: no new turn is begun"
+        raise failure("invalid", message, "continue_final_message")
+
+
 class ChatBody(GenerateBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
         **dict.fromkeys(("tools", "functions", "documents"), ([],)),
@@ -250,7 +257,7 @@ class ChatBody(GenerateBody):
         **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
         "moderation": (),
         "modalities": (["text"],),
-        **dict.fromkeys(("echo", "continue_final_message"), (False,)),
+        "echo": (False,),
         "best_of": (1,),
     }
 
@@ -260,10 +267,12 @@ class ChatBody(GenerateBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
+        check_ending(self)
         if self.top_logprobs and not self.logprobs:
             raise failure("invalid", "needs logprobs to be true", "top_logprobs")
         return self

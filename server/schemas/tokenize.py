@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from server.schemas.body import Body
-from server.schemas.generate import Messages, TemplateArguments, TokenId, failure
+from server.schemas.generate import Messages, TemplateArguments, TokenId, check_ending, failure
 
 
 class TokenizeBody(Body):
     """A prompt or messages; special tokens are added to a prompt unless told otherwise, to
     messages never unless told so, because templates write them."""
 
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"continue_final_message": (False,)}
-
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise failure("invalid", "give either prompt or messages", "prompt")
+        check_ending(self)
         return self
 
 

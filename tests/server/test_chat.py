@@ -166,6 +166,26 @@ async def test_every_known_field_of_a_message_reaches_the_template(model, tmp_pa
 
 async def test_generation_prompt_and_continuation(served):
     assert await prompt_of(served, add_generation_prompt=False) == "<user>Hi\n"
+    begun = [USER, {"role": "assistant", "content": [{"type": "text", "text": " Well, "}]}]
+    for more in ({}, {"add_generation_prompt": False}):
+        prompt = await prompt_of(served, messages=begun, continue_final_message=True, **more)
+        assert prompt == "<user>Hi\n<assistant> Well, "
+    fields = {"messages": begun, "continue_final_message": True}
+    ids = (await served.http.post("/tokenize", json=fields)).json()["tokens"]
+    assert ids == served.engine.requests[-1].prompt
+
+
+async def test_what_cannot_be_continued_is_refused(model, tmp_path, says):
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": "x", "tool_calls": [call]}
+    (tmp_path / "hides.jinja").write_text("{{ messages[0].content }}")
+    async with serving(
+        FakeEngine(says("x")), model, chat_template=str(tmp_path / "hides.jinja")
+    ) as served:
+        for last, why in ((called, "does not end with a text"), (USER, "does not show the end")):
+            response = await served.chat(messages=[USER, last], continue_final_message=True)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+            assert why in response.json()["error"]["message"]
 
 
 async def test_template_arguments(served):

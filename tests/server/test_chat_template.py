@@ -50,6 +50,16 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "messages": [USER, {"role": "assistant", "content": "Yo"}],
         "add_generation_prompt": False,
     },
+    "continued": {
+        "messages": [USER, {"role": "assistant", "content": " The capital of\n"}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
+    "user continued": {
+        "messages": [USER],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}] * 2}]},
     "tools": {"messages": [USER], "tools": [TOOL]},
     "tool result": {"messages": [USER, CALLS, RESULT, USER], "tools": [TOOL, TOOL]},

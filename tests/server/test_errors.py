@@ -87,7 +87,11 @@ CHAT_CASES: Cases = [
     ({"max_tokens": 10**9}, "messages", "context_length_exceeded"),
     ({"model": "gpt-4"}, "model", "model_not_found"),
     ({"model": "../../etc/passwd"}, "model", "model_not_found"),
-    ({"continue_final_message": True}, "continue_final_message", UNSUPPORTED),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        BAD,
+    ),
 ]
 COMPLETION_CASES: Cases = [
     ({"suffix": "x"}, "suffix", UNSUPPORTED),

@@ -120,6 +120,7 @@ async def test_a_chat_reads_one_message(served: Served, tokenizer: Tokenizer) ->
         ({"messages": [DAN, {"role": "assistant", "content": "Hej"}, DAN]}, "messages"),
         ({"messages": [{"role": "assistant", "content": "Hej"}]}, "messages"),
         ({"messages": [DAN], "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"messages": [DAN], "continue_final_message": True}, "continue_final_message"),
     ],
 )
 async def test_what_would_be_ignored_is_refused(
