@@ -40,9 +40,11 @@ class Part(BaseModel):
 
 class Body(Part):
     """A request body. `UNSUPPORTED` maps known fields this server cannot honour to the values
-    that ask for nothing; `ACCEPTED` are fields that by their meaning change no answer here."""
+    that ask for nothing, and `HINTS` to what a user can do; `ACCEPTED` are fields that by their
+    meaning change no answer here."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    HINTS: ClassVar[dict[str, str]] = {}
     ACCEPTED: ClassVar[frozenset[str]] = frozenset()
 
     model: str | None = None
@@ -93,7 +95,8 @@ async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
     for name, harmless in kind.UNSUPPORTED.items():
         if not any(_same(data.get(name), value) for value in (None, *harmless)):
             only = [f", only {orjson.dumps(value).decode()} is" for value in harmless if value]
-            raise unsupported(name, f"{name} is not supported by this server{''.join(only)}.")
+            hint = kind.HINTS.get(name, "")
+            raise unsupported(name, f"{name} is not supported by this server{''.join(only)}.{hint}")
     body = kind.model_validate(data)
     if ignored := body.ignored():
         log.debug("unknown request fields", fields=ignored)

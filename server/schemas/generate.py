@@ -260,6 +260,9 @@ class ChatBody(GenerateBody):
         "echo": (False,),
         "best_of": (1,),
     }
+    HINTS: ClassVar[dict[str, str]] = {
+        "tools": " Turn off native function calling in the client (in Open WebUI: Legacy).",
+    }
 
     messages: Messages
     max_completion_tokens: Count | None = None

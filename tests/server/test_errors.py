@@ -140,9 +140,10 @@ async def test_chat_refusals(served):
 
 
 async def test_a_refusal_says_what_is_served_instead(served):
-    for field, only in (("response_format", ', only {"type":"text"} is.'), ("tools", "server.")):
+    says = {"response_format": ', only {"type":"text"} is.', "tools": "(in Open WebUI: Legacy)."}
+    for field, instead in says.items():
         response = await served.chat(**{field: {"type": "json_object"}})
-        assert response.json()["error"]["message"].endswith(only)
+        assert response.json()["error"]["message"].endswith(instead)
 
 
 async def test_completion_refusals(served):
