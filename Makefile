@@ -1,4 +1,4 @@
-# Every target makes .venv by itself, and again when pyproject.toml or constraints.txt changed.
+# Every target that needs .venv makes it by itself, and again when pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= demo

@@ -2,8 +2,8 @@
 
 A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end, all in
 the dtype that Penstock takes on this CPU. Rounds of all alternate, so that a drift of the machine's
-speed meets each; medians are printed. Penstock runs twice, with its attention in torch and compiled
-by Numba, where that is installed. transformers runs in process with its whole batch given at once,
+speed meets each; medians are printed. Penstock runs twice, as it is and with the kernels that Numba
+compiles, where that is installed. transformers runs in process with its whole batch given at once,
 which flatters it: no HTTP, no scheduling, no streams. llama.cpp's server runs where one is given.
 """
 

@@ -1,8 +1,8 @@
 """Linear layers, with several projections of one input stacked into one matmul.
 
-On a CPU the weight is prepacked for oneDNN after loading (2 to 3 times faster at few rows, see
-docs/architecture.md). The packed matmul gives each row the same bits however many rows there are,
-with one exception: a single row takes another kernel when it is long. It is computed as two.
+On a CPU the weight is prepacked for oneDNN after loading. The packed matmul gives each row the same
+bits however many rows there are, with one exception: a single row takes another kernel when it is
+long. It is computed as two.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ from engine.weights.loader import load_weights
 log = logging.getLogger(__name__)
 
 # oneDNN makes a kernel for each linear's shape and number of rows, in milliseconds where these are
-# many, and keeps 1024, of half a megabyte each. So more rows than a few come in multiples: of 16
-# for texts, which together have any number of tokens; of 8 for a decoder's steps, as without AMX
-# every row costs.
+# many, and keeps 512 (engine/child.py), of half a megabyte each. So more rows than a few come in
+# multiples: of 16 for texts, which together have any number of tokens; of 8 for a decoder's steps,
+# as without AMX every row costs.
 FEW_ROWS, TEXT_ROW_STEP, ROW_STEP = 32, 16, 8
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
-from server.errors import to_api_error
+from server.errors import HTTP_CODES, UNAVAILABLE, VALIDATION_CODES, to_api_error
 from server.schemas.embedding import EmbeddingBody, ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
 from server.tokenizer import Tokenizer
@@ -465,3 +466,15 @@ async def test_a_bug_of_ours_leaks_nothing(served, monkeypatch, caplog):
     assert response.headers["x-request-id"] in response.json()["error"]["message"]
     assert "secret at /home/user" in caplog.text
     assert (await served.http.get("/health")).status_code == 200
+
+
+def test_every_code_is_in_the_documents():
+    text = "".join(path.read_text() for path in Path("server").rglob("*.py"))
+    written = re.findall(r'ApiError\(\s*\d+,\s*"([a-z_]+)"|invalid\(.*, "([a-z_]+)"\)', text)
+    tables = [*VALIDATION_CODES.values(), *HTTP_CODES.values()]
+    codes = {*map(max, written), *tables, *(code for code, _, _ in UNAVAILABLE.values())}
+    assert {"invalid_json", "server_overloaded", "numerical_error", "not_allowed"} <= codes
+    page = Path("docs/clients.md").read_text()
+    table = page[page.index("## Errors") : page.index("## When a stream fails")]
+    named = {code for code in re.findall(r"`([a-z_]+)`", table) if "_" in code}
+    assert named == codes | {"invalid_value", "context_length_exceeded"}
