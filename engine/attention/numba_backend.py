@@ -82,8 +82,10 @@ class NumbaPlan:
                 call.num_attended = self.layout.num_decodes
         shared, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
         out = torch.empty(query.shape, dtype=query.dtype)
-        for tensor in (query, key, value):
-            assert tensor[0].is_contiguous(), "a token's heads lie side by side"
+        # The kernels find a token's heads side by side.
+        query, key, value = (
+            x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value)
+        )
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
         call.key, call.key_stride = key.data_ptr(), key.stride(0)
         call.value, call.value_stride = value.data_ptr(), value.stride(0)

@@ -71,6 +71,8 @@ def kv_specs(model: nn.Module) -> list[AttentionSpec]:
     """The specs of a model's layers with KV, each at the index of its Attention."""
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
     layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
+    indices = [layer.index for layer in layers]
+    assert indices == list(range(len(layers))), f"layers are counted {indices}: they share KV"
     return [layer.spec for layer in layers]
 
 

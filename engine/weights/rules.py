@@ -51,12 +51,15 @@ def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, T
 
     In `names` {i} is the number of a block and {part} the name of a slice of a stacked linear.
     """
-    targets = {}
+    targets: dict[str, Target] = {}
     for parameter, _ in model.named_parameters():
         module, _, kind = parameter.rpartition(".")
         number = BLOCK_NUMBER.search(module)
-        name = names[BLOCK_NUMBER.sub("{i}", module)]
+        pattern = BLOCK_NUMBER.sub("{i}", module)
+        assert pattern in names, f"{parameter}: what do checkpoints call {pattern!r}?"
         for part in getattr(model.get_submodule(module), "parts", [""]):
-            spelled = name.format(i=number and number[0], part=part)
-            targets[f"{spelled}.{kind}".lstrip(".")] = Target(parameter, part)
+            spelled = names[pattern].format(i=number and number[0], part=part)
+            tensor = f"{spelled}.{kind}".lstrip(".")
+            assert tensor not in targets, f"{tensor} is {targets[tensor].parameter} and {parameter}"
+            targets[tensor] = Target(parameter, part)
     return targets

@@ -124,7 +124,12 @@ def copy_(self: torch.Tensor, other: torch.Tensor, non_blocking: bool = False) -
 
 def getitem(self: torch.Tensor, index: Any) -> torch.Tensor:
     there: list[torch.Tensor | None] = []  # by the result's dimensions so far
-    for one in index if isinstance(index, tuple) else (index,):
+    index = index if isinstance(index, tuple) else (index,)
+    if any(one is ... for one in index):
+        at = next(place for place, one in enumerate(index) if one is ...)
+        named = sum(one is not None for one in index) - 1
+        index = (*index[:at], *[slice(None)] * (self.dim() - named), *index[at + 1 :])
+    for one in index:
         match one:
             case None:
                 self = aten.unsqueeze(self, len(there))

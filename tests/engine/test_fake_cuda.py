@@ -84,6 +84,14 @@ def test_others_one_device(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
+def test_an_ellipsis_stands_for_the_dimensions_between() -> None:
+    with fake_cuda():
+        there = torch.ones(2, 3, 4, 5, device=CUDA)
+        assert there[..., :2].shape == (2, 3, 4, 2)
+        assert there[0, ..., None, 1:].shape == (3, 4, 1, 4)
+        assert there[...].shape == there.shape
+
+
 @pytest.mark.parametrize(
     "mistake",
     [

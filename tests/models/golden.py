@@ -11,6 +11,7 @@ Everything is fp32 on one thread. What our own engine must repeat it repeats bit
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ SOURCES = (37, 5, 60, 1, 18)  # what an encoder–decoder's answers are to
 WINDOW = 20  # of the windowed models: no multiple of a block
 WINDOW_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}  # logits are of the order of 10
+FEW_BITS = 0.05  # share of logits that bfloat16 may change
 VISIBLE = 0.1  # a difference of logits no rounding explains
 Tensors = dict[str, torch.Tensor]
 Answer = list[tuple[int, float]]  # (token, logprob)
@@ -235,7 +237,7 @@ def greedy(golden: Golden) -> None:
             logits = golden.reference(**golden.inputs(index, tokens[:-1])).logits[0]
         assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
     distinct = {token for answer in golden.alone for token, _ in answer}
-    assert len(distinct) > 10, "a model that repeats itself tests little"
+    assert len(distinct) > 10, "a model that repeats itself tests little: untie it, or other sizes"
 
 
 def ragged_batch(golden: Golden) -> None:
@@ -293,6 +295,40 @@ def refusal(golden: Golden, edit: Edit) -> str:
         load(copy)
     shutil.rmtree(copy)
     return str(caught.value)
+
+
+def bfloat16(golden: Golden) -> None:
+    """What a CPU serves by default: every tensor has its dtype, and no more is lost to it than the
+    reference loses."""
+    limit = FEW_BITS * float(golden.logits.norm(dim=-1).median())
+    if isinstance(golden.reference, torch.nn.Module):
+        rounded = copy.deepcopy(golden.reference).bfloat16()
+        with torch.inference_mode():
+            limit = 1.5 * _error(golden, rounded(**golden.inputs(-1)).logits[0])
+    for backend in ("torch",) if any(golden.sources) else ("torch", "numba"):
+        runner = load(golden.folder, dtype="bfloat16", attention_backend=backend)
+        for size in (None, 1):
+            assert _error(golden, last_logits(golden, runner, size)) < limit, (backend, size)
+
+
+def _error(golden: Golden, logits: torch.Tensor) -> float:
+    """Of a token in the middle of all tokens."""
+    return float((logits.float() - golden.logits).norm(dim=-1).median())
+
+
+def numba(golden: Golden) -> None:
+    """By kernels compiled for a CPU; or refused at start, with the reason."""
+    if any(golden.sources):
+        with pytest.raises(ConfigError, match="numba"):
+            load(golden.folder, attention_backend="numba")
+        return
+    answered = [[token for token, _ in answer] for answer in golden.alone]
+    driver = golden.driver(attention_backend="numba")
+    pairs = answers(driver, golden.prompts, golden.sources)
+    assert [[token for token, _ in answer] for answer in pairs] == answered
+    runner = load(golden.folder, attention_backend="numba")
+    torch.testing.assert_close(last_logits(golden, runner), golden.logits, **TOLERANCE)
+    torch.testing.assert_close(last_logits(golden, runner, 7), golden.logits, **TOLERANCE)
 
 
 def accounts_for_tensors(golden: Golden) -> None:
@@ -378,6 +414,8 @@ EQUALITIES: Sequence[Equality] = (
     prefix_hit,
     scored,
     preempted,
+    bfloat16,
+    numba,
     accounts_for_tensors,
 )
 

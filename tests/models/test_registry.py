@@ -26,6 +26,13 @@ def test_every_name_leads_to_a_class_that_reads_its_config(name: str) -> None:
         model_class({"architectures": [name]})[-1].read_config({})
 
 
+def test_every_model_is_in_the_lists_that_tests_and_users_go_by() -> None:
+    published = {model_class(config)[-1].__module__ for config in PUBLISHED.values()}
+    assert {module for _, module, _ in ARCHITECTURES.values()} <= published
+    page = Path("README.md").read_text()
+    assert [name for name in ARCHITECTURES if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize("size", [0, -1, 2**31, 10**24, 1.0, float("inf"), True, "5", [5]])
 def test_a_size_is_one_that_a_tensor_can_have(size: object) -> None:
     assert positive({"hidden_size": 2**31 - 1}, "hidden_size") == 2**31 - 1

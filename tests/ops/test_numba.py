@@ -103,6 +103,9 @@ def test_tensors_that_are_parts_of_others() -> None:
     assert torch.equal(found, paged(sequences, 16).whole()[0])
     transposed = kv.keys[run.tables[0][0]].view(2, 8, 16)
     assert torch.equal(transposed, sequences.keys[0][:16].permute(1, 2, 0))
+    apart = torch.stack([both, both], 2)[:, :, 0]  # a token's heads do not lie side by side
+    found = plan.attend(spec, kv, apart[:, :6], apart[:, 6:8], apart[:, 8:])
+    assert torch.equal(found, paged(sequences, 16).whole()[0])
 
 
 @pytest.mark.parametrize("before", [16, 23, 31])

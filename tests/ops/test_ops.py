@@ -183,6 +183,13 @@ def test_apply_rotary_turns_pairs(heads: int, dim: int, dtype: torch.dtype) -> N
     )
 
 
+def test_apply_rotary_to_a_part_of_each_head() -> None:
+    """As models do that rotate some dimensions only: a token's heads do not lie side by side."""
+    x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
+    part = x[..., :8]
+    assert torch.equal(apply_rotary(part, angles, angles), apply_rotary(+part, angles, angles))
+
+
 def test_operations_leave_their_inputs_alone() -> None:
     x = draw(4, 2, 8, dtype=torch.float32)
     before = x.clone()

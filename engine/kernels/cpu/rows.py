@@ -80,8 +80,9 @@ def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """ops.rotary.apply_rotary: x [T, H, D], a token's heads side by side; cos and sin [T, 1, D]."""
-    assert x[0].is_contiguous()
+    """ops.rotary.apply_rotary: x [T, H, D], copied unless a token's heads lie side by side; cos and
+    sin [T, 1, D]."""
+    x = x if x[0].is_contiguous() else x.contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     assert cos.dtype == sin.dtype == x.dtype
