@@ -2,7 +2,7 @@
 
 Order: in chats one opening chunk for each choice in ascending index, text (which begins with an
 echo), one closing chunk for each choice, usage where asked for, `[DONE]`. All chunks that are there
-at once go out in one send. A failure after the 200 is a `data: {"error": …}` event, the last of its
+at once go out together. A failure after the 200 is a `data: {"error": …}` event, the last of its
 body: an error followed by `[DONE]` reads as an empty success to some clients, and where a body
 breaks off, others and proxies forget the event they have not read yet.
 """
