@@ -40,7 +40,8 @@ ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
 
 def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
     """(architecture, kind, class) for a config.json; ConfigError lists what is served, and refuses
-    a checkpoint that brings code of its own: whatever it computes, ours may compute something else.
+    quantised weights, and a checkpoint that brings code of its own: whatever it computes, ours may
+    compute something else.
     """
     given = config.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
@@ -49,6 +50,12 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
             f"config.json has auto_map {code}: it asks for code of the checkpoint to be run, and "
             "none ever is. If the weights are those of a served architecture "
             f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
+        )
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ConfigError(
+            f"config.json has quantization_config ({method}): quantised weights are not served. "
+            "Give the checkpoint they were made from, in bfloat16, float16 or float32."
         )
     for name in names:
         if name in ARCHITECTURES:

@@ -299,6 +299,15 @@ def test_code_in_a_checkpoint_is_never_run(folder: Path, architecture: str) -> N
     assert not [name for name in set(sys.modules) - before if "evil" in name]
 
 
+@pytest.mark.parametrize("given", [{"quant_method": "gptq", "bits": 4}, "gptq"])
+def test_quantised_weights_are_refused_by_name(folder: Path, given: Any) -> None:
+    configure(folder, quantization_config=given)
+    assert "quantization_config (gptq): quantised weights are not served" in refusal(folder)
+    for nothing in (None, {}):
+        configure(folder, quantization_config=nothing)
+        load(folder)
+
+
 def test_pickles_are_never_opened(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"cbuiltins\nexit\n(tR.")
     load(folder)
