@@ -162,11 +162,12 @@ class ChatTemplate:
     ) -> str:
         """The prompt text; with `continue_final_message` it ends where the last message's content
         does. Raises TemplateError with the template's own words where it refuses, where it fails or
-        writes more than 64 Ki characters and four times its input, and where it does not show the
-        end of that content."""
+        writes more than 64 Ki characters and four times its input, and where it does not show that
+        content whole and once."""
         if continue_final_message:
-            messages, mark = _marked(messages)
-            return _before(self.render(messages, add_generation_prompt=False, **kwargs), mark)
+            marked, mark = _marked(messages)
+            text = self.render(marked, add_generation_prompt=False, **kwargs)
+            return _before(text, mark, messages[-1]["content"])
         context = {
             "documents": None,
             "tools": None,
@@ -197,10 +198,10 @@ def _marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     return [*others, {**last, "content": f"{last['content']}{mark} "}], mark
 
 
-def _before(text: str, mark: str) -> str:
+def _before(text: str, mark: str, content: str) -> str:
     shown, found, rest = text.rpartition(mark)
-    if not found:
-        raise TemplateError("The chat template does not show the end of the last message.")
+    if not found or mark in shown or not shown.rstrip().endswith(content.strip()):
+        raise TemplateError("The chat template does not show the last message as it is, and once.")
     return shown if rest.startswith(" ") else shown.rstrip()
 
 

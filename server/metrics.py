@@ -91,7 +91,7 @@ class Metrics:
             "Mean time between the tokens of one answer.",
             STEP_SECONDS,
         )
-        self._e2e = make("e2e_request_latency_seconds", "From arrival to the last token.")
+        self._e2e = make("e2e_request_latency_seconds", "From arrival to the end of the text.")
         self._queue_time = make("request_queue_time_seconds", "From submission to admission.")
         self._prefill_time = make("request_prefill_time_seconds", "Admission to first token.")
         self._decode_time = make("request_decode_time_seconds", "First token to last token.")

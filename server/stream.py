@@ -10,7 +10,7 @@ breaks off, others and proxies forget the event they have not read yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import structlog
@@ -23,7 +23,7 @@ from server.errors import ClientGone, StreamBroken
 
 # The kernel ends a connection for good (listen.py); this clock is for systems where it does not.
 AFTER_KERNEL_S = 5.0
-PIECE = 65536  # bytes; uvicorn lets as many wait
+PIECE = 65536  # bytes; asyncio holds up a writer that has more waiting, until 16 KiB are left
 
 log = structlog.get_logger("server.stream")
 
@@ -74,15 +74,22 @@ class TokenStream(EventSourceResponse):
         sending = asyncio.Lock()  # a ping between two pieces would break an event
 
         async def send_in_pieces(message: Message) -> None:
-            body = message.get("body", b"")
             async with sending:
-                for start in range(0, len(body) or 1, PIECE):
-                    piece = message
-                    if len(body) > PIECE:
-                        piece = {**message, "body": body[start : start + PIECE]}
+                for piece in _pieces(message):
                     with anyio.move_on_after(limit) as clock:
                         await send(piece)
-                    if clock.cancel_called:
+                    if clock.cancelled_caught:
                         raise SendTimeoutError
 
         return send_in_pieces
+
+
+def _pieces(message: Message) -> Iterator[Message]:
+    """Whole events, where they are not longer than a piece themselves."""
+    body, start = message.get("body", b""), 0
+    while len(body) - start > PIECE:
+        end = body.rfind(b"\n\n", start, start + PIECE) + 2
+        end = end if end > start + 1 else start + PIECE
+        yield {**message, "body": body[start:end], "more_body": True}
+        start = end
+    yield {**message, "body": body[start:]} if start else message

@@ -72,7 +72,9 @@ def kv_specs(model: nn.Module) -> list[AttentionSpec]:
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
     layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
     indices = [layer.index for layer in layers]
-    assert indices == list(range(len(layers))), f"layers are counted {indices}: they share KV"
+    assert indices == list(range(len(layers))), (
+        f"layers with KV are to be counted 0, 1, …: {indices}"
+    )
     return [layer.spec for layer in layers]
 
 

@@ -26,6 +26,8 @@ class TokenizeBody(Body):
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise failure("invalid", "give either prompt or messages", "prompt")
+        if self.prompt is not None and self.continue_final_message:
+            raise failure("invalid", "needs messages", "continue_final_message")
         check_ending(self)
         return self
 

@@ -27,5 +27,5 @@ def test_two_modules_of_one_name() -> None:
 def test_layers_that_would_share_their_kv() -> None:
     assert kv_specs(nn.ModuleList([Attention(SPEC, 1), Attention(SPEC, 0)])) == [SPEC, SPEC]
     for indices in ((-1, -1), (0, 0), (1, 2)):
-        with pytest.raises(AssertionError, match="share KV"):
+        with pytest.raises(AssertionError, match="to be counted 0, 1"):
             kv_specs(nn.ModuleList([Attention(SPEC, index) for index in indices]))

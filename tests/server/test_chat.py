@@ -178,14 +178,24 @@ async def test_generation_prompt_and_continuation(served):
 async def test_what_cannot_be_continued_is_refused(model, tmp_path, says):
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     called = {"role": "assistant", "content": "x", "tool_calls": [call]}
-    (tmp_path / "hides.jinja").write_text("{{ messages[0].content }}")
-    async with serving(
-        FakeEngine(says("x")), model, chat_template=str(tmp_path / "hides.jinja")
-    ) as served:
-        for last, why in ((called, "does not end with a text"), (USER, "does not show the end")):
-            response = await served.chat(messages=[USER, last], continue_final_message=True)
+    thought = {"role": "assistant", "content": "<think>a</think>b"}
+    last = "{{ messages[-1].content"
+    for source, message, why in (
+        (f"{last} }}}}", called, "does not end with a text"),
+        ("{{ messages[0].content }}", thought, "does not show the last message"),
+        (f"{last}.split('</think>')[-1] }}}}", thought, "does not show the last message"),
+        (f"{last} }}}}{last} }}}}", thought, "does not show the last message"),
+    ):
+        (tmp_path / "own.jinja").write_text(source)
+        async with serving(
+            FakeEngine(says("x")), model, chat_template=str(tmp_path / "own.jinja")
+        ) as served:
+            response = await served.chat(messages=[USER, message], continue_final_message=True)
             assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
             assert why in response.json()["error"]["message"]
+            fields = {"prompt": "x", "continue_final_message": True}
+            refused = await served.http.post("/tokenize", json=fields)
+            assert refused.json()["error"]["param"] == "continue_final_message"
 
 
 async def test_template_arguments(served):

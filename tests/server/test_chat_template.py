@@ -55,6 +55,11 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "add_generation_prompt": False,
         "continue_final_message": True,
     },
+    "thought continued": {
+        "messages": [USER, {"role": "assistant", "content": "<think>a</think>b"}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
     "user continued": {
         "messages": [USER],
         "add_generation_prompt": False,

@@ -121,7 +121,8 @@ async def test_a_reader_that_only_pauses_gets_everything(model, encode, monkeypa
 
 
 async def test_a_reader_that_is_slow_gets_everything(model, encode, monkeypatch):
-    """All of it takes far longer than the clock allows; no part of it does."""
+    """All of it takes longer than the clock allows; no part of it does."""
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
     monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
     engine = FakeEngine(lambda r: encode("a"))
     async with serving(engine, model, send_buffer=4096, send_timeout=2.0) as served:
@@ -132,7 +133,7 @@ async def test_a_reader_that_is_slow_gets_everything(model, encode, monkeypatch)
                 assert part, "cut off"
                 await asyncio.sleep(0.02)
         assert b"[DONE]" in answer[-64:]
-        assert time.monotonic() - began > 3, "it was not slow"
+        assert time.monotonic() - began > 2.5, "it was not slow"
         assert await served.metric("aborts_total") == 0
 
 
