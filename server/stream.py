@@ -75,7 +75,7 @@ class TokenStream(EventSourceResponse):
 
         async def send_in_pieces(message: Message) -> None:
             async with sending:
-                for piece in _pieces(message):
+                for piece in pieces(message):
                     with anyio.move_on_after(limit) as clock:
                         await send(piece)
                     if clock.cancelled_caught:
@@ -84,8 +84,8 @@ class TokenStream(EventSourceResponse):
         return send_in_pieces
 
 
-def _pieces(message: Message) -> Iterator[Message]:
-    """Whole events, where they are not longer than a piece themselves."""
+def pieces(message: Message) -> Iterator[Message]:
+    """A body in parts of at most PIECE bytes: whole events, where these are not longer."""
     body, start = message.get("body", b""), 0
     while len(body) - start > PIECE:
         end = body.rfind(b"\n\n", start, start + PIECE) + 2

@@ -12,6 +12,7 @@ import msgspec
 import openai
 import pytest
 
+from server.stream import PIECE, pieces
 from server.tokenizer import Tokenizer
 from tests.server.conftest import EOS
 from tests.server.fake_engine import INFO, NOT_FINITE, FakeEngine
@@ -313,3 +314,17 @@ async def test_real_tokenizers_stream_what_they_decode(assets: Path, name: str):
         chunks = events((await served.complete(stream=True, **fields)).text)[:-1]
     assert served.engine.requests[0].prompt == prompt
     assert whole == "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+
+
+@pytest.mark.parametrize("sizes", [[10], [60_000, 60_000, 10], [200_000, 9], [65_536, 65_534, 1]])
+@pytest.mark.parametrize("more", [True, False])
+def test_pieces_are_whole_events_where_they_can_be(sizes, more):
+    parts = [b"x" * size + b"\n\n" for size in sizes]
+    message = {"type": "http.response.body", "body": b"".join(parts), "more_body": more}
+    sent = list(pieces(message))
+    bodies = [piece["body"] for piece in sent]
+    assert b"".join(bodies) == message["body"]
+    assert max(map(len, bodies)) <= PIECE
+    assert [piece["more_body"] for piece in sent] == [True] * (len(sent) - 1) + [more]
+    if max(map(len, parts)) <= PIECE:
+        assert all(body.endswith(b"\n\n") for body in bodies)
