@@ -51,12 +51,15 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
             "none ever is. If the weights are those of a served architecture "
             f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
         )
-    if quantised := config.get("quantization_config") or config.get("compression_config"):
-        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
-        raise ConfigError(
-            f"config.json has quantization_config ({method}): quantised weights are not served. "
-            "Give the checkpoint they were made from, in bfloat16, float16 or float32."
-        )
+    for key in ("quantization_config", "compression_config"):
+        if quantised := config.get(key):
+            method = (
+                quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
+            )
+            raise ConfigError(
+                f"config.json has {key} ({method}): quantised weights are not served. "
+                "Give the checkpoint they were made from, in bfloat16, float16 or float32."
+            )
     for name in names:
         if name in ARCHITECTURES:
             kind, module, attribute = ARCHITECTURES[name]

@@ -298,8 +298,8 @@ def refusal(golden: Golden, edit: Edit) -> str:
 
 
 def bfloat16(golden: Golden) -> None:
-    """What a CPU serves by default: every tensor has its dtype, and no more is lost to it than the
-    reference loses."""
+    """What a CPU serves by default: every tensor has its dtype, and little more is lost to it than
+    the reference loses, which rounds elsewhere."""
     limit = FEW_BITS * float(golden.logits.norm(dim=-1).median())
     if isinstance(golden.reference, torch.nn.Module):
         rounded = copy.deepcopy(golden.reference).bfloat16()

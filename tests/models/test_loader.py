@@ -299,12 +299,13 @@ def test_code_in_a_checkpoint_is_never_run(folder: Path, architecture: str) -> N
     assert not [name for name in set(sys.modules) - before if "evil" in name]
 
 
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("given", [{"quant_method": "gptq", "bits": 4}, "gptq"])
-def test_quantised_weights_are_refused_by_name(folder: Path, given: Any) -> None:
-    configure(folder, quantization_config=given)
-    assert "quantization_config (gptq): quantised weights are not served" in refusal(folder)
+def test_quantised_weights_are_refused_by_name(folder: Path, key: str, given: Any) -> None:
+    configure(folder, **{key: given})
+    assert f"{key} (gptq): quantised weights are not served" in refusal(folder)
     for nothing in (None, {}):
-        configure(folder, quantization_config=nothing)
+        configure(folder, **{key: nothing})
         load(folder)
 
 
