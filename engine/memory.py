@@ -29,12 +29,15 @@ def margin(config: EngineConfig, total: int | None) -> int:
 
 
 def check_weights(size: int, free: int, total: int | None) -> None:
-    """Raises ConfigError where a GPU of `total` bytes has too few `free` for weights of `size`; on
-    a CPU, without a total, nobody can tell before they are there."""
-    if total is not None and size > free:
+    """Raises ConfigError where a GPU of `total` bytes has too few `free` for weights of `size`. On
+    a CPU, without a total, `free` is all the machine has: other programs may yet give it up."""
+    if size > free:
+        have = f"the machine has {free / 2**30:.1f}"
+        if total is not None:
+            have = f"{free / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are free"
         raise ConfigError(
-            f"The weights take {size / 2**30:.1f} GiB, but {free / 2**30:.1f} of the GPU's "
-            f"{total / 2**30:.1f} GiB are free. Serve a smaller model, or take a GPU that has more."
+            f"The weights take {size / 2**30:.1f} GiB, but {have}. Serve a smaller model, or take "
+            f"a {'machine' if total is None else 'GPU'} that has more."
         )
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -139,7 +140,9 @@ def serve(**values: Any) -> None:
         for warning in warnings:
             voice(server_config, "warning")(f"penstock: warning: {warning}")
         tell = voice(server_config)
-        server_config, engine_config = located(server_config, engine_config, tell, not only_plan)
+        server_config, engine_config = located(
+            server_config, engine_config, tell, weights=not only_plan, here=True
+        )
         folder = model_folder(engine_config.model)
         if only_plan:
             _become("engine.plan", msgspec.json.encode(engine_config).decode())
@@ -185,17 +188,39 @@ def located(
     engine_config: EngineConfig,
     tell: Callable[[str], None] = say,
     weights: bool = True,
+    here: bool = False,
 ) -> tuple[ServerConfig, EngineConfig]:
     """Both with the folder of what is named ORG/NAME, pulled where it is not here, the `weights`
-    only if they are wanted and read; it is served under that name."""
+    only if they are wanted and read; it is served under that name. Raises ConfigError, before the
+    weights are pulled, where they cannot be served, with `here` where this machine cannot."""
     name = engine_config.model
     if not is_hub_name(name):
         return server_config, engine_config
     from server.pull import locate
 
     names = server_config.served_model_name or (name,)
-    folder = str(locate(name, tell, weights and engine_config.load_format != "dummy"))
+    check = partial(_check_model, engine_config if here else None)
+    folder = str(locate(name, check, tell, weights and engine_config.load_format != "dummy"))
     return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
+
+
+def _check_model(config: EngineConfig | None, folder: Path) -> None:
+    """Raises ConfigError with what `serve` with that `config` would say of a folder without its
+    weights; without one, an engine on any machine."""
+    from engine.child import python_module
+
+    if config:  # to one that is pulled only, a tokenizer can be added
+        from server.tokenizer import Tokenizer
+
+        Tokenizer.from_folder(folder)
+
+    somewhere = EngineConfig(device="cpu")
+    asked = msgspec.json.encode(replace(config or somewhere, model=str(folder))).decode()
+    command = [*python_module("engine.command"), "engine.plan", asked]
+    command += [] if config else ["anywhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == exits.BAD_CONFIG:
+        raise ConfigError(done.stderr.strip().removeprefix("penstock: "))
 
 
 # typer reads the parameters of a command from its signature: here they are the fields.
@@ -274,7 +299,8 @@ def pull(
     try:
         from server.pull import pull as pull_now
 
-        typer.echo(pull_now(name, revision))
+        check = partial(_check_model, None)
+        typer.echo(pull_now(name, revision, check))
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
 

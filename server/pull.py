@@ -36,6 +36,7 @@ except ValueError as error:
 MAIN = "main"
 MOST_FAILURES = 5  # requests in a row that bring nothing
 A_COMMIT = re.compile("[0-9a-f]{40}")
+Check = Callable[[Path], None]
 TRANSIENT = {408, 429, 500, 502, 503, 504}
 
 
@@ -90,18 +91,24 @@ def cached(name: str, revision: str = MAIN, weights: bool = True) -> Path | None
     return folder
 
 
-def locate(name: str, tell: Callable[[str], None], weights: bool = True) -> Path:
+def locate(
+    name: str, check: Check, tell: Callable[[str], None] = say, weights: bool = True
+) -> Path:
     """The folder of ORG/NAME: from the cache, else pulled now."""
-    return cached(name, weights=weights) or pull(name, None, tell, weights)
+    return cached(name, weights=weights) or pull(name, None, check, tell, weights)
 
 
 def pull(
-    name: str, revision: str | None, tell: Callable[[str], None] = say, weights: bool = True
+    name: str,
+    revision: str | None,
+    check: Check,
+    tell: Callable[[str], None] = say,
+    weights: bool = True,
 ) -> Path:
     """The folder that holds the files of ORG/NAME that are served, complete but for the `weights`
     if they are not wanted; what an earlier pull has loaded is not loaded again. A branch or tag may
     have moved, so the hub is asked; a commit that is here needs no network. Raises ConfigError that
-    says what to do."""
+    says what to do; so may `check`, which sees the folder before weights are loaded."""
     if revision and A_COMMIT.fullmatch(revision) and (folder := cached(name, revision)):
         tell(f"penstock: {name} at {revision} is in the cache")
         return folder
@@ -109,7 +116,8 @@ def pull(
     constants.HF_HUB_DISABLE_TELEMETRY = True  # a pull asks for files and tells nothing
     try:
         repository = Repository.look_up(name, revision)
-        files = _served_files(repository, weights)
+        wanted = _weights(repository) if weights else []
+        files = [*_described(repository), *wanted]
         missing = [file for file in files if not (repository.snapshot / file).is_file()]
         _check_space(repository, missing)
         total = decimal(sum(repository.sizes[file] for file in files))
@@ -117,7 +125,10 @@ def pull(
             f"penstock: {name} at {repository.commit}: {len(files)} files, {total}; "
             f"{len(missing)} to load"
         )
-        _load(repository, missing)
+        _load(repository, [file for file in missing if file not in wanted])
+        if lacking := [file for file in missing if file in wanted]:
+            check(repository.snapshot)
+            _load(repository, lacking)
         if revision != repository.commit:
             ref = repository.cache / "refs" / (revision or MAIN)
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -130,17 +141,16 @@ def pull(
     return repository.snapshot
 
 
-def _served_files(repository: Repository, with_weights: bool) -> list[str]:
-    """The files we read, the weights last: where these are, the rest is. Raises ConfigError where
-    the repository has none we could serve."""
+def _described(repository: Repository) -> list[str]:
+    """The files we read beside the weights."""
     names = repository.sizes.keys()
-    weights = _weights(repository) if with_weights else []
     if "config.json" not in names:
         raise ConfigError(f"{repository.name} has no config.json: it is no model folder.")
-    return [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in CHECKPOINT_FILES)] + weights
+    return [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in CHECKPOINT_FILES)]
 
 
 def _weights(repository: Repository) -> list[str]:
+    """Raises ConfigError where the repository has none we could serve."""
     names = repository.sizes.keys()
     if WEIGHTS_INDEX in names:
         index, files = [WEIGHTS_INDEX], indexed_files(repository.link(WEIGHTS_INDEX))

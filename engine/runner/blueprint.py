@@ -17,7 +17,7 @@ from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.machine import machine_memory
-from engine.memory import MemoryPlan, margin, plan_blocks, spare_for_kv
+from engine.memory import MemoryPlan, check_weights, margin, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.platform import (
@@ -81,6 +81,12 @@ class Blueprint:
         self.weight_bytes = self.parameters * self.dtype.itemsize + tables
         self.packed_bytes, self._kept_bytes = self._packed_bytes()
         self.step_bytes = self._step_bytes()
+
+    def check_weights(self) -> None:
+        """Raises ConfigError where the device cannot hold them."""
+        total = total_memory(self.device)
+        free = machine_memory() if total is None else available_memory(self.device)
+        check_weights(self.weight_bytes + self._kept_bytes, free, total)
 
     def plan_blocks(self, free: int, reserved: int = 0) -> tuple[int, int]:
         """(usable KV blocks, longest sequence in tokens) where of `free` bytes `reserved` ones are
@@ -146,7 +152,9 @@ class Blueprint:
         return min(tokens * keys, max(self.max_model_len * keys, tokens * SPLIT, MAX_SCORES))
 
     def memory_plan(self) -> MemoryPlan:
-        """Predicted from shapes alone, with what is free now."""
+        """Predicted from shapes alone, with what is free now. Raises ConfigError where it cannot
+        be."""
+        self.check_weights()
         available = available_memory(self.device)
         before = self.taken(0, self.max_model_len)
         before.pop("margin", None)  # which is no less for what has been taken

@@ -15,14 +15,12 @@ from engine.attention.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.machine import cpu_count
-from engine.memory import check_weights
 from engine.ops.dispatch import compiled_kernels
 from engine.platform import (
     available_memory,
     depends_on_rows,
     emulates,
     to_device,
-    total_memory,
 )
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
@@ -85,8 +83,7 @@ class ModelRunner:
         self.threads = config.threads or cpu_count()
         torch.set_num_threads(self.threads)
         self.wait_policy = WaitPolicy.of_openmp(self.device, self.threads)
-        free, total = available_memory(self.device), total_memory(self.device)
-        check_weights(blueprint.weight_bytes, free, total)
+        blueprint.check_weights()
         if config.load_format == "dummy":
             random_weights(blueprint.module, dtype=self.dtype, device=self.device)
         else:

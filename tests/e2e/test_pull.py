@@ -30,13 +30,17 @@ from tests.process import INTERRUPTIBLE, ROOT, eventually
 NAME = "tales/stories-260k"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+CONFIG, TOKENIZER = (
+    (ROOT / "engine/demo/model" / name).read_bytes() for name in ("config.json", "tokenizer.json")
+)
 LEFT = ("pytorch_model.bin", "model.pt", "modeling_tale.py", "README.md", "onnx/model.safetensors")
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """A repository with a megabyte of weights."""
+    """A repository with a megabyte of weights, which are none."""
     files = {name: name.encode() for name in (*LEFT, *SMALL)}
+    files |= {**dict.fromkeys(SMALL, b"{}"), "config.json": CONFIG, "tokenizer.json": TOKENIZER}
     with serving_hub(Hub(NAME, {**files, WEIGHTS: random.Random(0).randbytes(1 << 20)})) as hub:
         yield hub
 
@@ -198,6 +202,12 @@ def closed_port() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+def config(**changes: Any) -> dict[str, Any]:
+    """Files of a repository whose config.json is the demo's but for the `changes`."""
+    files = {"config.json": json.dumps({**json.loads(CONFIG), **changes}).encode()}
+    return {"files": {WEIGHTS: b"", "tokenizer.json": TOKENIZER, **files}}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "not found": ({"refuses": "RepoNotFound"}, {}, "no folder here and no public model at"),
     "gated": ({"gated": True}, {}, f"{NAME} is gated: accept its conditions at"),
@@ -209,6 +219,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
     "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files only. GGUF is not served"),
     "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
+    "architecture": (config(architectures=["Phi3ForCausalLM"]), {}, "Phi3ForCausalLM is not serv"),
+    "quantised": (config(quantization_config={"quant_method": "gptq"}), {}, "quantised weights"),
     "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "../x, which it lacks"),
 }
 
@@ -221,7 +233,8 @@ def test_what_cannot_be_pulled_is_told_in_one_line(hub: Hub, home: Path, case: s
     status, out, err = pull(hub, home, **env)
     assert (status, out) == (exits.BAD_CONFIG, "")
     assert said in err
-    assert len(err.splitlines()) == 1 + (case == "gated")
+    after_look_up = ("gated", "architecture", "quantised")
+    assert len(err.splitlines()) == 1 + (case in after_look_up)
     assert not hub.requests("GET", WEIGHTS)
 
 
@@ -313,7 +326,6 @@ def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_loads_no_weights(hub: Hub, home: Path) -> None:
-    hub.files["config.json"] = (ROOT / "engine/demo/model/config.json").read_bytes()
     for more in ({}, {"HF_HUB_OFFLINE": "1"}):
         answer = subprocess.run(
             [sys.executable, "-m", "server", "serve", NAME, "--plan", "--device", "cpu"],
@@ -330,7 +342,7 @@ def test_dummy_weights_are_not_pulled(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Wherever a model is named: behind Ray, too."""
     asked: list[bool] = []
 
-    def locate(name: str, tell: object, weights: bool) -> Path:
+    def locate(name: str, check: object, tell: object, weights: bool) -> Path:
         asked.append(weights)
         return tmp_path
 
@@ -359,6 +371,33 @@ def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path, name: str, said
     assert len(answer.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("files", "arguments", "said"),
+    [
+        (config(architectures=["Phi3ForCausalLM"]), (), "Architecture Phi3ForCausalLM is not serv"),
+        (config(vocab_size=10**9, hidden_size=8192), (), "GiB, but the machine has "),
+        (config(), ("--max-model-len", "4096"), "more than the 1024 positions this model"),
+        ({"files": {WEIGHTS: b"", "config.json": CONFIG}}, (), "has no tokenizer.json"),
+    ],
+    ids=["architecture", "memory", "flag", "tokenizer"],
+)
+def test_serve_refuses_before_it_pulls_weights(
+    hub: Hub, home: Path, files: dict[str, Any], arguments: tuple[str, ...], said: str
+) -> None:
+    hub.files = files["files"]
+    for _ in range(2):  # what has come is not taken for complete
+        answer = subprocess.run(
+            [sys.executable, "-m", "server", "serve", NAME, "--device", "cpu", *arguments],
+            cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert answer.returncode == exits.BAD_CONFIG
+        look_up, refusal = answer.stderr.splitlines()
+        assert COMMIT in look_up
+        assert said in refusal
+    assert hub.requests("GET", "config.json")
+    assert not hub.requests("GET", WEIGHTS)
+
+
 def test_serve_with_json_logs_tells_of_a_pull_in_records(hub: Hub, home: Path) -> None:
     """The weights come and are no safetensors."""
     for offline, levels in (("1", ["error"]), ("0", ["info", "error"])):
@@ -368,7 +407,9 @@ def test_serve_with_json_logs_tells_of_a_pull_in_records(hub: Hub, home: Path) -
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert answer.returncode == exits.BAD_CONFIG
-        assert [json.loads(line)["level"] for line in answer.stderr.splitlines()] == levels
+        records = [json.loads(line) for line in answer.stderr.splitlines()]
+        assert [record["level"] for record in records] == levels
+    assert "not a readable safetensors file" in records[-1]["event"]
 
 
 def test_the_watch_sees_a_connection(watched: dict[str, str], tmp_path: Path) -> None:

@@ -124,9 +124,21 @@ def test_a_gpu_too_small_for_its_start_is_a_mistake_in_the_configuration(
     monkeypatch.setattr("engine.runner.model_runner.peak_of", no_memory)
     with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
         runner._measure()
-    monkeypatch.setattr("engine.runner.model_runner.available_memory", lambda device: 1 << 10)
-    monkeypatch.setattr("engine.runner.model_runner.total_memory", lambda device: 1 << 20)
-    with pytest.raises(ConfigError, match="The weights take"):
+    monkeypatch.setattr("engine.runner.blueprint.available_memory", lambda device: 1 << 10)
+    monkeypatch.setattr("engine.runner.blueprint.total_memory", lambda device: 1 << 20)
+    with pytest.raises(ConfigError, match="of the GPU's"):
+        Driver(checkpoint)
+
+
+def test_a_machine_too_small_for_the_weights_is_told_so_before_they_are_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the system would end the engine in the middle of them."""
+    monkeypatch.setattr("engine.runner.blueprint.machine_memory", lambda: 1 << 10)
+    config = EngineConfig(model=str(checkpoint), **CONFIG)
+    with pytest.raises(ConfigError, match="but the machine has"):
+        Blueprint(config).memory_plan()
+    with pytest.raises(ConfigError, match="but the machine has"):
         Driver(checkpoint)
 
 

@@ -58,11 +58,13 @@ def test_a_gpu_is_filled_up_to_its_share() -> None:
         plan_blocks(asked, (KVGroup(1),), 10, max_model_len=128, spare=19, **on_gpu)
 
 
-def test_weights_that_a_gpu_cannot_hold_are_refused_before_they_are_read() -> None:
+def test_weights_that_a_device_cannot_hold_are_refused_before_they_are_read() -> None:
     check_weights(80 << 30, free=80 << 30, total=80 << 30)
     with pytest.raises(ConfigError, match=r"take 140\.0 GiB, but 79\.0 of the GPU's 80\.0 GiB are"):
         check_weights(140 << 30, free=79 << 30, total=80 << 30)
-    check_weights(140 << 30, free=79 << 30, total=None)
+    check_weights(24 << 30, free=24 << 30, total=None)
+    with pytest.raises(ConfigError, match=r"take 140\.0 GiB, but the machine has 24\.0\. Serve"):
+        check_weights(140 << 30, free=24 << 30, total=None)
 
 
 def test_bytes_and_the_override_are_exact() -> None:
