@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from engine.child import EngineChild, how_it_ended
 from engine.config import EngineConfig
 from engine.errors import (
@@ -120,9 +122,12 @@ class EngineClient(Protocol):
     state: State
     info: Ready | None  # None until the model is loaded
     progress: Progress
-    stats: EngineStats
     on_step: Callable[[StepOutputs], None] | None  # called for every step, for metrics
     config_error: bool  # it died because what it was asked to serve cannot be served
+
+    @property
+    def stats(self) -> EngineStats:
+        """As the last step told, but that those wait whom the engine has not taken up since."""
 
     async def start(self) -> None:
         """Start the engine; returns at once, loading goes on in the background."""
@@ -173,7 +178,7 @@ class ProcessClient:
         self.state: State = "loading"
         self.info: Ready | None = None
         self.progress = Progress("starting", 0.0)
-        self.stats = EngineStats()
+        self._stats = EngineStats()
         self.on_step: Callable[[StepOutputs], None] | None = None
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
@@ -186,6 +191,10 @@ class ProcessClient:
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._death: EngineDeadError | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        return replace(self._stats, waiting=max(self._stats.waiting, self._queue.requests))
 
     @property
     def pid(self) -> int | None:
@@ -278,7 +287,7 @@ class ProcessClient:
                     self._child.process.kill()
 
     def _on_step(self, outputs: StepOutputs) -> None:
-        self.stats = outputs.stats
+        self._stats = outputs.stats
         self._queue.admitted((a.id for a in outputs.admitted), outputs.at)
         for admission in outputs.admitted:
             if stream := self._streams.get(admission.id):
@@ -321,10 +330,10 @@ class ProcessClient:
             raise self._death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
-        self._queue.check(1, 0, self.stats)
+        self._queue.check(1, 0, self._stats)
 
     def expecting(self) -> contextlib.AbstractContextManager[None]:
-        return self._queue.expecting(self.stats)
+        return self._queue.expecting(self._stats)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         return self._submit(requests, [1] * len(requests))
@@ -335,10 +344,10 @@ class ProcessClient:
         return self._submit(requests, [0] * (len(requests) - 1) + [1])
 
     def _submit(self, requests: Sequence[Request], counts: Sequence[int]) -> OutputStream[Any]:
-        sizes = [_prompt_tokens(request) for request in requests]
+        sizes = [request.size for request in requests]
         if self._death is not None:
             raise self._death
-        self._queue.check(sum(counts), sum(sizes), self.stats)
+        self._queue.check(sum(counts), sum(sizes), self._stats)
         if not self._streams:
             self._last_sign = time.monotonic()  # an idle engine owes no sign
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
@@ -388,9 +397,3 @@ class ProcessClient:
             process.kill()
         self.state = "dead"
         self._child.close()
-
-
-def _prompt_tokens(request: Request) -> int:
-    if isinstance(request, EmbedRequest):
-        return len(request.tokens)
-    return len(request.prompt) + len(request.source)

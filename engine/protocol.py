@@ -75,6 +75,11 @@ class GenerateRequest(Message, frozen=True):
     salt: str = ""  # tenant: prefixes are shared only between requests of equal salt
     source: TokenIds = []
 
+    @property
+    def size(self) -> int:
+        """Tokens to be computed before the first new one."""
+        return len(self.prompt) + len(self.source)
+
 
 class EmbedRequest(Message, frozen=True):
     """Encode `tokens` and pool their hidden states into one vector."""
@@ -84,6 +89,11 @@ class EmbedRequest(Message, frozen=True):
     pooling: Pooling
     arrival: float
     priority: int = 0
+
+    @property
+    def size(self) -> int:
+        """Tokens to be computed."""
+        return len(self.tokens)
 
 
 class Abort(Message, frozen=True):

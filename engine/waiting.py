@@ -77,6 +77,11 @@ class WaitingQueue:
         finally:
             self._expected -= 1
 
+    @property
+    def requests(self) -> int:
+        """How many have been sent and wait, as far as is known."""
+        return sum(count for count, _ in self._waiting.values())
+
     def check(self, requests: int, tokens: int, stats: EngineStats) -> None:
         """Raises EngineOverloadedError where these have no room. An empty queue takes any request
         the model can hold, whatever the bounds; RequestRejectedError where so many tokens at once
@@ -88,7 +93,7 @@ class WaitingQueue:
                 f"The prompts of one request may have {most} tokens in all, each counted n times, "
                 f"not {tokens}: send them in several.",
             )
-        queued = self._expected + sum(count for count, _ in self._waiting.values())
+        queued = self._expected + self.requests
         waiting = sum(size for _, size in self._waiting.values())
         if (queued and queued + requests > limits.max_num_queued_reqs) or (
             self._waiting and waiting + tokens > limits.max_num_queued_tokens

@@ -27,6 +27,7 @@ from server.cli import LONGEST_TMPDIR
 from server.launch import ECHO_S
 from tests.e2e.serve import Case, Server, check, complete, greedy, serving, starting
 from tests.process import START_S, eventually
+from tests.prometheus import metric
 
 Record = Callable[[str, object], None]
 SEEN_S = 1.0  # promised: the engine's death is seen by every stream and by /health
@@ -274,6 +275,34 @@ async def test_a_hung_engine_is_ended_and_its_requests_with_it(llama: Path) -> N
         assert server.status() == exits.ENGINE_DIED
         assert "gave no sign for 2 s (--stall-timeout" in server.last_line
         await until(lambda: not alive(server.engine), "the engine is gone")
+
+
+async def test_who_waits_for_an_engine_that_hangs_is_counted(
+    llama: Path, stories: list[Case]
+) -> None:
+    """Else it would look like the emptiest of all replicas, and be sent more."""
+    with serving(llama, "--dtype", "float32") as server:
+        async with server.http() as http:
+
+            async def waiting(expected: int) -> bool:
+                await asyncio.sleep(0.05)
+                told = (await http.get("/ready")).json()["waiting"]
+                text = (await http.get("/metrics")).text
+                return {told, metric(text, "num_requests_waiting")} == {expected}
+
+            server.engine.suspend()
+            crowd = [asyncio.create_task(complete(http, greedy(stories[0]))) for _ in range(8)]
+            gone = asyncio.create_task(complete(http, greedy(stories[0])))
+            async with asyncio.timeout(START_S):
+                while not await waiting(9):
+                    pass
+                gone.cancel()
+                while not await waiting(8):
+                    pass
+            server.engine.resume()
+            for answer in crowd:
+                check(await answer, stories[0])
+            assert await waiting(0)
 
 
 async def test_a_server_that_was_stopped_with_its_engine_goes_on(
