@@ -214,15 +214,6 @@ def model_folder(model: str) -> Path:
     return folder
 
 
-def check_length(config: EngineConfig, own: int) -> None:
-    """Raises ConfigError where more is asked for than the `own` positions a model was made for."""
-    if config.max_model_len is not None and config.max_model_len > own:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
-            f"was made for. Use --max-model-len {own} or less."
-        )
-
-
 def _files(folder: Path, suffix: str) -> list[Path]:
     return sorted(folder.glob(f"*.{suffix}"))
 

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -15,16 +14,14 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
-from msgspec.structs import replace
 from rich.markup import escape
 from typer.core import TyperGroup
 
 from engine.command import standard_streams
-from engine.config import EngineConfig, is_hub_name, model_folder, safetensors_header, weight_files
+from engine.config import model_folder
 from engine.errors import ConfigError
 from loadtest.cli import app as bench
 from server import exits
-from server.config import ServerConfig
 from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
 from server.voice import say, voice
@@ -133,6 +130,7 @@ def serve(**values: Any) -> None:
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
     from server.logging import configure
+    from server.model import check_weights, located
 
     configure(server_config)
     fail = partial(_fail, tell=voice(server_config, "error"))
@@ -146,8 +144,7 @@ def serve(**values: Any) -> None:
         folder = model_folder(engine_config.model)
         if only_plan:
             _become("engine.plan", msgspec.json.encode(engine_config).decode())
-        for file in weight_files(folder) if engine_config.load_format != "dummy" else ():
-            safetensors_header(file)  # the engine would tell of a damaged one too, but later
+        check_weights(engine_config, folder)
         _check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
@@ -181,46 +178,6 @@ def _check_temporary_folder() -> None:
             f" {LONGEST_TMPDIR} bytes for that folder's name, not {len(os.fsencode(folder))}. "
             "Set TMPDIR to a folder with a shorter name."
         )
-
-
-def located(
-    server_config: ServerConfig,
-    engine_config: EngineConfig,
-    tell: Callable[[str], None] = say,
-    weights: bool = True,
-    here: bool = False,
-) -> tuple[ServerConfig, EngineConfig]:
-    """Both with the folder of what is named ORG/NAME, pulled where it is not here, the `weights`
-    only if they are wanted and read; it is served under that name. Raises ConfigError, before the
-    weights are pulled, where they cannot be served, with `here` where this machine cannot."""
-    name = engine_config.model
-    if not is_hub_name(name):
-        return server_config, engine_config
-    from server.pull import locate
-
-    names = server_config.served_model_name or (name,)
-    check = partial(_check_model, engine_config if here else None)
-    folder = str(locate(name, check, tell, weights and engine_config.load_format != "dummy"))
-    return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
-
-
-def _check_model(config: EngineConfig | None, folder: Path) -> None:
-    """Raises ConfigError with what `serve` with that `config` would say of a folder without its
-    weights; without one, an engine on any machine."""
-    from engine.child import python_module
-
-    if config:  # to one that is pulled only, a tokenizer can be added
-        from server.tokenizer import Tokenizer
-
-        Tokenizer.from_folder(folder)
-
-    somewhere = EngineConfig(device="cpu")
-    asked = msgspec.json.encode(replace(config or somewhere, model=str(folder))).decode()
-    command = [*python_module("engine.command"), "engine.plan", asked]
-    command += [] if config else ["anywhere"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == exits.BAD_CONFIG:
-        raise ConfigError(done.stderr.strip().removeprefix("penstock: "))
 
 
 # typer reads the parameters of a command from its signature: here they are the fields.
@@ -297,10 +254,10 @@ def pull(
 ) -> None:
     """Load what is served of a model on huggingface.co; prints the folder it is in then."""
     try:
+        from server.model import check_served
         from server.pull import pull as pull_now
 
-        check = partial(_check_model, None)
-        typer.echo(pull_now(name, revision, check))
+        typer.echo(pull_now(name, revision, check_served))
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
 

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.config import (
-    BF16_CPU_FEATURES,
-    EngineConfig,
-    check_length,
-    is_hub_name,
-    model_folder,
-    read_json,
-)
+from engine.config import BF16_CPU_FEATURES, EngineConfig, is_hub_name, model_folder
 from engine.errors import ConfigError
 from engine.machine import cpu_count, free_memory, machine_memory
 from server.config import ServerConfig
 from server.listen import ListenError, listen
+from server.model import check_folder, check_weights
 from server.settings import load
 
 Level = Literal["ok", "warn", "fail"]
@@ -56,10 +50,10 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
-    """Where the model is, in words; raises ConfigError where `serve` would for a file it reads."""
+    """Where the model is, in words; raises ConfigError where `serve` would before it loads."""
     from server.chat_template import ChatTemplate
     from server.keys import read_keys
-    from server.pull import cached
+    from server.pull import cached, is_offline_mode
 
     read_keys(config)
     model = engine_config.model
@@ -68,10 +62,11 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     if folder or override:
         ChatTemplate.from_folder(folder or Path(model), override)
     if folder is None:
+        if is_offline_mode():
+            raise ConfigError(f"{model} is not here, and HF_HUB_OFFLINE forbids to load it.")
         return f"; {model} is not here yet: serve will pull it"
-    own = read_json(folder / "config.json").get("max_position_embeddings")
-    if isinstance(own, int):  # most architectures call it so
-        check_length(engine_config, own)
+    check_weights(engine_config, folder)
+    check_folder(engine_config, folder)
     return f", with the model in {folder}"
 
 

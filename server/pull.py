@@ -30,6 +30,7 @@ from server.voice import say
 try:  # it reads the environment while it is imported
     import huggingface_hub as hub
     from huggingface_hub import constants, errors, file_download, utils
+    from huggingface_hub.constants import is_offline_mode as is_offline_mode
 except ValueError as error:
     raise ConfigError(f"A variable HF_* of the environment cannot be used: {error}.") from None
 

@@ -18,8 +18,8 @@ from deploy.ray.policies import POLICIES
 from deploy.ray.replica import Replica
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import located
 from server.config import ServerConfig
+from server.model import located
 from server.settings import load
 
 SPARE = 64  # requests a replica may have beyond its rows and its queue: probes and scrapes

@@ -11,7 +11,7 @@ from torch import nn
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.query_groups import MAX_SCORES, SPLIT
 from engine.attention.selection import select_backend
-from engine.config import MOST_TOKENS, EngineConfig, check_length, model_folder, read_json
+from engine.config import MOST_TOKENS, EngineConfig, model_folder, read_json
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
@@ -219,7 +219,11 @@ def _max_model_len(config: EngineConfig, own: int | None) -> int:
     """The context served: what was asked for, within what the model was made for."""
     if own is None:
         return config.max_model_len or ENDLESS_TOKENS
-    check_length(config, own)
+    if config.max_model_len is not None and config.max_model_len > own:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
+            f"was made for. Use --max-model-len {own} or less."
+        )
     if config.max_model_len is None and own > MOST_TOKENS:
         raise ConfigError(
             f"config.json has {own} positions; say with --max-model-len how many of them to serve, "

@@ -21,8 +21,8 @@ import pytest
 
 from engine.config import EngineConfig
 from server import exits
-from server.cli import located
 from server.config import ServerConfig
+from server.model import located
 from tests.e2e.hub import COMMIT, Hub, serving_hub
 from tests.e2e.serve import Case, serving
 from tests.process import INTERRUPTIBLE, ROOT, eventually

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -76,12 +77,41 @@ def test_settings_are_linted() -> None:
         ("API_KEY_FILE", "/nonexistent", "Cannot read the API keys in /nonexistent"),
         ("CHAT_TEMPLATE", "/nonexistent", "Cannot read the chat template /nonexistent"),
         ("MAX_MODEL_LEN", "5000", "5000 is more than the 1024 positions"),
+        ("KV_CACHE_MEMORY_BYTES", "100TB", "KV blocks"),
     ],
 )
 def test_what_serve_would_refuse_cannot_be_used(variable: str, value: str, said: str) -> None:
     finding = by_name(**{f"PENSTOCK_{variable}": value})["settings"]
     assert finding.level == "fail"
     assert said in finding.text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", None, "no *.safetensors"),
+        ("model.safetensors", b"\x08", "is not a readable safetensors file"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", b"{bad", "Cannot read"),
+        ("config.json", b'{"architectures": ["Phi3ForCausalLM"]}', "Phi3ForCausalLM is not served"),
+    ],
+)
+def test_a_folder_that_serve_would_refuse_cannot_be_used(
+    tmp_path: Path, file: str, content: bytes | None, said: str
+) -> None:
+    folder = shutil.copytree(model_folder("demo"), tmp_path / "model")
+    assert by_name(PENSTOCK_MODEL=str(folder))["settings"].level == "ok"
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    finding = by_name(PENSTOCK_MODEL=str(folder))["settings"]
+    assert (finding.level, said in finding.text) == ("fail", True), finding.text
+
+
+def test_a_model_that_may_not_be_pulled_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pull.is_offline_mode", lambda: True)
+    finding = by_name(PENSTOCK_MODEL="org/name")["settings"]
+    assert (finding.level, "HF_HUB_OFFLINE forbids" in finding.text) == ("fail", True)
 
 
 def test_a_model_in_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
