@@ -14,8 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
-from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from engine.command import standard_streams
 from engine.config import model_folder
@@ -26,7 +25,6 @@ from server.listen import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
 from server.voice import say, voice
 
-EPILOG = "\n\n".join(["Exit statuses", *(f"{k}  {text}" for k, text in exits.MEANINGS.items())])
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help=f"YAML file with settings ({CONFIG_VARIABLE})"),
@@ -44,13 +42,29 @@ class Penstock(TyperGroup):
             return super().main(*args, **kwargs)
 
 
+class Serve(TyperCommand):
+    """The command with many options: its help has them under headings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            heading = getattr(param, "rich_help_panel", None) or usual
+            if record := param.get_help_record(ctx):
+                panels.setdefault(heading, []).append(record)
+        panels["Exit statuses"] = list(exits.MEANINGS.items())
+        for heading, records in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
 app = typer.Typer(
     name="penstock",
     cls=Penstock,
     help="A glass-box model server: one command turns a checkpoint into an OpenAI-compatible API.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 importing = typer.Typer(no_args_is_help=True)
 app.add_typer(importing, name="import", help="Turn another program's checkpoint into a folder.")
@@ -68,7 +82,8 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
     # Without a handler, the first process of a container ignores SIGTERM.
@@ -109,8 +124,7 @@ def _option(setting: Setting) -> inspect.Parameter:
     default = f" (default: {setting.default_text})" if setting.default_text else ""
     option = typer.Option(
         f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
-        # Else "[otel]" would be taken for a colour.
-        help=escape(f"{setting.fact('description')}{default} ({setting.variable})"),
+        help=f"{setting.fact('description')}{default} ({setting.variable})",
         metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
         rich_help_panel=setting.fact("title"),
         show_default=False,
@@ -194,7 +208,7 @@ serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     ]
 )
 serve.__annotations__ = {}
-app.command(epilog=EPILOG)(serve)
+app.command(cls=Serve)(serve)
 
 
 @app.command()
@@ -239,7 +253,7 @@ def nanochat(
         Path | None, typer.Option(help="Folder of tokenizer.pkl. Default: the base folder's.")
     ] = None,
 ) -> None:
-    """A nanochat checkpoint of any generation; nothing in its files is executed."""
+    """A nanochat checkpoint of any generation. Nothing in its files is executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
     _become("engine.weights.nanochat.command", directory, *options)
@@ -252,7 +266,8 @@ def pull(
         str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
     ] = None,
 ) -> None:
-    """Load what is served of a model on huggingface.co; prints the folder it is in then."""
+    """Load a model from huggingface.co and print its folder. Weights come as safetensors, with
+    what describes them; never code, pickles or GGUF."""
     try:
         from server.model import check_served
         from server.pull import pull as pull_now
@@ -285,7 +300,7 @@ def merge(
         str | None, typer.Option(help="Of the result; default: what the base model has.")
     ] = None,
 ) -> None:
-    """Merge MODELs, folders of one architecture, into a new model folder."""
+    """Merge model folders of one architecture into a new one."""
     from server.merge import recipe_of
 
     try:
@@ -303,7 +318,8 @@ def merge(
 
 @app.command()
 def doctor(config: ConfigFile = None) -> None:
-    """Check machine, versions and settings; status 1 where something fails."""
+    """Check machine, versions, settings and model. Status 1 where something fails. Settings are
+    those of the environment, and of a file."""
     from server.doctor import examine, render
 
     findings = examine(config, os.environ)
@@ -313,5 +329,5 @@ def doctor(config: ConfigFile = None) -> None:
 
 @app.command()
 def flags() -> None:
-    """Print the page docs/flags.md: every setting with its flag, variable and default."""
+    """Print docs/flags.md: each setting, its flag, variable, default."""
     typer.echo(flags_page(), nl=False)

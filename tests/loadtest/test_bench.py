@@ -315,7 +315,9 @@ async def test_a_stop_leaves_the_figures_of_what_had_ended(
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(stop)
         out, err = await process.communicate()
-    assert process.returncode == 128 + stop
+    # On a busy machine the second may come when Python has already put its handlers away.
+    ends = [128 + stop, *([-stop] if stop is signal.SIGTERM else [])]
+    assert process.returncode in ends
     assert b"INCOMPLETE (stopped by a signal)" in out
     assert b"| 1 client |" in out
     assert b"Traceback" not in err

@@ -48,14 +48,25 @@ def test_help_is_quick_and_loads_neither_torch_nor_the_web_framework() -> None:
     assert float(seconds) < 5
 
 
-def test_help_shows_every_setting_with_its_variable() -> None:
-    text = penstock("serve", "--help").stdout
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_help_shows_every_setting_with_its_variable(columns: str) -> None:
+    text = penstock("serve", "--help", environ={"COLUMNS": columns}).stdout
     for setting in settings():
-        assert setting.flag in text
-        assert setting.variable in text
-    assert "needs the extra [otel]. (default: false)" in text
+        assert f"  {setting.flag} " in text
+        assert f"({setting.variable})" in text
+    words = " ".join(text.split())
+    assert "needs the extra [otel]. (default: false)" in words
     for panel in ("Model", "KV cache and scheduling", "HTTP", "Logging", "Exit statuses"):
-        assert panel in text
+        assert f"\n{panel}:\n" in text
+    assert "--plan  " in text, "a switch takes no value"
+    assert "--help  " in text
+
+
+@pytest.mark.parametrize("arguments", [(), ("bench",), ("import",)])
+def test_the_list_of_commands_is_not_cut_off(arguments: tuple[str, ...]) -> None:
+    text = penstock(*arguments, "--help", environ={"COLUMNS": "80"}).stdout
+    assert "Commands:" in text
+    assert "..." not in text.partition("Commands:")[2]
 
 
 def test_version() -> None:
@@ -182,7 +193,7 @@ def test_unbuffered_streams_stay_so() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["bench"], ["flags"], ["doctor"], ["serve", "--plan"]],
+    [["--help"], ["--version"], ["bench", "--help"], ["flags"], ["doctor"], ["serve", "--plan"]],
     ids=" ".join,
 )
 def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
