@@ -41,6 +41,11 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 BAD_JSON = (ValueError, OverflowError, RecursionError)  # what a hostile one can raise
 NO_GGUF = "GGUF is not served: give the checkpoint it was made from, in safetensors."
+WHERE = (
+    f"Give a folder with config.json and *.safetensors, {', '.join(DEMO_FOLDERS)}, or what is "
+    "ORG/NAME on huggingface.co (`penstock serve` and `penstock pull` load that)."
+)
+POINTER = b"version https://git-lfs.github.com/"
 
 # Panels of --help and of docs/flags.md.
 MODEL = "Model"
@@ -194,18 +199,20 @@ def model_folder(model: str) -> Path:
     """The folder `model` names; raises ConfigError where there is no config.json in it."""
     demo = Path(__file__).parent / "demo"
     folder = demo / DEMO_FOLDERS[model] if model in DEMO_FOLDERS else Path(model)
+    if not model or "://" in model:
+        raise ConfigError(f"{model!r} names no model. {WHERE}")
     folder = full_path(folder)
     try:
         is_folder, has_config = folder.is_dir(), (folder / "config.json").is_file()
+        is_file = folder.is_file()
     except OSError as error:
         raise ConfigError(f"Cannot look for a model folder: {error}") from error
     if folder.suffix.lower() == ".gguf":
         raise ConfigError(f"{folder}: {NO_GGUF}")
+    if is_file:
+        raise ConfigError(f"{folder} is a file: give the folder it is in.")
     if not is_folder:
-        raise ConfigError(
-            f"No model folder at {folder}. Give a folder with config.json and *.safetensors, "
-            f"{', '.join(DEMO_FOLDERS)}, or ORG/NAME to `penstock serve` and `penstock pull`."
-        )
+        raise ConfigError(f"No model folder at {folder}. {WHERE}")
     if not has_config:
         hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""
         raise ConfigError(
@@ -243,10 +250,25 @@ def indexed_files(index: Path) -> list[str]:
     return sorted(set(values))
 
 
+def refuse_pointer(file: Path) -> None:
+    """Raises ConfigError where a file is what git leaves in place of it without Git LFS."""
+    try:
+        with file.open("rb") as stream:
+            is_pointer = stream.read(len(POINTER)) == POINTER
+    except OSError:
+        return  # told of by whoever reads it
+    if is_pointer:
+        raise ConfigError(
+            f"{file} is a Git LFS pointer, not the file: run `git lfs pull` in its folder, or "
+            "`penstock pull ORG/NAME`."
+        )
+
+
 def safetensors_header(file: Path) -> dict[str, Any]:
     """What a safetensors file declares: name -> {dtype, shape, data_offsets}, `__metadata__` left
     out. Raises ConfigError where the file is shorter or longer than that; the format (8 bytes
     length, JSON, data) allows neither."""
+    refuse_pointer(file)
     said = f"{file} is not a readable safetensors file: "
     try:
         size = file.stat().st_size

@@ -183,13 +183,14 @@ def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
 def curl(service: Service, ready: Ready, url: str, key: str) -> str:
     """One request for the shell; a model that cannot chat gets a completion."""
     body: dict[str, object] = {"model": service.names[0]}
+    most = min(64, ready.max_model_len // 4)
     if ready.kind == "encoder":
         path, body["input"] = "/v1/embeddings", "Hello!"
     elif service.template is not None or ready.kind == "encoder-decoder":
-        path, body["max_tokens"] = "/v1/chat/completions", 64
+        path, body["max_tokens"] = "/v1/chat/completions", most
         body["messages"] = [{"role": "user", "content": "Hello!"}]
     else:
-        path, body["max_tokens"] = "/v1/completions", 64
+        path, body["max_tokens"] = "/v1/completions", most
         body["prompt"] = "Once upon a time"
     access = f' -H "Authorization: Bearer {key}"' if key else ""
     data = shlex.quote(json.dumps(body))

@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from engine.config import read_json
+from engine.config import read_json, refuse_pointer
 from engine.errors import ConfigError
 
 SPECIAL_TOKENS = tuple(
@@ -128,7 +128,11 @@ class Tokenizer:
         special_tokens_map.json. Raises ConfigError naming the file and the problem."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ConfigError(f"{folder} has no tokenizer.json; only that format is read.")
+            raise ConfigError(
+                f"{folder} has no tokenizer.json; only that format is read. transformers makes one "
+                "of many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
+        refuse_pointer(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower

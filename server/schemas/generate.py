@@ -122,6 +122,7 @@ class GenerateBody(Body):
     stop: Stops | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
@@ -144,7 +145,7 @@ class GenerateBody(Body):
 
     @property
     def most_tokens(self) -> int | None:
-        return self.max_tokens
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def stops(self) -> list[str]:
@@ -265,7 +266,6 @@ class ChatBody(GenerateBody):
     }
 
     messages: Messages
-    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
@@ -279,10 +279,6 @@ class ChatBody(GenerateBody):
         if self.top_logprobs and not self.logprobs:
             raise failure("invalid", "needs logprobs to be true", "top_logprobs")
         return self
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def logprobs_wanted(self) -> int:

@@ -163,6 +163,11 @@ def test_gguf_is_named(folder: Path) -> None:
     assert "no config.json, so it is not a Hugging Face model folder. GGUF" in refusal(folder)
 
 
+def test_a_git_lfs_pointer_is_named(folder: Path) -> None:
+    (folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert f"{FILE} is a Git LFS pointer, not the file: run `git lfs pull`" in refusal(folder)
+
+
 def test_header_too_long(folder: Path) -> None:
     with (folder / FILE).open("r+b") as file:
         file.write(struct.pack("<Q", 101 << 20))

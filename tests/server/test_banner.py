@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 import msgspec
 import pytest
 
 from engine.protocol import KVGroup, MemoryEntry
-from server.banner import arithmetic, kv_cache, memory, not_followed
+from server.banner import arithmetic, curl, kv_cache, memory, not_followed
 from tests.server.fake_engine import INFO
 
 
@@ -61,3 +63,12 @@ def test_it_tells_what_windows_save() -> None:
     assert "13 of 26 layers keep the last 4096 tokens: 23% less KV" in page
     # Full layers hold 128 blocks of a request, the others 69: 4095 and a step's 256 tokens.
     assert f"{1024 / (128 + 69):.1f} requests of full length" in page
+
+
+async def test_the_line_to_try_fits_a_short_context(served: Any) -> None:
+    """With room for the template's own tokens."""
+    service = served.app.state.service
+    for length in (16, 64, 8192):
+        line = curl(service, msgspec.structs.replace(INFO, max_model_len=length), "http://x", "")
+        body = json.loads(shlex.split(line)[-1])
+        assert body["max_tokens"] == min(length // 4, 64)

@@ -40,6 +40,13 @@ async def test_each_prompt_may_fill_the_context(served):
     assert [r.params.max_tokens for r in served.engine.requests] == [501, 411]
 
 
+async def test_the_chats_name_for_most_tokens(served):
+    """Who sends it means it; with both, it wins, as in chats."""
+    await served.complete(prompt="a", max_completion_tokens=3)
+    await served.complete(prompt="a", max_completion_tokens=3, max_tokens=5)
+    assert [r.params.max_tokens for r in served.engine.requests] == [3, 3]
+
+
 async def test_echo(served):
     body = (await served.complete(prompt=["ab", "cd"], echo=True)).json()
     assert [c["text"] for c in body["choices"]] == ["abHello wörld!", "cdHello wörld!"]

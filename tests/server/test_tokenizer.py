@@ -349,11 +349,15 @@ async def test_a_long_text_leaves_the_loop_to_others(model: Path, direction: str
     assert longest < took / 2
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{", r"Cannot read .*tokenizer\.json"),
+        ("tokenizer.json", POINTER, r"tokenizer\.json is a Git LFS pointer.* `git lfs pull`"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json must hold a JSON object"),
         ("generation_config.json", "nonsense", r"Cannot read .*generation_config\.json"),
     ],
