@@ -1,7 +1,7 @@
 """Chat messages to the prompt text, by the checkpoint's own Jinja template.
 
 Templates are code from a stranger: they run in Jinja's immutable sandbox, on plain JSON data, with
-bounded output and loops. What they see and how they render follows transformers
+bounded output, loops and time. What they see and how they render follows transformers
 (utils/chat_template_utils.py), so that the prompt is the one the model was trained on.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -27,6 +29,10 @@ from engine.errors import ConfigError
 from server.tokenizer import read_optional, special_tokens
 
 RANGE_BUDGET = 200_000  # items all `range` calls of one rendering may give together
+RENDER_S = 1.0  # processor time of one rendering: published templates take milliseconds, mostly
+BEGAN = "processor time before"  # of its thread; as no name has spaces, no template reaches it
+MOST_BITS = 128  # of a number a template multiplies
+MOST_ITEMS = 2**20  # of a text or list it repeats
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -76,12 +82,51 @@ def _tojson(
     )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+class Sandbox(ImmutableSandboxedEnvironment):
+    """In which nothing grows without bound by one multiplication, and no loop or recursion goes on
+    for ever: jinja2 bounds neither."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        size, times = (left, right) if hasattr(left, "__len__") else (right, left)
+        if hasattr(size, "__len__"):
+            if isinstance(times, int) and len(size) * times > MOST_ITEMS:
+                raise TemplateError(f"The chat template repeats to more than {MOST_ITEMS} items.")
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length()
+            if max(bits, right.bit_length()) > MOST_BITS:
+                raise TemplateError(f"The chat template computes beyond {MOST_BITS} bits.")
+        return super().call_binop(context, operator, left, right)
+
+    def timed(self, source: str) -> nodes.Template:
+        """A template that looks at the time wherever it can come by more than once."""
+        tree = self.parse(source)
+        repeated: Any = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
+        for node in repeated:
+            look = nodes.Filter(nodes.Const(""), "in_time", [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(look))
+            if isinstance(node, nodes.For) and node.test is not None:  # may pass the body over
+                look = nodes.Filter(nodes.Const(""), "in_time", [], [], None, None)
+                node.test = nodes.Or(look, node.test)
+        tree.set_environment(self)
+        return tree
+
+
+@jinja2.pass_context
+def _in_time(context: Context, value: str) -> str:
+    """Not computed while compiling, as it has the context."""
+    if time.thread_time() - context.parent[BEGAN] > RENDER_S:
+        raise TemplateError(f"The chat template took more than {RENDER_S:g} s for these messages.")
+    return value
+
+
+def _environment() -> Sandbox:
     """The only place that makes an environment, so that none is ever without the sandbox."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters |= {"tojson": _tojson, "in_time": _in_time}
     del environment.globals["lipsum"]
     environment.globals.update(
         raise_exception=_raise_exception,
@@ -127,7 +172,7 @@ class ChatTemplate:
         self._special_tokens = special
         environment = _environment()
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(environment.timed(source))
             names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
@@ -161,9 +206,9 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """The prompt text; with `continue_final_message` it ends where the last message's content
-        does. Raises TemplateError with the template's own words where it refuses, where it fails or
-        writes more than 64 Ki characters and four times its input, and where it does not show that
-        content whole and once."""
+        does. Raises TemplateError with the template's own words where it refuses, where it fails,
+        takes too long or writes more than 64 Ki characters and four times its input, and where it
+        does not show that content whole and once."""
         if continue_final_message:
             marked, mark = _marked(messages)
             text = self.render(marked, add_generation_prompt=False, **kwargs)
@@ -176,6 +221,7 @@ class ChatTemplate:
             "messages": [_prepare(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "range": _bounded_range(),
+            BEGAN: time.thread_time(),
         }
         try:
             limit = 65536 + 4 * len(json.dumps([messages, kwargs]))

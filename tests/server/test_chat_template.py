@@ -224,6 +224,21 @@ def test_sandbox_escapes_raise(tmp_path: Path, source: str) -> None:
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ range(1000000) | list }}",
         "{{ messages[0].content * 7 }}",
+        "{{ messages[0].content * 3000000000 }}",
+        "{{ 'a' * 3000000000 }}",
+        "{{ 3000000000 * [1] }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set ns = namespace(n=3) %}{% for c in 'x' * 99 %}{% set ns.n = ns.n * ns.n %}"
+        "{% endfor %}",
+        "{% for a in 'x' * 99999 %}{% for b in 'x' * 99999 %}{% endfor %}{% endfor %}",
+        "{% for a in 'x' * 999999 if not messages[0].content.count('y') > 9 and 0 %}{% endfor %}",
+        "{% for a in 'xx' * 9999 recursive %}{{ loop('xx' * 9999) }}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ m(40) }}",
+        "{% macro m(n) %}{% if n %}{% call m(n - 1) %}{% endcall %}{% call m(n - 1) %}{% endcall %}"
+        "{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% set ns = namespace(n=0) %}{% block a %}{% set ns.n = ns.n + 1 %}{% if ns.n % 40 %}"
+        "{{ self.a() }}{{ self.a() }}{% endif %}{% set ns.n = ns.n - 1 %}{% endblock %}",
     ],
 )
 def test_runaway_templates_are_cut(tmp_path: Path, source: str) -> None:
@@ -231,6 +246,24 @@ def test_runaway_templates_are_cut(tmp_path: Path, source: str) -> None:
     with pytest.raises(TemplateError):
         template_of(tmp_path, source).render([{"role": "user", "content": "x" * 50_000}])
     assert time.monotonic() - started < 10
+
+
+def test_a_published_template_that_looks_through_all_messages_for_each(
+    assets: Path, tmp_path: Path
+) -> None:
+    """Anybody's 400 KB would otherwise take a minute."""
+    file = "chat-templates/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja"
+    template = template_of(tmp_path, (assets / file).read_text())
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
+    turn = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+    ]
+    template.render([USER, *turn * 20])
+    started = time.thread_time()
+    with pytest.raises(TemplateError, match="took more than 1 s"):
+        template.render([USER, *turn * 2000])
+    assert time.thread_time() - started < 5
 
 
 def test_long_conversations_are_not_cut(tmp_path: Path) -> None:
