@@ -297,6 +297,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises ConfigError naming the file where it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair (\ud800) is no text
     except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"Cannot read {path}: {error}") from error
     if not isinstance(value, dict):

@@ -39,7 +39,7 @@ UNAVAILABLE = {
     ),
     "dead": ("engine_unavailable", "The engine is not running.", {"retry-after": "10"}),
 }
-STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+")
+STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}|[0-9]{1,9}")  # longer ones are not told again
 
 
 @dataclass(eq=False)

@@ -61,6 +61,25 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config:
+    """How the server speaks HTTP; `keep_alive` in seconds."""
+    return uvicorn.Config(
+        app,
+        loop="asyncio",  # not uvloop where that happens to be installed
+        http=Connection,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # any number will do
+    )
+
+
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: here a drain comes before the exit."""
 
@@ -74,23 +93,7 @@ class Lifetime:
 
     def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
         self.cause = ""  # why it all ended: a signal, or the engine's own end
-        self.server = Server(
-            uvicorn.Config(
-                app,
-                loop="asyncio",  # not uvloop where that happens to be installed
-                http=Connection,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-            )
-        )
+        self.server = Server(uvicorn_config(app))
         self._service: Service = app.state.service
         self._client = self._service.client
         self._say = voice(self._service.config)

@@ -248,6 +248,10 @@ class Gate:
             scope["state"]["tenant"] = name
 
     def _check_length(self, headers: Headers) -> None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Whoever reads the other of the two sees another request behind this one's body.
+            text = "A request has Content-Length or Transfer-Encoding, not both."
+            raise ApiError(400, "invalid_http", text, headers={"connection": "close"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_body:
             raise self._too_large()

@@ -212,7 +212,7 @@ def make_plan(
         params=[msgspec.structs.replace(base, max_tokens=limit) for limit in limits],
         body=body,
         echoes=echoes,
-        ignored=[*body.ignored(), *ignored],
+        ignored=[*body.ignored, *ignored],
         arrival=request.state.arrival,
         request_id=request.state.request_id,
         headers=request.headers,

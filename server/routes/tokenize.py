@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
     if body.return_token_strs:
         async with _turn(service, len(ids)):
             answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
-    return _json(answer, [*body.ignored(), *unread_arguments(service, body)])
+    return _json(answer, [*body.ignored, *unread_arguments(service, body)])
 
 
 @router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
@@ -59,7 +59,7 @@ async def detokenize(request: Request) -> Response:
     ids, decode = body.tokens, service.tokenizer.decode
     async with _turn(service, len(ids)):
         text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
-    return _json({"prompt": text}, body.ignored())
+    return _json({"prompt": text}, body.ignored)
 
 
 def _turn(service: Service, size: int) -> AbstractAsyncContextManager[None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import orjson
 import structlog
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ApiError, ClientGone, invalid, unsupported
@@ -18,8 +20,14 @@ BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hol
 JSON = "application/json"
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
+MOST_MEMBERS = 1024  # of an object with fields
 
 log = structlog.get_logger("server.schemas")
+
+
+def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -> Exception:
+    """A validation error of the field at `path`, seen from where it is raised."""
+    return PydanticCustomError(kind, "{message}", {"message": message, "path": path})
 
 
 class Part(BaseModel):
@@ -27,14 +35,25 @@ class Part(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
 
-    def unknown(self) -> list[str]:
-        """Members nobody knows, each once, with their paths but without indices. A null asks for
+    @model_validator(mode="before")
+    @classmethod
+    def _few_members(cls, value: Any) -> Any:
+        """A million would hold up every stream for a second."""
+        if isinstance(value, dict) and len(value) > MOST_MEMBERS:
+            raise failure("invalid", f"may have {MOST_MEMBERS} members, not {len(value)}")
+        return value
+
+    def drop_unknown(self) -> list[str]:
+        """Lets go of members nobody knows, which could hold much memory while the answer is made.
+        Returns their names, each once, with their paths but without indices. A null asks for
         nothing."""
-        found = [name for name, value in (self.model_extra or {}).items() if value is not None]
+        extra = self.model_extra or {}
+        found = [name for name, value in extra.items() if value is not None]
+        extra.clear()
         for name, value in self.__dict__.items():
             parts = value if isinstance(value, list) else [value]
             if parts and isinstance(parts[0], Part):
-                found += [f"{name}.{inner}" for part in parts for inner in part.unknown()]
+                found += [f"{name}.{inner}" for part in parts for inner in part.drop_unknown()]
         return list(dict.fromkeys(found))
 
 
@@ -48,12 +67,19 @@ class Body(Part):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset()
 
     model: str | None = None
+    _ignored: list[str] = PrivateAttr(default_factory=list)
 
+    @model_validator(mode="after")
+    def _note_unknown(self) -> Self:
+        known = self.ACCEPTED | self.UNSUPPORTED.keys()
+        names = [name for name in self.drop_unknown() if name not in known]
+        self._ignored = [UNPRINTABLE.sub("_", name[:64]) or "_" for name in names[:MAX_LISTED]]
+        return self
+
+    @property
     def ignored(self) -> list[str]:
         """Fields of the request that nobody knows; bounded and safe for a header."""
-        known = self.ACCEPTED | self.UNSUPPORTED.keys()
-        names = [name for name in self.unknown() if name not in known]
-        return [UNPRINTABLE.sub("_", name[:64]) or "_" for name in names[:MAX_LISTED]]
+        return self._ignored
 
 
 BodyType = TypeVar("BodyType", bound=Body)
@@ -83,11 +109,12 @@ async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
             raw = await request.body()
     except TimeoutError:
         message = f"The request body did not arrive within {BODY_DEADLINE:.0f} seconds."
-        raise ApiError(408, "request_timeout", message) from None
+        close = {"connection": "close"}  # or the rest would be read on for as long as it comes
+        raise ApiError(408, "request_timeout", message, headers=close) from None
     except ClientDisconnect:
         raise ClientGone from None
     try:
-        data = orjson.loads(raw)
+        data = _parsed(raw)
     except orjson.JSONDecodeError as error:
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(data, dict):
@@ -98,6 +125,17 @@ async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
             hint = kind.HINTS.get(name, "")
             raise unsupported(name, f"{name} is not supported by this server{''.join(only)}.{hint}")
     body = kind.model_validate(data)
-    if ignored := body.ignored():
-        log.debug("unknown request fields", fields=ignored)
+    if body.ignored:
+        log.debug("unknown request fields", fields=body.ignored)
     return body
+
+
+def _parsed(raw: bytes) -> Any:
+    """Of millions of small lists, a second would go into looking for circles among them."""
+    looked = gc.isenabled()
+    gc.disable()
+    try:
+        return orjson.loads(raw)
+    finally:
+        if looked:
+            gc.enable()

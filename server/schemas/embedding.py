@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 
-from server.schemas.body import Body
-from server.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, failure, in_list
+from server.schemas.body import Body, failure
+from server.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, in_list
 
 MAX_TEXTS = 2048
 Text = Annotated[str, StringConstraints(min_length=1)]

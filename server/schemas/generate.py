@@ -18,9 +18,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from server.schemas.body import Body, Part
+from server.schemas.body import Body, Part, failure
 
 INT32 = 2**31 - 1
 INT64 = 2**63
@@ -33,11 +32,6 @@ TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Count = Annotated[int, Field(ge=1, le=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
-
-
-def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -> Exception:
-    """A validation error of the field at `path`, seen from where it is raised."""
-    return PydanticCustomError(kind, "{message}", {"message": message, "path": path})
 
 
 def _shape(value: Any) -> str:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from server.schemas.body import Body
-from server.schemas.generate import Messages, TemplateArguments, TokenId, check_ending, failure
+from server.schemas.body import Body, failure
+from server.schemas.generate import Messages, TemplateArguments, TokenId, check_ending
 
 
 class TokenizeBody(Body):

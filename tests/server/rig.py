@@ -18,7 +18,7 @@ import uvicorn
 from engine.config import EngineConfig
 from server.app import create_app
 from server.config import ServerConfig
-from server.connection import MAX_HEAD_BYTES, Connection
+from server.launch import uvicorn_config
 from server.listen import listen
 from tests.prometheus import metric
 from tests.server.fake_engine import FakeEngine
@@ -106,18 +106,7 @@ async def serving(
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = listener.getsockname()[1]
-    server = QuietServer(
-        uvicorn.Config(
-            app,
-            http=Connection,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # any number will do
-        )
-    )
+    server = QuietServer(uvicorn_config(app, keep_alive))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await eventually(lambda: server.started or task.done(), "uvicorn has started")
     url = f"http://127.0.0.1:{port}"

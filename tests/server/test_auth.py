@@ -117,8 +117,11 @@ async def test_tenants_do_not_share_prefixes(locked):
     for key in ("alpha", "beta", "alpha"):
         headers = {"authorization": f"Bearer {key}"}
         await locked.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
-    first, second, third = (request.salt for request in locked.engine.requests)
-    assert first == third != second
+        salted = {"prompt": "x", "cache_salt": "s"}
+        await locked.http.post("/v1/completions", json=salted, headers=headers)
+    salts = [request.salt for request in locked.engine.requests]
+    assert salts[:2] == salts[4:]
+    assert len(set(salts)) == 4, "of each key, with a salt and without"
 
 
 async def test_one_key_is_one_tenant(model, says):

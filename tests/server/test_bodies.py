@@ -135,6 +135,44 @@ async def send_part(served: Any, size: int) -> tuple[Any, Any]:
     return reader, writer
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatBody, {"messages": [{**USER, **{f"k{i}": 1 for i in range(MANY)}}]}),
+        (CompletionBody, {"prompt": "a", **{f"k{i}": 1 for i in range(MANY)}}),
+        (ChatBody, {"messages": [USER], "chat_template_kwargs": {f"k{i}": 1 for i in range(MANY)}}),
+        (EmbeddingBody, {"input": "a", **{f"k{i}": 1 for i in range(MANY)}}),
+    ],
+)
+def test_an_object_has_few_members(kind: type[Body], body: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError, match="may have 1024 members, not 400") as refused:
+        kind.model_validate(body)
+    assert refused.value.error_count() == 1
+
+
+def test_what_nobody_knows_is_not_kept() -> None:
+    """It could be 200 MB, for as long as the answer takes; its name is told."""
+    message = {**USER, "audio": [[]], "refusal": None}
+    text = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    body = ChatBody.model_validate(
+        {"messages": [message, {**USER, "content": [text]}], "foo": [[]], "metadata": {"a": "b"}}
+    )
+    assert body.ignored == ["foo", "messages.audio", "messages.content.cache_control"]
+    first, second = body.messages
+    assert isinstance(second.content, list)
+    assert [p.model_extra for p in (body, first, second, second.content[0])] == [{}] * 4
+
+
+async def test_a_long_key_is_not_told_again(model: Path, says: Any) -> None:
+    async with serving(FakeEngine(says("x")), model) as served:
+        long = "a" * 100_000
+        for field in ({"logit_bias": {long: 1000}}, {"chat_template_kwargs": {long: 1}}):
+            answer = await served.chat(**field)
+            assert answer.status_code == 400
+            assert len(answer.content) < 1000
+            assert answer.json()["error"]["param"] == next(iter(field))
+
+
 async def test_bodies_on_their_way_are_bounded_together(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

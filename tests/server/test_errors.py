@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
 from server.errors import HTTP_CODES, UNAVAILABLE, VALIDATION_CODES, to_api_error
+from server.launch import uvicorn_config
 from server.schemas.embedding import EmbeddingBody, ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
 from server.tokenizer import Tokenizer
@@ -409,12 +410,36 @@ async def test_large_bodies(model, says):
 
 async def test_a_body_that_does_not_come(served, monkeypatch):
     monkeypatch.setattr("server.schemas.body.BODY_DEADLINE", 0.1)
+    monkeypatch.setattr("server.middleware.LINGER", 0.1)
     reader, writer = await asyncio.open_connection(*served.address)
     head = "content-type: application/json\r\ncontent-length: 10\r\n"
     writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n{{".encode())
-    answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+    answer = await asyncio.wait_for(reader.read(), 10)
     assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer, "and closed it is, or this would not have ended"
     writer.close()
+
+
+async def test_two_lengths_of_a_body_are_refused(served):
+    """A proxy in front that reads the other one would take what follows for a request."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    head = "content-type: application/json\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n"
+    writer.write(
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n0\r\n\r\n".encode()
+    )
+    answer = await asyncio.wait_for(reader.read(), 10)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"invalid_http" in answer
+    assert b"connection: close" in answer
+    writer.close()
+
+
+async def test_headers_tell_no_program(served):
+    """Nor is the address a proxy claims for its client believed."""
+    answer = await served.http.get("/health", headers={"x-forwarded-for": "192.0.2.1"})
+    assert "server" not in answer.headers
+    config = uvicorn_config(served.app)
+    assert (config.proxy_headers, config.timeout_keep_alive) == (False, 75)
 
 
 async def test_states_of_the_engine(served):

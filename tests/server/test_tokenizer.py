@@ -358,6 +358,11 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\ns
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{", r"Cannot read .*tokenizer\.json"),
         ("tokenizer.json", POINTER, r"tokenizer\.json is a Git LFS pointer.* `git lfs pull`"),
+        (
+            "tokenizer_config.json",
+            r'{"bos_token": "\ud800"}',
+            r"Cannot read .*tokenizer_config\.json",
+        ),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json must hold a JSON object"),
         ("generation_config.json", "nonsense", r"Cannot read .*generation_config\.json"),
     ],
