@@ -318,6 +318,22 @@ def test_what_comes_from_outside_reaches_neither_metrics_nor_probes(
     assert seen > 3
 
 
+def test_the_chart_has_a_private_registrys_secret_and_variables_of_ones_own() -> None:
+    variable = {"name": "ONEDNN_MAX_CPU_ISA", "value": "AVX512_CORE_BF16"}
+    values = {
+        "imagePullSecrets": [{"name": "my-registry"}],
+        "podAnnotations": {"example.com/owner": "us"},
+        "env": [variable],
+    }
+    deployment = by_name(helm(values))["Deployment", "penstock"]
+    template = deployment["spec"]["template"]
+    assert template["metadata"]["annotations"].keys() == {"checksum/config", "example.com/owner"}
+    assert template["spec"]["imagePullSecrets"] == values["imagePullSecrets"]
+    for container in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
+        assert variable in container["env"], container["name"]
+    validate(deployment)
+
+
 def test_the_chart_gives_the_labels_and_the_certificate_asked_for() -> None:
     labels = {"release": "kube-prometheus-stack"}
     monitoring = by_name(helm({"monitoring": {"enabled": True, "labels": labels}}))
