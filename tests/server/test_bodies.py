@@ -188,6 +188,7 @@ async def test_bodies_on_their_way_are_bounded_together(
         assert refused.startswith(b"HTTP/1.1 503 ")
         assert b"server_overloaded" in refused
         assert b"retry-after: 5" in refused
+        assert b"connection: close" in refused
         for _, writer in senders:
             writer.close()
         while (await served.complete()).status_code == 503:  # noqa: ASYNC110 - their ends come in

@@ -37,6 +37,7 @@ async def test_what_is_not_http_is_refused_in_the_same_way(served, data, status,
     assert lines[0].startswith(f"HTTP/1.1 {status} ")
     headers = dict(line.lower().split(": ", 1) for line in lines[1:])
     assert headers["content-length"] == str(len(body))
+    assert headers["connection"] == "close"
     assert {"x-request-id", "openai-version", "openai-processing-ms"} <= set(headers)
     check_error_body(json.loads(body), status)
     error = json.loads(body)["error"]

@@ -459,6 +459,7 @@ async def test_states_of_the_engine(served):
     engine.die()
     response = await served.chat()
     assert response.json()["error"]["code"] == "engine_unavailable"
+    assert (response.status_code, response.headers["retry-after"]) == (503, "10")
     assert await served.metric("rejects_total", code="server_overloaded") == 1
 
 

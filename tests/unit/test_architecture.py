@@ -28,6 +28,43 @@ def test_the_engine_names_no_architecture(file: Path) -> None:
     assert not found
 
 
+CODE_FROM_DATA = {
+    *("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
+    *("eval", "exec", "recv_pyobj", "send_pyobj", "torch.load", "unsafe_load"),
+    *("UnsafeLoader", "FullLoader", "allow_pickle", "trust_remote_code"),
+}
+# A checkpoint of nanochat is such a file: it is looked through first, and tensors alone are read.
+READS_TENSORS = "engine/weights/nanochat/checkpoint.py"
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Names that are read, imported or given as keywords, each alone and with what it is of."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr="eval"):
+                pass  # torch's, which is no evaluation of a text
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                found |= {name, f"{owner}.{name}"}
+            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.keyword(arg=str(name)):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {part for alias in names for part in alias.name.split(".")}
+    return found
+
+
+@pytest.mark.parametrize("folder", SOURCES)
+def test_nothing_makes_code_of_data(folder: str) -> None:
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        allowed = set()
+        if file == ROOT / READS_TENSORS:
+            source = file.read_text(encoding="utf-8")
+            assert source.count("torch.load(") == source.count("weights_only=True") == 1
+            allowed = {"torch.load"}
+        found = names_in(ast.parse(file.read_text(encoding="utf-8"))) & CODE_FROM_DATA
+        assert found <= allowed, file
+
+
 def test_model_files_are_short() -> None:
     modules = {
         ENGINE.parent / f"{module.replace('.', '/')}.py" for _, module, _ in ARCHITECTURES.values()

@@ -100,6 +100,17 @@ async def test_retry_after_follows_the_pace_within_a_minute(
     assert expected <= refused.value.retry_after <= min(math.ceil(expected * 1.25), 60)
 
 
+async def test_those_refused_together_are_not_told_to_come_back_together(client: Client) -> None:
+    client.submit_prompts(100)
+    client.step(stats=EngineStats(step_seconds=30.0, step_prefill_tokens=1))
+    told = set()
+    for _ in range(50):
+        with pytest.raises(EngineOverloadedError) as refused:
+            client.offer(1)
+        told.add(refused.value.retry_after)
+    assert len(told) > 5
+
+
 async def test_only_a_ready_engine_is_given_work() -> None:
     client = Client()
     client.state = "loading"
