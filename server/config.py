@@ -74,7 +74,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 8 * 1024 * 1024
     send_timeout: Annotated[
-        float, setting(HTTP, "A client that takes no bytes for so long is cut off.", gt=0)
+        float,
+        setting(
+            HTTP, "A client that takes nothing, or next to nothing, for so long is cut off.", gt=0
+        ),
     ] = 60.0
     ping_interval: Annotated[
         float, setting(HTTP, "Seconds between keep-alive comments on a silent stream.", gt=0)
