@@ -104,18 +104,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree = self.parse(source)
         repeated: Any = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
         for node in repeated:
-            look = nodes.Filter(nodes.Const(""), "in_time", [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(look))
+            node.body.insert(0, nodes.ExprStmt(_look()))
             if isinstance(node, nodes.For) and node.test is not None:  # may pass the body over
-                look = nodes.Filter(nodes.Const(""), "in_time", [], [], None, None)
-                node.test = nodes.Or(look, node.test)
+                node.test = nodes.Or(_look(), node.test)
         tree.set_environment(self)
         return tree
 
 
+def _look() -> nodes.Filter:
+    return nodes.Filter(nodes.Const(""), "in_time", [], [], None, None)
+
+
 @jinja2.pass_context
 def _in_time(context: Context, value: str) -> str:
-    """Not computed while compiling, as it has the context."""
+    """The value, which is false. Not computed while compiling, as it has the context."""
     if time.thread_time() - context.parent[BEGAN] > RENDER_S:
         raise TemplateError(f"The chat template took more than {RENDER_S:g} s for these messages.")
     return value
@@ -172,8 +174,9 @@ class ChatTemplate:
         self._special_tokens = special
         environment = _environment()
         try:
-            self._template = environment.from_string(environment.timed(source))
-            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            tree = environment.timed(source)
+            names = jinja2.meta.find_undeclared_variables(tree)
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"The chat template in {path} is broken at line {error.lineno}: {error.message}"

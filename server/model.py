@@ -65,5 +65,5 @@ def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
     asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
     command = [*python_module("engine.command"), "engine.plan", asked, *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == exits.BAD_CONFIG:
+    if done.returncode == exits.BAD_CONFIG:  # whatever else ends it, serving will tell of
         raise ConfigError(done.stderr.strip().removeprefix("penstock: "))

@@ -17,8 +17,8 @@ from engine.config import full_path, read_json
 from engine.errors import ConfigError
 from engine.weights.loader import FLOATS
 
+MOST_NAMED = 20  # folders, in a message
 # In a base folder the first of these is taken: upstream's own chat serves the fine-tuned model too.
-MOST_NAMED = 20
 STAGES = ("chatsft_checkpoints", "chatrl_checkpoints", "mid_checkpoints", "base_checkpoints")
 Count = Annotated[int, Meta(ge=1)]
 
@@ -88,7 +88,10 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
     if not steps:
         tags = [path for path in _folders(stage) if re.fullmatch(r"d\d+", path.name)]
         if not tags:
-            found = ", ".join(path.name for path in _folders(stage)[:MOST_NAMED]) or "none"
+            names = [path.name for path in _folders(stage)]
+            if len(names) > MOST_NAMED:
+                names[MOST_NAMED:] = ["…"]
+            found = ", ".join(names) or "none"
             raise ConfigError(
                 f"{stage} holds neither model_<step>.pt nor folders called d<depth>. "
                 f"Folders in it: {found}."
