@@ -2,8 +2,9 @@
 
 There is no prefill phase and no decode phase, only sequences whose computed tokens catch up with
 their tokens under one token budget per step: running sequences first, then waiting ones in order of
-priority and arrival. A prompt is cut to what the budget leaves. When blocks run out, the running
-sequence that ranks last is preempted: its blocks go back and it computes them again later.
+priority and arrival. A prompt is cut to what the budget leaves, and leaves up to half of that to
+shorter prompts behind it. When blocks run out, the running sequence that ranks last is preempted:
+its blocks go back and it computes them again later.
 
 `num_computed` advances when a slice is scheduled, not when its results arrive, so the next step can
 be scheduled while this one runs; `retire` drops results whose sequence has moved on (see `epoch`).
@@ -71,6 +72,7 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._refused = (0, 0)  # whom too few blocks last kept waiting, and how many there were
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
         self._prefills: list[Prefill] = []  # of the step that is being made
@@ -140,14 +142,17 @@ class Scheduler:
         scrub: list[int] = []
         budget = self.max_num_batched_tokens
         preemptions = self._preemptions
-        # A chunk, however it ranks, leaves a token to each that waits for its next one.
+        # A chunk, however it ranks, leaves a token to each that waits for its next one. These are
+        # never more than the budget: each had a token of the last step's.
         running = [(s, s.num_uncomputed) for s in self.running]
         decodes = [due for _, due in running].count(1)
-        for sequence, due in running:
+        for place, (sequence, due) in enumerate(running, 1):
             decodes -= due == 1
-            count = min(due, budget, max(budget - decodes, 1))
+            count = min(due, budget - decodes)
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
+            if count < due:
+                count -= self._left_by(sequence, count, self.running[place:])
             # One token more, within a block: nothing to take, and to give back only after a chunk.
             if count > 1 or sequence.was_chunk or not sequence.num_computed % self.block_size:
                 if not self._make_room(sequence, count):
@@ -163,6 +168,8 @@ class Scheduler:
             if (admitted := self._admit(encode_budget)) is None:
                 break
             row, count = admitted.row, min(admitted.num_uncomputed, budget)
+            if count < admitted.num_uncomputed:
+                count -= self._left_by(admitted, count, ())
             new_rows.append(_new_row(admitted))
             if admitted.encode_due:
                 encodes.append(self._encode(admitted))
@@ -176,16 +183,42 @@ class Scheduler:
         if not slices and not encodes:
             return None
         self._steps += 1
-        if self._prefills:
+        if prefills := tuple(self._prefills):
             slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
+            self._prefills.clear()
         return Step(
             tuple(slices),
             tuple(new_rows),
             tuple(new_blocks),
             tuple(scrub),
             tuple(encodes),
-            self._take_prefills(),
+            prefills,
         )
+
+    def _left_by(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
+        """How many of `most` tokens a prompt too long for its step leaves to others.
+
+        Up to half goes to shorter ones of its priority `behind` it, running or waiting: so neither
+        takes much over twice the steps it would take alone. Among equals the first goes first, and
+        who begins like it waits for it. Whoever waits and ranks before it takes what it needs.
+        """
+        waiting = self.waiting[: len(self._free_rows)]
+        head, blocks = self._refused
+        if waiting and waiting[0].id == head and self.pool.num_available <= blocks:
+            waiting = []
+        before = due = shorter = 0
+        for other in (*behind, *waiting):
+            tokens = other.num_uncomputed
+            if self.tables.would_share(other, chunk):
+                break
+            if other.rank < chunk.rank:
+                before += tokens
+            elif other.priority == chunk.priority and (tokens > 1 or other.row < 0):
+                due += tokens
+                if tokens < chunk.num_uncomputed:
+                    shorter = due  # whoever stands between the two has its share, too
+        before = min(before, most - 1)
+        return before + min(shorter, (most - before) // 2)
 
     def _encode(self, sequence: Sequence) -> Encode:
         blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross)
@@ -227,6 +260,7 @@ class Scheduler:
         if len(sequence.source) > encode_budget < self.max_num_encoder_tokens:
             return None  # unless it is the first of its step: then it is as long as it is
         if not self.tables.open(sequence, self.watermark if self.running else 0):
+            self._refused = (sequence.id, self.pool.num_available)
             return None  # the head waits, and so does everyone behind it: no starvation
         del self.waiting[0]
         sequence.row = self._free_rows.pop()
@@ -296,10 +330,6 @@ class Scheduler:
         """Sequences admitted for the first time since the last call."""
         admitted, self._admitted = self._admitted, []
         return [Admission(request_id, at, cached) for request_id, cached in admitted]
-
-    def _take_prefills(self) -> tuple[Prefill, ...]:
-        prefills, self._prefills = tuple(self._prefills), []
-        return prefills
 
     # ---- leaving the running ones ------------------------------------------------------------
 

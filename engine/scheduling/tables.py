@@ -68,6 +68,18 @@ class BlockTables:
         self._register_source(sequence)
         return True
 
+    def would_share(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether the next block that `running` computes is one `waiting` would find then."""
+        start = running.num_computed // self.block_size * self.block_size
+        end = start + self.block_size
+        if self.hasher is None or end > waiting.num_needless:
+            return False
+        return (
+            waiting.tokens[start:end] == running.tokens[start:end]
+            and waiting.tokens[:start] == running.tokens[:start]
+            and (waiting.salt, waiting.source) == (running.salt, running.source)
+        )
+
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Tables of the longest prefix of which every group still has what later queries see."""
         size, length = self.block_size, len(hashes)

@@ -5,6 +5,7 @@ Every run replays: `PENSTOCK_TEST_SEED=<seed> pytest tests/unit/test_scheduler.p
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -195,14 +196,108 @@ def test_a_chunk_of_better_priority_leaves_the_others_their_tokens() -> None:
         simulation._retire(step)
 
 
-def test_with_less_budget_than_decodes_a_chunk_still_goes_on() -> None:
-    simulation = small(max_num_batched_tokens=2, max_num_seqs=4)
-    for n in range(3):
-        simulation.add([n], max_tokens=20)
+def steps_to_the_first_token(simulation: Simulation, *ids: int) -> list[int]:
+    """How many steps from now until each of these has a token, in order."""
+    steps: dict[int, int] = {}
+    for number in itertools.count(1):
         simulation.turn()
-    urgent = simulation.add([1] * 5, max_tokens=2, priority=-1)
-    simulation.drain()
-    assert simulation.outputs[urgent] == simulation.expected[urgent]
+        for id_ in ids:
+            if simulation.outputs[id_]:
+                steps.setdefault(id_, number)
+        if len(steps) == len(ids):
+            return [steps[id_] for id_ in ids]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("length", [2, 16, 40])
+def test_a_long_prompt_does_not_shut_out_the_short_ones_behind_it(length: int) -> None:
+    """Reliability T-19: ten tenants with short prompts beside one with a long one."""
+
+    simulation = small(num_blocks=600, max_model_len=1601, max_num_seqs=16, prefix_caching=False)
+    short = [simulation.add([n] * length, 1) for n in range(10)]
+    alone = max(steps_to_the_first_token(simulation, *short))
+    long = simulation.add([1] * 1600, 1)
+    simulation.turn()
+    short = [simulation.add([n] * length, 1) for n in range(10)]
+    *behind, end = steps_to_the_first_token(simulation, *short, long)
+    assert max(behind) <= 2 * alone
+    assert end <= 1600 // 16 + alone
+
+
+def test_a_prompt_admitted_behind_a_longer_one_goes_on_beside_it() -> None:
+    """A longer one between them has its share, too, or it would stand in the way."""
+    simulation = small(num_blocks=300, max_model_len=500)
+    for length, max_tokens in ((400, 1), (450, 1), (7, 20)):
+        simulation.add([length] * length, max_tokens)
+    shapes = []
+    for _ in range(4):
+        step = simulation.scheduler.schedule()
+        assert step
+        shapes.append(sorted((s.id, s.count) for s in step.slices))
+        simulation._retire(step)
+    assert shapes[0] == [(1, 8), (2, 4), (3, 4)]
+    assert shapes[1] == [(1, 8), (2, 5), (3, 3)]
+    assert shapes[2] == shapes[3] == [(1, 15), (3, 1)]  # a decode's token is set aside once
+
+
+def test_among_equals_the_first_goes_first() -> None:
+    simulation = small(num_blocks=200, max_model_len=500)
+    ids = [simulation.add([n] * 160, 1) for n in range(4)]
+    assert steps_to_the_first_token(simulation, *ids) == [10, 20, 30, 40]
+
+
+def test_a_prompt_of_better_priority_goes_before_one_that_is_being_computed() -> None:
+    simulation = small(num_blocks=200, max_model_len=500)
+    late = simulation.add([1] * 320, 1)
+    simulation.turn()
+    urgent = simulation.add([2] * 150, 1, priority=-1)  # shorter, but that is not why
+    longer = simulation.add([3] * 300, 1, priority=-1)
+    cheap = simulation.add([4], 1, priority=1)
+    steps = steps_to_the_first_token(simulation, urgent, longer, late, cheap)
+    assert steps == sorted(steps)
+    assert steps[0] == 10  # one token a step is what the other keeps
+
+
+def test_nothing_is_left_to_a_prompt_for_which_there_are_no_blocks() -> None:
+    simulation = small(num_blocks=100, max_model_len=400, prefix_caching=False)
+    first = simulation.add([1] * 320, 1)
+    simulation.turn()
+    waits = simulation.add([2] * 100, 1)
+    assert steps_to_the_first_token(simulation, first, waits)[0] <= 20  # it is asked about once
+
+
+def test_who_begins_like_a_long_prompt_waits_for_what_it_computes() -> None:
+    simulation = small(num_blocks=200, max_model_len=500)
+    long = simulation.add([1] * 160 + [2] * 90, 1)
+    simulation.turn()
+    like = [simulation.add([1] * 160 + [3 + n], 1) for n in range(3)]
+    end, *waits = steps_to_the_first_token(simulation, long, *like)
+    assert [simulation.admitted[id_] for id_ in like] == [160] * 3
+    assert waits == [end] * 3
+
+
+def test_another_tenant_does_not_wait_for_what_it_may_not_share() -> None:
+    simulation = small(num_blocks=200, max_model_len=500)
+    long = simulation.add([1] * 250, 1)
+    simulation.turn()
+    tenant = simulation.add([1] * 160, 1, salt="tenant")
+    end, wait = steps_to_the_first_token(simulation, long, tenant)
+    assert wait < end
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "steps"),
+    [([1] * 16 + [2] * 5, 16, 1), ([1] * 20, 16, 1), ([5] + [1] * 30, 0, 4)],
+)
+def test_who_has_nothing_more_to_share_does_not_wait(
+    prompt: list[int], cached: int, steps: int
+) -> None:
+    simulation = small(num_blocks=200, max_model_len=500)
+    simulation.add([1] * 400, 1)
+    simulation.turn()
+    short = simulation.add(prompt, 1)
+    assert steps_to_the_first_token(simulation, short) == [steps]
+    assert simulation.admitted[short] == cached
 
 
 def test_a_step_tells_which_prompts_it_computes() -> None:
