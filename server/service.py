@@ -17,7 +17,7 @@ from server.errors import ApiError, invalid, to_api_error
 from server.keys import ApiKeys
 from server.metrics import Metrics
 from server.pooling import PoolingConfig
-from server.schemas.body import BodyType, read_body
+from server.schemas.body import BodyType, LargeBodies, read_body
 from server.tokenizer import Tokenizer
 from server.tracing import Tracing
 
@@ -38,6 +38,7 @@ class Service:
     created: int  # Unix seconds
     # For long work that nothing admits: threads are left for the prompts of those admitted.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    large_bodies: LargeBodies = field(default_factory=LargeBodies)
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with; raises a 404 where the model is not the one served."""
@@ -90,7 +91,7 @@ async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Se
     service = service_of(request)
     service.client.admit()
     service.check_task(task)
-    body = await read_body(request, kind)
+    body = await read_body(request, kind, service.large_bodies)
     service.model_name(body.model)
     return service, body
 

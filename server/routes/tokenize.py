@@ -26,7 +26,7 @@ async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of a chat as its template renders it."""
     service = service_of(request)
     service.loaded()
-    body = await read_body(request, TokenizeBody)
+    body = await read_body(request, TokenizeBody, service.large_bodies)
     service.model_name(body.model)
     encode, token_text = service.tokenizer.encode, service.tokenizer.token_text
     size = len(await request.body())
@@ -53,7 +53,7 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens."""
     service = service_of(request)
     service.loaded()
-    body = await read_body(request, DetokenizeBody)
+    body = await read_body(request, DetokenizeBody, service.large_bodies)
     service.model_name(body.model)
     check_token_ids(service, body.tokens, "tokens")
     ids, decode = body.tokens, service.tokenizer.decode

@@ -16,7 +16,7 @@ from engine.waiting import WaitingQueue
 from server.errors import to_api_error
 from server.middleware import MAX_BODIES
 from server.plan import INLINE_CHARS
-from server.schemas.body import Body
+from server.schemas.body import LARGE, Body
 from server.schemas.embedding import EmbeddingBody, ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
 from server.schemas.tokenize import DetokenizeBody, TokenizeBody
@@ -194,3 +194,29 @@ async def test_bodies_on_their_way_are_bounded_together(
         while (await served.complete()).status_code == 503:  # noqa: ASYNC110 - their ends come in
             await asyncio.sleep(0.01)
         assert (await served.complete(user="a" * size)).status_code == 200
+
+
+async def test_after_a_large_body_the_next_large_one_waits_and_no_other(
+    model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sender of bodies that take long to read would keep every stream from the event loop."""
+    monkeypatch.setattr("server.schemas.body.PAUSE", 1e9)
+    async with serving(FakeEngine(says("x")), model) as served:
+        large = {"unknown": "a" * LARGE}
+        assert (await served.complete(**large)).status_code == 200  # not kept back itself
+        second = asyncio.create_task(served.complete(**large))
+        tokenised = asyncio.create_task(served.http.post("/tokenize", json={"prompt": "a", **large}))
+        for _ in range(20):
+            assert (await served.complete()).status_code == 200
+        assert not second.done()
+        assert not tokenised.done()
+        second.cancel()
+        tokenised.cancel()
+
+
+async def test_large_bodies_follow_each_other_all_the_same(model: Path, says: Any) -> None:
+    async with serving(FakeEngine(says("x")), model) as served:
+        many = [served.complete(unknown="a" * LARGE) for _ in range(5)]
+        wrong = served.complete(unknown="a" * LARGE, max_tokens="many")  # must leave its turn, too
+        answers = await asyncio.gather(wrong, *many)
+        assert [answer.status_code for answer in answers] == [400, *[200] * 5]
