@@ -205,7 +205,8 @@ async def test_after_a_large_body_the_next_large_one_waits_and_no_other(
         large = {"unknown": "a" * LARGE}
         assert (await served.complete(**large)).status_code == 200  # not kept back itself
         second = asyncio.create_task(served.complete(**large))
-        tokenised = asyncio.create_task(served.http.post("/tokenize", json={"prompt": "a", **large}))
+        body = {"prompt": "a", **large}
+        tokenised = asyncio.create_task(served.http.post("/tokenize", json=body))
         for _ in range(20):
             assert (await served.complete()).status_code == 200
         assert not second.done()
