@@ -18,9 +18,11 @@ import zmq
 
 from engine.channel import (
     FROM_ENGINE,
+    NUMBER,
     TO_ENGINE,
     ClientEndpoint,
     EngineEndpoint,
+    OutOfOrderError,
     remove_sockets,
 )
 from engine.protocol import (
@@ -101,7 +103,7 @@ class Client:
         self.received.clear()
 
     def connected(self) -> None:
-        assert self.endpoint._outbox.poll(30_000, zmq.POLLOUT), "no engine connects"
+        assert self.endpoint._outbox.socket.poll(30_000, zmq.POLLOUT), "no engine connects"
 
     async def end(self, engine: Engine) -> None:
         self.endpoint.send(Shutdown())
@@ -224,7 +226,7 @@ async def test_a_handler_may_send_and_close(address: str) -> None:
     def take(message: FromEngine) -> None:
         seen.append(message)
         if len(seen) == GREETINGS:
-            assert endpoint._outbox.poll(30_000, zmq.POLLOUT), "no engine connects"
+            assert endpoint._outbox.socket.poll(30_000, zmq.POLLOUT), "no engine connects"
             endpoint.send(Abort([1]))
         if len(seen) == GREETINGS + 3:
             endpoint.send(Shutdown())
@@ -246,12 +248,44 @@ async def test_an_unreadable_frame_is_fatal_and_does_not_stop_the_reading(addres
     """Reliability T-39: an answer never just lacks tokens."""
     client = Client(address)
     engine = EngineEndpoint(address)
-    good = engine._encode(outputs(1))
+    good = engine._outbox._encode(outputs(1))
     for frame in (b"", b"\xff", b"\x91" * 100_000, good[:-1], good.replace(b"stop", b"\xff" * 4)):
-        engine._outbox.send(frame)
-        engine._outbox.send(good)
-    await client.until(10)
-    assert [isinstance(message, Fatal) for message in client.received] == [True, False] * 5
+        engine._outbox.socket.send(NUMBER.pack(engine._outbox._sent) + frame)
+        engine._outbox._sent += 1
+        engine.send(outputs(1))
+    engine._outbox.socket.send(b"short")
+    engine.send(outputs(1))
+    await client.until(12)
+    assert [isinstance(message, Fatal) for message in client.received] == [True, False] * 6
+    engine.close()
+    client.endpoint.close()
+
+
+@pytest.mark.parametrize("order", [[0, 2], [0, 1, 1], [1, 0], [2**64 - 1]])
+async def test_a_message_lost_doubled_or_overtaken_is_noticed(
+    order: list[int], address: str
+) -> None:
+    """Reliability T-39: by whoever receives it, and before it is used."""
+    client = Client(address)
+    engine = EngineEndpoint(address)
+    client.connected()
+    for number in order:
+        for outbox, message in (
+            (engine._outbox, outputs(number)),
+            (client.endpoint._outbox, Abort([number])),
+        ):
+            outbox.socket.send(NUMBER.pack(number) + outbox._encode(message))
+
+    def drain() -> None:
+        for _ in order:
+            engine.drain(block=True)
+
+    with pytest.raises(OutOfOrderError):
+        drain()
+    await client.until(len(order))
+    wrong = next(n for n, number in enumerate(order) if number != n)
+    assert client.received[:wrong] == [outputs(n) for n in range(wrong)]
+    assert isinstance(client.received[wrong], Fatal)
     engine.close()
     client.endpoint.close()
 
@@ -290,7 +324,7 @@ async def test_polling(address: str) -> None:
     assert engine.drain(block=False) == []
     client.connected()
     client.endpoint.send(Abort([1]))
-    assert engine._inbox.poll(30_000)
+    assert engine._inbox.socket.poll(30_000)
     assert engine.drain(block=False) == [Abort([1])]
     engine.send(Fatal("the end"))
     assert client.endpoint.receive(wait_s=30)
