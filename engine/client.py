@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "draining", "dead"]
 LOOK_S = 0.5  # between two looks whether the engine has given a sign
 LAST_WORDS_S = 0.5  # for an engine that hangs to write where it stands
+LEAVE_S = 1.0  # for an engine to leave that is told to, before it is killed
 Request = GenerateRequest | EmbedRequest
 Output = TypeVar("Output", TokenOutput, EmbedOutput)
 
@@ -392,7 +393,7 @@ class ProcessClient:
             else:
                 self._endpoint.send(Shutdown())
         try:
-            await asyncio.wait_for(asyncio.to_thread(process.wait), timeout=3)
+            await asyncio.wait_for(asyncio.to_thread(process.wait), LEAVE_S)
         except TimeoutError:
             process.kill()
         self.state = "dead"

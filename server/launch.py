@@ -32,7 +32,7 @@ KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle conn
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
 FULL_NOTICE_S = 10  # between two records that no more connections can be accepted
 ECHO_S = 0.2  # within which a signal is the first one again: `timeout` sends it to its group, too
-LAST_WORDS_S = 2  # for streams that were cut off to send their error event
+LAST_WORDS_S = 1  # for streams that were cut off to send their error event
 
 
 def run(

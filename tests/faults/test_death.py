@@ -357,7 +357,10 @@ async def test_sigterm_lets_everything_accepted_finish(llama: Path, stories: lis
         assert list(server.temp.iterdir()) == []
 
 
-async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(llama: Path) -> None:
+@pytest.mark.parametrize("hung", [False, True])
+async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(
+    llama: Path, hung: bool, record_property: Record
+) -> None:
     with serving(llama, "--drain-timeout", "0.2") as server:
         begun = asyncio.Semaphore(0)
         async with server.http() as http:
@@ -365,14 +368,18 @@ async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(llama: Path) 
             whole = asyncio.create_task(http.post("/v1/completions", json=body))
             stream = asyncio.create_task(read_raw(http, begun))
             await begun.acquire()
+            if hung:
+                server.engine.suspend()
             server.signal(signal.SIGTERM)
+            told = time.monotonic()
             text = await stream
             response = await whole
+            assert await asyncio.to_thread(server.status) == exits.CLEAN
+        note(record_property, "drain_timeout_to_exit", time.monotonic() - told - 0.2, 2.0)
         assert '"code":"shutting_down"' in text
         assert "[DONE]" not in text
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "shutting_down"
-        assert server.status() == exits.CLEAN
 
 
 async def test_a_second_sigterm_is_obeyed_at_once(llama: Path, record_property: Record) -> None:
