@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -70,6 +71,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service
+    app.state.most_connections = math.inf  # until `run` has asked how many files may be open
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Gate, config=config, keys=service.keys)

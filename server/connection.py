@@ -1,11 +1,16 @@
 """One HTTP/1.1 connection: uvicorn's, but what is not HTTP is refused in the error contract too,
-and a client that asks nothing is not kept."""
+and a client that asks nothing is not kept, least of all where others find no room."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+import math
 import sys
+from collections.abc import Iterable
 from http import HTTPStatus
+from typing import Any
 
 import h11
 import structlog
@@ -16,6 +21,8 @@ from server.middleware import LINGER, answer_headers, new_request_id
 from server.service import Service
 
 MAX_HEAD_BYTES = 65536  # of a request's line and headers; to be given to uvicorn as well
+IDLE_S = 1.0  # without a request's head, before a connection may have to make room
+LOOKED_AT = 1000  # of the open connections, at most, for one that may go
 
 log = structlog.get_logger("server.access")
 
@@ -29,6 +36,17 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._limit_idleness()
+        if len(self.connections) > self.config.app.state.most_connections:  # type: ignore[union-attr]
+            make_room(self.connections, 1)
+
+    @property
+    def idle_since(self) -> float:
+        """When it last had a request open, by the loop's clock; infinite where it has one now."""
+        timer = self._idle or self.timeout_keep_alive_task
+        open_request = self.cycle is not None and not self.cycle.response_complete
+        if timer is None or open_request or self._refused or self.transport.is_closing():
+            return math.inf
+        return timer.when() - self.timeout_keep_alive
 
     def data_received(self, data: bytes) -> None:
         structlog.contextvars.clear_contextvars()  # an earlier request's
@@ -91,6 +109,16 @@ class Connection(H11Protocol):
     def _unsupported_upgrade_warning(self) -> None:
         """What asks for HTTP/2 (Java's client does, always) is served with HTTP/1.1, as it may be.
         uvicorn would say twice that a library is missing."""
+
+
+def make_room(connections: Iterable[Any], count: int) -> None:
+    """Closes so many of those that have asked for nothing for longest, if any: once there is no
+    room, not even a probe of /health is heard."""
+    some: list[Connection] = list(itertools.islice(connections, LOOKED_AT))
+    latest = asyncio.get_running_loop().time() - IDLE_S
+    idle = [connection for connection in some if connection.idle_since < latest]
+    for connection in heapq.nsmallest(count, idle, key=lambda connection: connection.idle_since):
+        connection.timeout_keep_alive_handler()
 
 
 def _refusal(error: BaseException | None) -> ApiError:

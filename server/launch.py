@@ -23,15 +23,15 @@ from server import exits
 from server.app import create_app
 from server.banner import banner, base_url, load_progress
 from server.config import ServerConfig
-from server.connection import MAX_HEAD_BYTES, Connection
-from server.listen import BACKLOG
+from server.connection import MAX_HEAD_BYTES, Connection, make_room
 from server.service import Service
 from server.voice import voice
 
 KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
-FULL_NOTICE_S = 10  # between two records that no more connections can be accepted
 ECHO_S = 0.2  # within which a signal is the first one again: `timeout` sends it to its group, too
+FULL_NOTICE_S = 10  # between two records that no more connections can be accepted
+SPARE_FILES = 32  # for whatever else is opened, and for connections that are being closed
 LAST_WORDS_S = 1  # for streams that were cut off to send their error event
 
 
@@ -44,7 +44,7 @@ def run(
     except ConfigError as error:
         voice(config, "error")(f"penstock: {error}")
         return exits.BAD_CONFIG
-    _allow_many_connections()
+    app.state.most_connections = _most_connections()
     lifetime = Lifetime(app, engine_config, listener)
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
@@ -53,12 +53,16 @@ def run(
     return status
 
 
-def _allow_many_connections() -> None:
+def _most_connections() -> float:
     """Raises the soft limit of open files, which is low for the sake of programs that use select,
-    to the hard one."""
+    to the hard one. Returns how many connections that leaves room for."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return math.inf
+    return soft - len(os.listdir("/dev/fd")) - SPARE_FILES
 
 
 def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config:
@@ -75,7 +79,7 @@ def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
+        backlog=1,  # see Listener
         timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # any number will do
     )
 
@@ -134,16 +138,20 @@ class Lifetime:
         return self._status
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio tells of each connection it cannot accept, thousands of times a second."""
+        """asyncio tells of each connection it cannot accept, and tries again after a second."""
         error = context.get("exception")
+        if self.server.should_exit and "_start_serving" in repr(context.get("handle")):
+            return  # the socket was closed in that second
         if "socket" not in context or not isinstance(error, OSError):
             loop.default_exception_handler(context)
-        elif loop.time() - self._full_told >= FULL_NOTICE_S:
+            return
+        make_room(self.server.server_state.connections, SPARE_FILES)
+        if loop.time() - self._full_told >= FULL_NOTICE_S:
             self._full_told = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             voice(self._service.config, "warning")(
-                f"penstock: new connections wait until others end: {error.strerror}. "
-                f"The limit of this process is {most} (ulimit -n)."
+                "penstock: new connections wait until others end or have been idle for a second: "
+                f"{error.strerror}. The limit of this process is {most} (ulimit -n)."
             )
 
     def _on_end(self, task: asyncio.Task[None]) -> None:

@@ -17,6 +17,17 @@ INT32 = 2**31 - 1
 LISTENING = "0A"  # st in /proc/net/tcp
 
 
+class Listener(socket.socket):
+    """Lets BACKLOG connections wait, and has asyncio accept one in each turn of its loop.
+
+    One number says both to asyncio, which out of descriptors tries as often again as it may accept
+    at once, a second later, and each of these tries does the same: soon it does nothing else.
+    """
+
+    def listen(self, backlog: int = BACKLOG) -> None:
+        super().listen(BACKLOG)
+
+
 class ListenError(Exception):
     """The address cannot be listened on; the text says why and which flag changes it."""
 
@@ -28,13 +39,13 @@ def listen(config: ServerConfig) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         raise ListenError(f"--host {config.host} is not an address or name here: {error}") from None
     family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _cut_off_readers_that_stall(listener, config.send_timeout)
         listener.bind(address)
         # At once: with SO_REUSEADDR two processes may bind a port until one of them listens.
-        listener.listen(BACKLOG)
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ListenError(_explain(config, error)) from None

@@ -240,22 +240,67 @@ def test_metrics_are_of_this_process_alone(start: Any, tmp_path: Path) -> None:
     assert "penstock:time_to_first_token_seconds" in httpx2.get(f"{server.base_url}/metrics").text
 
 
-def test_out_of_descriptors_it_says_so_once_and_recovers(start: Any, model: Path) -> None:
+@pytest.fixture
+def few_files(start: Any, model: Path) -> Any:
+    """A server that may have 64 files open, of which it needs some 20 for itself."""
     script = f'ulimit -Sn 48; ulimit -Hn 64; exec {sys.executable} {FAKE} "$0"'
     server = start.run(["bash", "-c", script, json.dumps({"model": str(model)})])
     server.wait_for("try  ")
     soft, hard = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
     assert soft == hard == 64
+    return server
+
+
+@contextlib.contextmanager
+def crowd(server: Any, sent: bytes) -> Iterator[list[socket.socket]]:
     address = httpx2.URL(server.base_url)
-    with contextlib.ExitStack() as crowd:
+    with contextlib.ExitStack() as stack:
+        connections = []
         for _ in range(80):
             connection = socket.create_connection((address.host, address.port), timeout=10)
-            crowd.enter_context(connection)
-        server.wait_for("new connections wait")
+            connections.append(stack.enter_context(connection))
+            connection.sendall(sent)
+        yield connections
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_who_asks_nothing_gives_way_where_files_run_out(few_files: Any, sent: bytes) -> None:
+    """Or a probe of /health would wait for one of them to leave."""
+    with crowd(few_files, sent) as connections:
+        for _ in range(60):
+            assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
+        while connections[0].recv(65536):
+            pass  # the first to come is the first to go
+        connections[-1].setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # that one is open
+            assert connections[-1].recv(65536)
+    few_files.signal(signal.SIGTERM)
+    assert few_files.status(10) == 0
+    assert "Traceback" not in few_files.log
+
+
+def test_out_of_files_for_open_requests_it_says_so_once_and_recovers(few_files: Any) -> None:
+    sent = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    with crowd(few_files, sent + b"Content-Type: application/json\r\n\r\n"):
+        few_files.wait_for("new connections wait")
         time.sleep(2.5)  # asyncio tries again each second
-    assert httpx2.get(f"{server.base_url}/health", timeout=30).status_code == 200
-    assert server.log.count("Too many open files") == 1
-    assert "Traceback" not in server.log
+    assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
+    assert few_files.log.count("Too many open files") == 1
+    assert "Traceback" not in few_files.log
+
+
+def test_out_of_files_it_leaves_without_a_word_of_asyncio(few_files: Any) -> None:
+    """Which tries once more on the closed socket: for each connection it may accept at once, unless
+    that is one, and after each such second for so many times as many."""
+    sent = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    with crowd(few_files, sent + b"Content-Type: application/json\r\n\r\n"):
+        few_files.wait_for("new connections wait")
+        time.sleep(2.5)
+        few_files.signal(signal.SIGTERM)
+        few_files.wait_for("finishing accepted requests")
+        time.sleep(0.3)
+    assert few_files.status(30) == 0
+    assert "Traceback" not in few_files.log
 
 
 def last_event(lines: Iterator[str]) -> Any:
