@@ -2,9 +2,9 @@
 
 There is no prefill phase and no decode phase, only sequences whose computed tokens catch up with
 their tokens under one token budget per step: running sequences first, then waiting ones in order of
-priority and arrival. A prompt is cut to what the budget leaves, and leaves up to half of that to
-shorter prompts behind it. When blocks run out, the running sequence that ranks last is preempted:
-its blocks go back and it computes them again later.
+priority and arrival. A prompt is cut to what the budget leaves, and leaves up to half of all that
+to shorter prompts behind it. When blocks run out, the running sequence that ranks last is
+preempted: its blocks go back and it computes them again later.
 
 `num_computed` advances when a slice is scheduled, not when its results arrive, so the next step can
 be scheduled while this one runs; `retire` drops results whose sequence has moved on (see `epoch`).
@@ -33,6 +33,7 @@ from engine.protocol import (
 from engine.scheduling.blocks import BlockHasher, BlockPool
 from engine.scheduling.embedding import EmbedQueue
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sharing import left_by
 from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
 from engine.scheduling.tables import BlockTables
 
@@ -196,29 +197,13 @@ class Scheduler:
         )
 
     def _left_by(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
-        """How many of `most` tokens a prompt too long for its step leaves to others.
-
-        Up to half goes to shorter ones of its priority `behind` it, running or waiting: so neither
-        takes much over twice the steps it would take alone. Among equals the first goes first, and
-        who begins like it waits for it. Whoever waits and ranks before it takes what it needs.
-        """
+        """How many of `most` tokens a prompt too long for its step leaves to those that run
+        `behind` it, and to those that wait, if they could be admitted."""
         waiting = self.waiting[: len(self._free_rows)]
         head, blocks = self._refused
         if waiting and waiting[0].id == head and self.pool.num_available <= blocks:
             waiting = []
-        before = due = shorter = 0
-        for other in (*behind, *waiting):
-            tokens = other.num_uncomputed
-            if self.tables.would_share(other, chunk):
-                break
-            if other.rank < chunk.rank:
-                before += tokens
-            elif other.priority == chunk.priority and (tokens > 1 or other.row < 0):
-                due += tokens
-                if tokens < chunk.num_uncomputed:
-                    shorter = due  # whoever stands between the two has its share, too
-        before = min(before, most - 1)
-        return before + min(shorter, (most - before) // 2)
+        return left_by(chunk, most, (*behind, *waiting), self.tables)
 
     def _encode(self, sequence: Sequence) -> Encode:
         blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross)
