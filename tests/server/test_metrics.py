@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from loadtest.step_time import Scrape
 from tests.prometheus import promtool
@@ -117,6 +120,32 @@ async def test_stages_of_one_answer(served):
     assert await metric("request_params_max_tokens_sum") == 5
     await served.complete(max_tokens=1)  # has no time between tokens
     assert await metric("request_time_per_output_token_seconds_count") == 1
+
+
+async def test_a_clock_that_is_set_changes_no_time(model, encode, monkeypatch):
+    """Reliability T-29: an hour on and back again, at every look."""
+    jumps = itertools.cycle((0, 3600, -3600))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    limits = {"send_timeout": 2.0, "ping_interval": 2.0}
+    async with serving(FakeEngine(lambda r: encode("a"), delay=0.01), model, **limits) as served:
+        for stream in (False, True):
+            answer = await served.complete(max_tokens=30, stream=stream)
+            assert answer.status_code == 200
+            assert ": ping" not in answer.text
+        assert isinstance((await served.complete()).json()["created"], int)
+        assert await served.metric("aborts_total") == 0
+        text = (await served.http.get("/metrics")).text
+    sums = {name: sample.value for name, sample in samples(text, "_seconds_sum")}
+    assert len(sums) >= 6
+    assert all(0 <= value < 60 for value in sums.values()), sums
+
+
+def samples(text: str, ending: str) -> Iterator[tuple[str, Sample]]:
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith(ending):
+                yield sample.name, sample
 
 
 async def test_the_simulator_reads_our_exposition(served):
