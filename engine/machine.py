@@ -9,16 +9,32 @@ import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+OF_VERSION_1 = {
+    "memory.max": "memory/memory.limit_in_bytes",
+    "memory.current": "memory/memory.usage_in_bytes",
+    "memory.stat": "memory/memory.stat",
+}
 
 
 def cpu_count() -> int:
     """Cores this process may use; a container's mask counts, its quota too."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
-        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores or 1, -(-int(quota) // int(period))))
+        quota, period = _cpu_quota()
     except (OSError, ValueError):
         return cores or 1
+    return max(1, min(cores or 1, -(-quota // period)))
+
+
+def _cpu_quota() -> tuple[int, int]:
+    """Microseconds of processor time in each so many; raises OSError or ValueError for no limit."""
+    if (CGROUP / "cpu.max").exists():
+        quota, period = _container("cpu.max").split()
+    else:
+        quota, period = (_container(f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    if quota.startswith("-"):
+        raise ValueError("version 1 has -1 for no limit")
+    return int(quota), int(period)
 
 
 def free_memory() -> int:
@@ -29,11 +45,12 @@ def free_memory() -> int:
             if line.startswith("MemAvailable:"):
                 free = min(free, int(line.split()[1]) * 1024)
         if (limit := _container_limit()) is not None:
-            used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-            stat = (CGROUP / "memory.stat").read_text(encoding="ascii").split()
+            used = int(_container("memory.current"))
+            stat = _container("memory.stat").split()
             counts = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
             # Files in memory, as the checkpoint just read, are dropped when somebody needs it.
-            used -= counts["active_file"] + counts["inactive_file"]
+            for files in ("active_file", "inactive_file"):
+                used -= counts.get(f"total_{files}", counts[files])  # of version 1, with children
             free = min(free, max(limit - used, 0))
     except (OSError, ValueError, KeyError):
         pass  # no such file, or not what Linux writes there
@@ -50,6 +67,14 @@ def machine_memory() -> int:
 def _container_limit() -> int | None:
     """Bytes; None without a container, or without a limit ("max")."""
     try:
-        return int((CGROUP / "memory.max").read_text(encoding="ascii"))
+        return int(_container("memory.max"))
     except (OSError, ValueError):
         return None
+
+
+def _container(name: str) -> str:
+    """What a file of this process's control group says, or the one that version 1 had for it."""
+    path = CGROUP / name
+    return (path if path.exists() else CGROUP / OF_VERSION_1.get(name, name)).read_text(
+        encoding="ascii"
+    )

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.config import model_folder
+from engine.machine import cpu_count, free_memory, machine_memory
 from engine.platform import select_dtype
 from server.doctor import Finding, examine
 
@@ -40,23 +41,57 @@ def test_the_dtype_is_the_engines() -> None:
     assert by_name()["cpu"].text.endswith(f"--dtype auto is {dtype} on it")
 
 
+OF_CONTAINERS = {
+    "cpu.max": "100000 100000",
+    "memory.max": f"{512 << 20}",
+    "memory.current": f"{128 << 20}",
+    "memory.stat": "active_file 0\ninactive_file 0\n",
+}
+OF_VERSION_1 = {
+    "cpu/cpu.cfs_quota_us": "100000",
+    "cpu/cpu.cfs_period_us": "100000",
+    "memory/memory.limit_in_bytes": OF_CONTAINERS["memory.max"],
+    "memory/memory.usage_in_bytes": OF_CONTAINERS["memory.current"],
+    "memory/memory.stat": f"{OF_CONTAINERS['memory.stat']}total_active_file {100 << 20}\n"
+    "total_inactive_file 0\n",
+}
+
+
+def control_group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    monkeypatch.setattr("engine.machine.CGROUP", folder)
+
+
+@pytest.mark.parametrize(("files", "free"), [(OF_CONTAINERS, 0.4), (OF_VERSION_1, 0.5)])
 def test_a_containers_limits_are_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], free: float
 ) -> None:
     """They are what the engine goes by."""
-    files = {
-        "cpu.max": "100000 100000",
-        "memory.max": f"{512 << 20}",
-        "memory.current": f"{128 << 20}",
-        "memory.stat": "active_file 0\ninactive_file 0\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr("engine.machine.CGROUP", tmp_path)
+    control_group(tmp_path, files, monkeypatch)
     found = by_name()
     assert "cores for this process: 1;" in found["cpu"].text
-    assert found["memory"].text == "0.4 of 0.5 GiB available"
+    assert found["memory"].text == f"{free} of 0.5 GiB available"
     assert "the container's limit" in found["memory"].fix
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"cpu.max": "max 100000", "memory.max": "max"},
+        OF_VERSION_1
+        | {"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"},
+    ],
+)
+def test_a_container_without_limits_is_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    monkeypatch.setattr("engine.machine.CGROUP", tmp_path / "none")
+    whole = cpu_count(), machine_memory()
+    control_group(tmp_path, files, monkeypatch)
+    assert (cpu_count(), machine_memory()) == whole
+    assert free_memory() > 1 << 20
 
 
 def test_settings_are_linted() -> None:

@@ -147,6 +147,7 @@ def test_memory_free_in_a_container(
         "/sys/fs/cgroup/memory.current": f"{used * gib}\n",
         "/sys/fs/cgroup/memory.stat": f"anon 5\nactive_file {files * gib}\ninactive_file 0\n",
     }
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in there)
     monkeypatch.setattr(Path, "read_text", lambda path, **_: there[str(path)])
     monkeypatch.setattr(os, "sysconf", lambda name: 2**13 if name == "SC_PAGE_SIZE" else 2**23)
     assert platform.available_memory(CPU) == free * gib
