@@ -24,6 +24,7 @@ from server.service import Service
 
 INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
 MOST_SCORES = 2**18  # log-probabilities of prompts' tokens in an answer
+MOST_ANSWER_SCORES = 2**22  # of its own, where it has several choices: up to 1 GB
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 Result = TypeVar("Result")
 
@@ -199,6 +200,7 @@ def make_plan(
     seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
     limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
     _check_scores(body, sum(map(len, prompts)))
+    _check_answer_scores(body, limits)
     base = _sampling(service, body, seed)
     if body.min_tokens and body.min_tokens > min(limits):
         raise invalid("min_tokens", f"min_tokens must be at most {min(limits)} here.")
@@ -261,6 +263,20 @@ def _check_scores(body: GenerateBody, tokens: int) -> None:
             f"than the {MOST_SCORES} of a request."
         )
         raise invalid(name, message)
+
+
+def _check_answer_scores(body: GenerateBody, limits: list[int]) -> None:
+    """An answer that is not streamed is held until its end. One choice always may be: its context
+    bounds it."""
+    choices = len(limits) * (body.n or 1)
+    entries = sum(limits) * (body.n or 1) * (body.logprobs_wanted + 1)
+    if entries > MOST_ANSWER_SCORES and choices > 1 and not body.stream:
+        message = (
+            f"{choices} choices of up to {max(limits)} tokens may have {entries} "
+            f"log-probabilities, more than the {MOST_ANSWER_SCORES} of an answer: stream it, or "
+            "ask for less with max_tokens."
+        )
+        raise invalid("logprobs", message)
 
 
 def _leaves_a_token(service: Service, params: SamplingParams) -> bool:

@@ -87,6 +87,42 @@ async def test_choices_of_one_prompt_share_its_scores(served: Served) -> None:
     assert wanted == [1] * 4
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"echo": True, "logprobs": 5}, "logprobs"),
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 2, "n": 2}, "logprobs"),
+    ],
+)
+async def test_scores_of_prompts_are_bounded(
+    served: Served, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], named: str
+) -> None:
+    """They are there in a moment, and each takes a kilobyte."""
+    monkeypatch.setattr("server.plan.MOST_SCORES", 29)
+    error = (await served.complete(prompt=[64] * 5, **fields)).json()["error"]
+    assert (error["param"], "log-probabilities" in error["message"]) == (named, True)
+    assert (await served.complete(prompt=[64] * 4, logprobs=5)).status_code == 200
+
+
+async def test_scores_of_several_answers_are_bounded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are held to the end, which of a stream they are not."""
+    monkeypatch.setattr("server.plan.MOST_ANSWER_SCORES", 23)
+    fields = {"prompt": ["a", "b"], "max_tokens": 2, "n": 2, "logprobs": 2}
+    error = (await served.complete(**fields)).json()["error"]
+    assert error["param"] == "logprobs"
+    assert (
+        "4 choices of up to 2 tokens may have 24 log-probabilities, more than the 23"
+        in (error["message"])
+    )
+    for more in ({"stream": True}, {"logprobs": 1}, {"n": 1}, {"max_tokens": 1}):
+        assert (await served.complete(**fields | more)).status_code == 200
+    alone = await served.complete(prompt="a", max_tokens=40, logprobs=2)
+    assert alone.status_code == 200
+
+
 async def test_tokens_of_a_prompt_stay_as_many_as_they_were(served: Served) -> None:
     """As evaluation harnesses read them, who count the tokens they have sent."""
     for prompt in ([64, 65, 66], [[64, 65, 66], [BOS, 66]]):
