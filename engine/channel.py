@@ -157,7 +157,7 @@ class ClientEndpoint:
             return self._inbox.read(frame)
         except UNREADABLE as error:
             # It may have held tokens: a dead engine is better than an answer with a gap.
-            return Fatal("The engine sent a message that cannot be read.", repr(error))
+            return Fatal("A message of the engine was lost or cannot be read.", repr(error))
 
     def receive(self, wait_s: float) -> bool:
         """Handle what has come, or comes within `wait_s` while the loop stands; was there any?"""

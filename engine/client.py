@@ -262,7 +262,7 @@ class ProcessClient:
     def _on_message(self, message: FromEngine) -> None:
         self._last_sign = time.monotonic()
         match message:
-            case StepOutputs():
+            case StepOutputs() if self._fatal is None:  # else there may be a hole before it
                 self._on_step(message)
             case Progress():
                 self.progress = message

@@ -62,7 +62,11 @@ def _most_connections() -> float:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return math.inf
-    return soft - len(os.listdir("/dev/fd")) - SPARE_FILES
+    try:
+        own = len(os.listdir("/dev/fd"))
+    except OSError:  # without /proc
+        own = SPARE_FILES
+    return soft - own - SPARE_FILES
 
 
 def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config:
@@ -216,6 +220,7 @@ class Lifetime:
             while self._unanswered and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             if self._unanswered:
+                self._stop_serving(grace)  # meanwhile
                 await self._client.stop()  # fails what is left: its streams end with an error
             else:
                 grace = max(grace, math.ceil(deadline - loop.time()))

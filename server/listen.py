@@ -18,7 +18,7 @@ LISTENING = "0A"  # st in /proc/net/tcp
 
 
 class Listener(socket.socket):
-    """Lets BACKLOG connections wait, and has asyncio accept one in each turn of its loop.
+    """Lets BACKLOG connections wait, and has asyncio accept one, or two, in each turn of its loop.
 
     One number says both to asyncio, which out of descriptors tries as often again as it may accept
     at once, a second later, and each of these tries does the same: soon it does nothing else.

@@ -2,9 +2,9 @@
 
 There is no prefill phase and no decode phase, only sequences whose computed tokens catch up with
 their tokens under one token budget per step: running sequences first, then waiting ones in order of
-priority and arrival. A prompt is cut to what the budget leaves, and leaves up to half of all that
-to shorter prompts behind it. When blocks run out, the running sequence that ranks last is
-preempted: its blocks go back and it computes them again later.
+priority and arrival. A prompt is cut to what the budget leaves, of which it leaves a part to
+shorter ones behind it. When blocks run out, the running sequence that ranks last is preempted: its
+blocks go back and it computes them again later.
 
 `num_computed` advances when a slice is scheduled, not when its results arrive, so the next step can
 be scheduled while this one runs; `retire` drops results whose sequence has moved on (see `epoch`).
@@ -76,7 +76,8 @@ class Scheduler:
         self._refused = (0, 0)  # whom too few blocks last kept waiting, and how many there were
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
-        self._prefills: list[Prefill] = []  # of the step that is being made
+        self._prefills: list[Prefill] = []  # of the step that is being made, like the next
+        self._chunks: list[Sequence] = []  # prompts that were too long for it
 
     # ---- what comes in -----------------------------------------------------------------------
 
@@ -142,6 +143,7 @@ class Scheduler:
         new_blocks: list[NewBlocks] = []
         scrub: list[int] = []
         budget = self.max_num_batched_tokens
+        self._chunks.clear()
         preemptions = self._preemptions
         # A chunk, however it ranks, leaves a token to each that waits for its next one. These are
         # never more than the budget: each had a token of the last step's.
@@ -153,7 +155,7 @@ class Scheduler:
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
             if count < due:
-                count -= self._left_by(sequence, count, self.running[place:])
+                count = self._cut(sequence, count, self.running[place:])
             # One token more, within a block: nothing to take, and to give back only after a chunk.
             if count > 1 or sequence.was_chunk or not sequence.num_computed % self.block_size:
                 if not self._make_room(sequence, count):
@@ -170,7 +172,7 @@ class Scheduler:
                 break
             row, count = admitted.row, min(admitted.num_uncomputed, budget)
             if count < admitted.num_uncomputed:
-                count -= self._left_by(admitted, count, ())
+                count = self._cut(admitted, count, ())
             new_rows.append(_new_row(admitted))
             if admitted.encode_due:
                 encodes.append(self._encode(admitted))
@@ -187,23 +189,19 @@ class Scheduler:
         if prefills := tuple(self._prefills):
             slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
             self._prefills.clear()
-        return Step(
-            tuple(slices),
-            tuple(new_rows),
-            tuple(new_blocks),
-            tuple(scrub),
-            tuple(encodes),
-            prefills,
-        )
+        parts = tuple(slices), tuple(new_rows), tuple(new_blocks), tuple(scrub), tuple(encodes)
+        return Step(*parts, prefills)
 
-    def _left_by(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
-        """How many of `most` tokens a prompt too long for its step leaves to those that run
-        `behind` it, and to those that wait, if they could be admitted."""
+    def _cut(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
+        """How many of `most` tokens a prompt too long for its step takes, beside those that run
+        `behind` it, and those that wait, if they could be admitted."""
+        self._chunks.append(chunk)
         waiting = self.waiting[: len(self._free_rows)]
         head, blocks = self._refused
         if waiting and waiting[0].id == head and self.pool.num_available <= blocks:
             waiting = []
-        return left_by(chunk, most, (*behind, *waiting), self.tables)
+        keeps_more = self._steps % 2 > 0
+        return most - left_by(chunk, most, behind, waiting, self.tables, keeps_more=keeps_more)
 
     def _encode(self, sequence: Sequence) -> Encode:
         blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross)
@@ -238,12 +236,15 @@ class Scheduler:
         return True
 
     def _admit(self, encode_budget: int) -> Sequence | None:
-        """Move the first waiting sequence to the running ones, with blocks for all its tokens."""
+        """Move the first waiting sequence to the running ones, with blocks for all its tokens;
+        but where it would find more of them after the next step of a prompt that was cut."""
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[0]
         if len(sequence.source) > encode_budget < self.max_num_encoder_tokens:
             return None  # unless it is the first of its step: then it is as long as it is
+        if any(self.tables.would_share(sequence, chunk) for chunk in self._chunks):
+            return None
         if not self.tables.open(sequence, self.watermark if self.running else 0):
             self._refused = (sequence.id, self.pool.num_available)
             return None  # the head waits, and so does everyone behind it: no starvation

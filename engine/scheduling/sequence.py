@@ -32,7 +32,6 @@ class Sequence:
         self.num_matched: int = 0  # blocks of each table that the prefix cache had at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
         self.was_chunk: bool = False  # its last slice had several tokens
-        self.gives_way: bool = True  # of a long prompt: the next step is for shorter ones
         self.row: int = -1
         self.epoch: int = 0
         self.admitted: bool = False

@@ -49,9 +49,7 @@ class BlockTables:
         with `spare` blocks left over is let in. False, and nothing held, for any other.
         """
         size, tokens = self.block_size, len(sequence.tokens)
-        self._hash(sequence)
-        tables = self._match(sequence.hashes[: sequence.num_needless // size])
-        matched = max(map(len, tables))
+        matched, tables = self._matched(sequence)
         self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]
         missing = self.most_blocks(tokens, len(sequence.source)) - len(found)
@@ -68,17 +66,24 @@ class BlockTables:
         self._register_source(sequence)
         return True
 
+    def due(self, sequence: Sequence) -> int:
+        """Tokens it has to compute; of one that waits, those that the cache does not have."""
+        if sequence.row >= 0:
+            return sequence.num_uncomputed
+        return sequence.num_uncomputed - self._matched(sequence)[0] * self.block_size
+
     def would_share(self, waiting: Sequence, running: Sequence) -> bool:
         """Whether the next block that `running` computes is one `waiting` would find then."""
-        start = running.num_computed // self.block_size * self.block_size
-        end = start + self.block_size
-        if self.hasher is None or end > waiting.num_needless:
-            return False
-        return (
-            waiting.tokens[start:end] == running.tokens[start:end]
-            and waiting.tokens[:start] == running.tokens[:start]
-            and (waiting.salt, waiting.source) == (running.salt, running.source)
-        )
+        index = running.num_computed // self.block_size
+        self._hash(waiting)
+        findable = waiting.hashes[: waiting.num_needless // self.block_size]
+        return findable[index : index + 1] == running.hashes[index : index + 1] != []
+
+    def _matched(self, sequence: Sequence) -> tuple[int, list[list[int]]]:
+        """Blocks of its own tokens that need not be computed, and the tables that hold them."""
+        self._hash(sequence)
+        tables = self._match(sequence.hashes[: sequence.num_needless // self.block_size])
+        return max(map(len, tables)), tables
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Tables of the longest prefix of which every group still has what later queries see."""

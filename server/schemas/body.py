@@ -139,7 +139,12 @@ async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) 
         raise ApiError(408, "request_timeout", message, headers=close) from None
     except ClientDisconnect:
         raise ClientGone from None
+    large = len(raw) >= LARGE
+    if large:
+        await request.is_disconnected()  # has uvicorn read on, or it would not see the client leave
     async with turns.turn(len(raw)):
+        if large and await request.is_disconnected():
+            raise ClientGone
         body = _validated(raw, kind)
     if body.ignored:
         log.debug("unknown request fields", fields=body.ignored)

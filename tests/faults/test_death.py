@@ -26,6 +26,7 @@ from server import exits
 from server.cli import LONGEST_TMPDIR
 from server.launch import ECHO_S
 from tests.e2e.serve import Case, Server, check, complete, greedy, serving, starting
+from tests.faults.test_drain import half_sent
 from tests.process import START_S, eventually
 from tests.prometheus import metric
 
@@ -370,11 +371,12 @@ async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(
             await begun.acquire()
             if hung:
                 server.engine.suspend()
-            server.signal(signal.SIGTERM)
-            told = time.monotonic()
-            text = await stream
-            response = await whole
-            assert await asyncio.to_thread(server.status) == exits.CLEAN
+            with half_sent(server):
+                server.signal(signal.SIGTERM)
+                told = time.monotonic()
+                text = await stream
+                response = await whole
+                assert await asyncio.to_thread(server.status) == exits.CLEAN
         note(record_property, "drain_timeout_to_exit", time.monotonic() - told - 0.2, 2.0)
         assert '"code":"shutting_down"' in text
         assert "[DONE]" not in text

@@ -16,6 +16,7 @@ from engine.waiting import WaitingQueue
 from server.errors import to_api_error
 from server.middleware import MAX_BODIES
 from server.plan import INLINE_CHARS
+from server.schemas import body as body_module
 from server.schemas.body import LARGE, Body
 from server.schemas.embedding import EmbeddingBody, ScoreBody
 from server.schemas.generate import ChatBody, CompletionBody
@@ -211,8 +212,37 @@ async def test_after_a_large_body_the_next_large_one_waits_and_no_other(
             assert (await served.complete()).status_code == 200
         assert not second.done()
         assert not tokenised.done()
-        second.cancel()
-        tokenised.cancel()
+        monkeypatch.setattr("server.schemas.body.PAUSE", 0)
+        served.app.state.service.large_bodies._lock.release()
+        assert (await second).status_code == (await tokenised).status_code == 200
+
+
+async def test_whoever_leaves_while_a_large_body_waits_has_no_turn(
+    model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd that sends and leaves would keep everybody's large bodies waiting."""
+    read: list[int] = []
+
+    def validated(raw: bytes, kind: type[Body]) -> Any:
+        read.append(len(raw))
+        return original(raw, kind)
+
+    original = body_module._validated
+    monkeypatch.setattr(body_module, "_validated", validated)
+    monkeypatch.setattr(body_module, "PAUSE", 1e9)
+    async with serving(FakeEngine(says("x")), model) as served:
+        turns = served.app.state.service.large_bodies
+        for size in (LARGE, 2 * LARGE):
+            leaving = asyncio.create_task(served.complete(unknown="a" * size))
+            await eventually(lambda: bool(turns._lock.locked()), "the first has its turn")
+            await asyncio.wait({leaving}, timeout=0.3)
+            leaving.cancel()
+        staying = asyncio.create_task(served.complete(unknown="a" * 3 * LARGE))
+        await asyncio.sleep(0.3)
+        monkeypatch.setattr(body_module, "PAUSE", 0)
+        turns._lock.release()
+        assert (await staying).status_code == 200
+    assert [size // LARGE for size in read] == [1, 3]
 
 
 async def test_large_bodies_follow_each_other_all_the_same(model: Path, says: Any) -> None:

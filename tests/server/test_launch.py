@@ -251,6 +251,12 @@ def few_files(start: Any, model: Path) -> Any:
     return server
 
 
+HALF_A_REQUEST = (
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    b"Content-Type: application/json\r\n\r\n"
+)
+
+
 @contextlib.contextmanager
 def crowd(server: Any, sent: bytes) -> Iterator[list[socket.socket]]:
     address = httpx2.URL(server.base_url)
@@ -280,8 +286,7 @@ def test_who_asks_nothing_gives_way_where_files_run_out(few_files: Any, sent: by
 
 
 def test_out_of_files_for_open_requests_it_says_so_once_and_recovers(few_files: Any) -> None:
-    sent = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-    with crowd(few_files, sent + b"Content-Type: application/json\r\n\r\n"):
+    with crowd(few_files, HALF_A_REQUEST):
         few_files.wait_for("new connections wait")
         time.sleep(2.5)  # asyncio tries again each second
     assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
@@ -292,8 +297,7 @@ def test_out_of_files_for_open_requests_it_says_so_once_and_recovers(few_files: 
 def test_out_of_files_it_leaves_without_a_word_of_asyncio(few_files: Any) -> None:
     """Which tries once more on the closed socket: for each connection it may accept at once, unless
     that is one, and after each such second for so many times as many."""
-    sent = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-    with crowd(few_files, sent + b"Content-Type: application/json\r\n\r\n"):
+    with crowd(few_files, HALF_A_REQUEST):
         few_files.wait_for("new connections wait")
         time.sleep(2.5)
         few_files.signal(signal.SIGTERM)

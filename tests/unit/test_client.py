@@ -13,7 +13,7 @@ import pytest
 from engine.errors import EngineDeadError
 from engine.process import ToServer
 from engine.protocol import EngineStats, Fatal, Notice, Progress, StepOutputs
-from tests.unit.client_rig import READY, Client, read
+from tests.unit.client_rig import READY, Client, read, token
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,17 @@ async def test_an_engine_that_has_told_why_and_then_aborts(client: Client) -> No
     client.die(-6)
     with pytest.raises(EngineDeadError, match="AcceleratorError"):
         await client.wait_ready()
+
+
+async def test_nothing_is_taken_behind_a_message_that_was_lost(client: Client) -> None:
+    """Or an answer with a hole would end as if all were well (T-39)."""
+    stream, [request_id] = client.submit_prompts(3)
+    client.step(token(request_id, 1))
+    client._on_message(Fatal("A message of the engine was lost or cannot be read."))
+    client.step(token(request_id, 3, "stop"))
+    client.die(-9)
+    with pytest.raises(EngineDeadError, match="was lost"):
+        await read(stream)
 
 
 async def test_an_engine_that_reports_its_end_is_ended(client: Client) -> None:
