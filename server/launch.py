@@ -220,7 +220,7 @@ class Lifetime:
             while self._unanswered and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             if self._unanswered:
-                self._stop_serving(grace)  # meanwhile
+                self._stop_serving(grace)  # while the engine ends: each takes a second at most
                 await self._client.stop()  # fails what is left: its streams end with an error
             else:
                 grace = max(grace, math.ceil(deadline - loop.time()))
