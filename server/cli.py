@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from engine.command import standard_streams
-from engine.config import model_folder
+from engine.config import DEMO_FOLDERS, model_folder
 from engine.errors import ConfigError
 from loadtest.cli import app as bench
 from server import exits
@@ -272,7 +272,8 @@ def pull(
         from server.model import check_served
         from server.pull import pull as pull_now
 
-        typer.echo(pull_now(name, revision, check_served))
+        here = name in DEMO_FOLDERS  # they come with Penstock
+        typer.echo(model_folder(name) if here else pull_now(name, revision, check_served))
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
 

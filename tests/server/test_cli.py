@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from engine.config import DEMO_FOLDERS, model_folder
 from server.settings import flags_page, settings
 from tests.process import INTERRUPTIBLE, START_S, STOP_S, eventually
 
@@ -125,6 +126,13 @@ def test_a_recipe_that_cannot_be_passed_on(tmp_path: Path, recipe: str, words: s
     answer = penstock("merge", "--recipe", f"{tmp_path}/r.yaml", "-o", f"{tmp_path}/x")
     assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
     assert words in answer.stderr
+
+
+@pytest.mark.parametrize("name", DEMO_FOLDERS)
+def test_what_comes_with_penstock_is_pulled_already(name: str) -> None:
+    answer = penstock("pull", name)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert Path(answer.stdout.strip()) == model_folder(name)
 
 
 def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
