@@ -19,6 +19,10 @@ from server.listen import is_loopback
 # What comes in fewer pieces, or in less time, tells of the network's packets and not of a rate.
 RATE_PIECES = 4
 RATE_S = 0.1
+COMMANDS = (
+    "/reset forgets the conversation; /exit, Ctrl-D or Ctrl-C leave. "
+    "While it answers, Ctrl-C stops the answer."
+)
 
 
 class ChatError(Exception):
@@ -220,16 +224,15 @@ def converse(chat: Chat, quick: str | None) -> int:
     if interactive:
         import readline  # noqa: F401  gives `input` its line editing and history
 
-        sys.stderr.write(
-            f"{model}: /reset forgets the conversation; /exit, Ctrl-D or Ctrl-C leave. "
-            "While it answers, Ctrl-C stops the answer.\n"
-        )
+        sys.stderr.write(f"{model}: {COMMANDS}\n")
     status = 0
     try:
         while (text := input("> " if interactive else "").strip()) != "/exit":
             try:
                 if text == "/reset":
                     chat.reset()
+                elif text == "/help":
+                    sys.stderr.write(f"{COMMANDS}\n")
                 elif text:
                     _answer(chat, text)
             except ChatError as error:

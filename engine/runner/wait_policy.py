@@ -96,9 +96,9 @@ class WaitPolicy:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         else:
             log.warning(
-                "Other programs, or the container's limit, keep cores from the engine's threads: "
-                "they queue for one %d %% of their time. They now sleep where they wait for each "
-                "other, which costs less.",
+                "Other programs, the container's limit or too many --threads keep cores from the "
+                "engine's threads: they queue for one %d %% of their time. They now sleep where "
+                "they wait for each other, which costs less.",
                 round(100 * share),
             )
         self.contended, self._trial_at = True, now + self._pause

@@ -18,7 +18,7 @@ from engine.runner.wait_policy import CHOICES
 from tests.e2e.serve import Server, serving
 
 STREAMS, TOKENS = 4, 200
-SLEEPS = "keep cores from the engine's threads"
+SLEEPS = "They now sleep where they wait for each other"
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 

@@ -9,6 +9,7 @@ import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,92 @@ async def test_whoever_would_wait_too_long_is_refused_at_once(
     for refusal in refusals:
         assert refusal.status_code == 503
         assert "the bound is 0.2 s (--max-queue-wait)" in refusal.json()["error"]["message"]
+
+
+@dataclass
+class Flood:
+    """Requests of equal size, and what became of each."""
+
+    address: tuple[str, int]
+    finished: list[float] = field(default_factory=list)  # when
+    refused: list[float] = field(default_factory=list)  # after how many seconds
+    _sent: int = 0
+
+    async def ask(self) -> None:
+        self._sent += 1
+        body = json.dumps({"prompt": f"{self._sent} is", "max_tokens": 80, "ignore_eos": True})
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        reader, writer = await asyncio.open_connection(*self.address)
+        began = time.perf_counter()
+        writer.write(
+            f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            f"{head}\r\n{body}".encode()
+        )
+        told = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if told.startswith(b"http/1.1 503 "):
+            self.refused.append(time.perf_counter() - began)
+            assert b"\r\nretry-after: " in told
+            assert b'"server_overloaded"' in await reader.read()
+        else:
+            assert told.startswith(b"http/1.1 200 ")
+            assert b'"length"' in await reader.read()
+            self.finished.append(time.perf_counter())
+        writer.close()
+
+    async def by_turns(self, clients: int, seconds: float) -> float:
+        """Each asks when it has been answered. Requests finished in a second."""
+        end = time.perf_counter() + seconds
+
+        async def client() -> None:
+            while time.perf_counter() < end:
+                await self.ask()
+
+        self.finished.clear()
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return sum(when < end for when in self.finished) / seconds
+
+    async def at(self, rate: float, seconds: float) -> float:
+        """Nobody waits for anybody. Requests finished in a second, but for the first two."""
+        self.finished.clear()
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            sent = 0
+            while (now := time.perf_counter() - began) < seconds:
+                while sent < rate * now:
+                    sent += 1
+                    tasks.create_task(self.ask())
+                await asyncio.sleep(0.005)
+        return sum(2 < when - began < seconds for when in self.finished) / (seconds - 2)
+
+
+@pytest.mark.slow
+async def test_five_times_of_what_it_can_do_it_does_what_it_can(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Reliability T-18."""
+    with serving("demo", "--max-num-seqs", 16, "--max-num-queued-reqs", QUEUE) as server:
+        flood, waiting = Flood(server.address), [0.0]
+        peak = max([await flood.by_turns(clients, 8) for clients in (16, 32, QUEUE)])
+        assert not flood.refused
+        running = asyncio.create_task(flood.at(5 * peak, 20))
+        while not running.done():
+            waiting.append(await asyncio.to_thread(server.metric, "num_requests_waiting"))
+            await asyncio.sleep(0.1)
+        share = await running / peak
+        # All are answered now: what it had taken, it has finished.
+        began = time.perf_counter()
+        await flood.ask()
+        alone = time.perf_counter() - began
+        worst = sorted(flood.refused)[-len(flood.refused) // 20]
+        for name, value in (("share", share), ("alone_s", alone), ("refused_s", worst)):
+            record_property(name, value)
+        print(
+            f"\npeak {peak:.1f}/s, of which {share:.0%} at five times that; {len(flood.refused)} "
+            f"refused, 95 % in {worst * 1000:.1f} ms; the next alone takes {alone * 1000:.0f} ms"
+        )
+        assert QUEUE / 2 < max(waiting) <= QUEUE
+        assert share > 0.8
+        assert worst < BUSY_S
+        assert alone < 2
+        assert "Traceback" not in server.log
+        server.wait_idle()

@@ -1,13 +1,16 @@
-"""Twenty-six thousand small requests: what a process holds after the first of them, it holds after
-the last, and no more."""
+"""Twenty-six thousand small requests, or as many as SOAK_MINUTES have room for: what a process
+holds after the first of them, it holds after the last, and no more."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 import pytest
@@ -15,7 +18,8 @@ import pytest
 from tests.e2e.crowd import Wish, send
 from tests.e2e.serve import Server, serving
 
-CLIENTS, ROUNDS, ROUND = 16, 26, 1000
+CLIENTS, ROUNDS, ROUND = 16, 26, 1000  # of ROUND requests each
+SOAK_S = 60 * float(os.environ.get("SOAK_MINUTES", "0"))
 WARM = 14  # rounds in which caches fill: of compiled patterns, of what allocators keep
 # How many of oneDNN's kernels torch and oneDNN itself keep. Of the 512 of an engine as we start
 # it, half a megabyte each, some are first made after 30 000 requests: CPU and load decide which.
@@ -41,39 +45,54 @@ class Held:
         return cls(process.memory_info().rss, process.num_fds(), process.num_threads())
 
 
-async def rounds(server: Server) -> tuple[list[list[Held]], Counter[str]]:
-    """What the API process and the engine held after each round, and what became of all."""
-    rng, seen = random.Random(33), Counter[str]()
-    processes = [psutil.Process(server.process.pid), server.engine]
-    history = []
-    for _ in range(ROUNDS):
-        seen += await send(server.address, [Wish.draw(rng) for _ in range(ROUND)], CLIENTS)
-        await asyncio.to_thread(server.wait_idle)
-        history.append([Held.by(process) for process in processes])
-    return history, seen
+@dataclass
+class Soak:
+    """What the API process and the engine held after each round, how many seconds it took, and
+    what became of all."""
+
+    held: list[list[Held]] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, server: Server) -> None:
+        rng, end = random.Random(33), time.monotonic() + SOAK_S
+        processes = [psutil.Process(server.process.pid), server.engine]
+        while len(self.held) < ROUNDS or time.monotonic() < end:
+            began = time.monotonic()
+            self.seen += await send(server.address, [Wish.draw(rng) for _ in range(ROUND)], CLIENTS)
+            self.took.append(time.monotonic() - began)
+            await asyncio.to_thread(server.wait_idle)
+            self.held.append([Held.by(process) for process in processes])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 + 2 * SOAK_S)
 async def test_26_000_requests_leave_nothing_behind(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Reliability T-33."""
+    """Reliability T-33; T-34 with SOAK_MINUTES=480."""
+    soak = Soak()
     # Few blocks, so that all have been written to before the measuring begins.
     with serving("demo", "--num-gpu-blocks-override", 64, env=FEW_KERNELS) as server:
-        history, seen = await rounds(server)
+        await soak.run(server)
         finished = server.metric("request_success_total")
         aborted = server.metric("aborts_total")
         assert server.metric("aborts_total", reason="disconnect") == aborted
         assert "Traceback" not in server.log
-    assert sum(seen.values()) == ROUNDS * ROUND
-    assert 0.18 < seen["left"] / (ROUNDS * ROUND) < 0.22
+    sent, seen = len(soak.took) * ROUND, soak.seen
+    assert sum(seen.values()) == sent
+    assert 0.18 < seen["left"] / sent < 0.22
     assert 0 < aborted <= seen["left"]
     assert finished >= seen["whole"] + seen["streamed"]
+    early, late = (statistics.median(some) for some in (soak.took[1:8], soak.took[-8:]))
+    record_property("late_over_early", late / early)
+    print(f"\n{sent} requests; a thousand took {early:.2f} s, at last {late:.2f} s")
+    assert late < 1.5 * early
     for which, most in enumerate((API_BYTES, ENGINE_BYTES)):
-        held = [both[which] for both in history[WARM - 1 :]]
+        held = [both[which] for both in soak.held[WARM - 1 :]]
         grown = held[-1].memory - held[0].memory
         record_property(f"process_{which}_grew_bytes", grown)
+        print(f"process {which} grew by {grown / MB:.1f} of {held[0].memory / MB:.0f} MB")
         assert grown < most, [round(h.memory / MB, 1) for h in held]
         assert held[-1].files <= held[0].files + CLOSING
         assert held[-1].threads <= held[0].threads

@@ -335,26 +335,33 @@ async def test_a_hung_engine_tells_where_it_stands(llama: Path) -> None:
 # ---- signals --------------------------------------------------------------------------------
 
 
-async def test_sigterm_lets_everything_accepted_finish(llama: Path, stories: list[Case]) -> None:
-    with serving(llama, "--dtype", "float32", "--max-num-seqs", 2) as server:
+async def test_sigterm_lets_everything_accepted_finish(
+    llama: Path, stories: list[Case], record_property: Record
+) -> None:
+    """Reliability T-22: 32 that run, 32 that wait."""
+    with serving(llama, "--dtype", "float32", "--max-num-seqs", 32) as server:
         async with server.http() as http:
-            crowd = [stories[i % len(stories)] for i in range(8)]
+            crowd = [stories[i % len(stories)].after(i % 8, most=99) for i in range(64)]
             accepted = [
                 asyncio.create_task(complete(http, greedy(case, stream=i % 3 != 0)))
                 for i, case in enumerate(crowd)
             ]
-            await until(lambda: server.metric("num_requests_waiting") >= 5, "2 run, the rest wait")
+            await until(lambda: server.metric("num_requests_waiting") >= 30, "32 run, 32 wait")
             server.signal(signal.SIGTERM)
-            await until(lambda: "SIGTERM" in server.log, "the signal has arrived")
+            told = time.monotonic()
+            while await health(http, "/ready") != (503, "draining"):
+                pass
+            note(record_property, "signal_to_not_ready", time.monotonic() - told, SEEN_S)
             assert await health(http) == (200, "draining")
-            assert await health(http, "/ready") == (503, "draining")
             late = await http.post("/v1/completions", json={"prompt": "Hi"})
-            assert late.status_code == 503
+            assert (late.status_code, late.headers["connection"]) == (503, "close")
             assert late.json()["error"]["code"] == "shutting_down"
             assert "retry-after" in late.headers
             for answer, case in zip(await asyncio.gather(*accepted), crowd, strict=True):
                 check(answer, case)
-        assert server.status() == exits.CLEAN
+            last = time.monotonic()
+        assert await asyncio.to_thread(server.status) == exits.CLEAN
+        note(record_property, "last_answer_to_exit", time.monotonic() - last, 1.0)
         assert list(server.temp.iterdir()) == []
 
 

@@ -125,8 +125,9 @@ class Leaver:
         await writer.drain()
         if self.moment == "later":
             await asyncio.sleep(self.amount)
-        for _ in range(int(self.amount) if self.moment in ("chunk", "decode") else 0):
-            await reader.readuntil(b"data: ")
+        events = int(self.amount) if self.moment in ("chunk", "decode") else 0
+        while events and (line := await reader.readline()) and b"[DONE]" not in line:
+            events -= line.startswith(b"data: ")
 
 
 async def test_200_disconnects_at_random_moments_leave_nothing(
@@ -140,8 +141,7 @@ async def test_200_disconnects_at_random_moments_leave_nothing(
 
     async def leave(leaver: Leaver) -> None:
         async with gate:
-            with contextlib.suppress(asyncio.IncompleteReadError):  # it had fewer events
-                await leaver.run(served.address)
+            await leaver.run(served.address)
 
     async def stay(case: Case) -> None:
         async with gate:
@@ -178,12 +178,11 @@ MOMENTS = {
 async def test_each_abandoned_request_is_counted_once(service: Service, moment: str) -> None:
     served = service.served
     before = await served.metric("aborts_total", reason="disconnect")
-    step = service.client.stats.step
     succeeded = await served.metric("request_success_total")
     await asyncio.gather(*(MOMENTS[moment].run(served.address) for _ in range(3)))
+    step = service.client.stats.step
     await service.settle()
-    steps = service.client.stats.step - step
-    assert steps < ENDLESS["max_tokens"], "the engine computed on for nobody"
+    assert service.client.stats.step - step < 10, "the engine computed on for nobody"
     assert await served.metric("aborts_total", reason="disconnect") - before == 3
     assert await served.metric("request_success_total") == succeeded
 

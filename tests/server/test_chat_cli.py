@@ -239,9 +239,10 @@ def test_bytes_that_are_no_text_cost_one_question(api: Api, locale: str) -> None
 
 
 def test_the_conversation_is_kept_until_it_is_reset(api: Api) -> None:
-    said = "one\n\ntwo\n/reset\nthree\n/exit\nnever\n"
+    said = "one\n\ntwo\n/reset\n/help\nthree\n/exit\nnever\n"
     answer = chat("--url", api.url, "--model", "second", "--system", "Be kind.", said=said)
     assert answer.returncode == 0
+    assert answer.stderr.count("/reset forgets the conversation") == 1
     talks = [[(m["role"], m["content"]) for m in asked["messages"]] for asked in api.asked]
     reply = ("assistant", "Hello there")
     kind = ("system", "Be kind.")
