@@ -1,6 +1,6 @@
-"""The engine's public face; free of torch, so that the API process starts fast and stays small.
+"""Public names of the engine. They import no torch, so the API process starts fast and stays small.
 
-`engine.client` is imported by its own name: it brings zmq and asyncio, which `--help` need not pay.
+`engine.client` is not re-exported: it imports zmq and asyncio, which `--help` does not need.
 """
 
 from engine.config import EngineConfig

@@ -1,9 +1,11 @@
 """Typed zmq endpoints between the two processes; the only file that imports zmq.
 
-Two PUSH/PULL pairs over `ipc://` in a private directory. The client binds, the engine connects.
-Once it has, it removes the sockets' files: nothing reconnects, so a process that is killed leaves
-nothing behind. The messages of each direction are numbered: were one lost, doubled or overtaken, an
-answer would have a hole that nobody sees.
+There are two PUSH/PULL pairs over `ipc://` in a private directory. The client binds and the engine
+connects. Once connected, the engine removes the socket files. Neither side ever reconnects, and a
+killed process then leaves no files behind.
+
+The messages of each direction are numbered. Without the numbers, a message that is lost, repeated
+or reordered could leave an undetected gap in an answer.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ import zmq
 from engine.protocol import Fatal, FromEngine, ToEngine
 
 Received = TypeVar("Received")
-TO_ENGINE, FROM_ENGINE = "to_engine", "from_engine"  # the sockets' files
-NUMBER = struct.Struct("<Q")  # ahead of each message: how many there were before it
+TO_ENGINE, FROM_ENGINE = "to_engine", "from_engine"  # names of the socket files
+NUMBER = struct.Struct("<Q")  # precedes each message: the number of messages sent before it
 
 
 class OutOfOrderError(Exception):
-    """A message is not the next one that was sent."""
+    """A received message does not have the expected number."""
 
 
-# What comes of a frame that is none of our messages, or not the next.
+# Exceptions that `_Inbox.read` raises for an invalid frame.
 UNREADABLE = (
     OutOfOrderError,
     struct.error,
@@ -42,7 +44,7 @@ UNREADABLE = (
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
-    # Unbounded: admission bounds what is in flight, and a full queue would block the event loop.
+    # Unbounded, because a full queue would block the event loop. Admission control bounds the work.
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.set(zmq.LINGER, 1000)
@@ -67,16 +69,16 @@ class _Inbox(Generic[Received]):
         self._due = 0
 
     def read(self, frame: bytes) -> Received:
-        """The message in a frame that has come; raises one of UNREADABLE."""
+        """Decode a received frame. Raises one of UNREADABLE if it is invalid or out of order."""
         (number,) = NUMBER.unpack_from(frame)
         due, self._due = self._due, number + 1
         if number != due:
-            raise OutOfOrderError(f"Message {number} has come, and {due} was due.")
+            raise OutOfOrderError(f"Received message {number}, expected message {due}.")
         return self._decode(memoryview(frame)[NUMBER.size :])
 
 
 def remove_sockets(address: str) -> None:
-    """Their files and folder, which are needed for connecting alone. Idempotent."""
+    """Remove the socket files and their folder, which only connecting needs. Idempotent."""
     folder = Path(address.removeprefix("ipc://"))
     with contextlib.suppress(OSError):
         for name in (TO_ENGINE, FROM_ENGINE):
@@ -85,7 +87,7 @@ def remove_sockets(address: str) -> None:
 
 
 class EngineEndpoint:
-    """The engine's end, connected: blocking or polling receive, immediate send."""
+    """The engine's end of the channel. The constructor returns once both sockets are connected."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -93,7 +95,7 @@ class EngineEndpoint:
         self._outbox = _Outbox(self._context)
         ends = ((self._inbox.socket, TO_ENGINE), (self._outbox.socket, FROM_ENGINE))
         for socket, name in ends:
-            # Not EVENT_CONNECTED: of a client that is stopped just then, zmq connects once more.
+            # Not EVENT_CONNECTED: if the client is stopped at that moment, zmq connects again.
             monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             socket.connect(f"{address}/{name}")
             monitor.recv_multipart()
@@ -101,7 +103,7 @@ class EngineEndpoint:
             monitor.close()
 
     def drain(self, *, block: bool) -> list[ToEngine]:
-        """All messages that have come; with `block`, waits for the first."""
+        """Return all messages that have arrived. With `block`, wait for the first one."""
         messages: list[ToEngine] = []
         flags = 0 if block else zmq.NOBLOCK
         while True:
@@ -119,8 +121,10 @@ class EngineEndpoint:
 
 
 class ClientEndpoint:
-    """The API process's end. What comes is kept from the first moment on, and read in the event
-    loop once that has called `listen`."""
+    """The API process's end of the channel.
+
+    Messages are queued as soon as it exists. The event loop reads them once it has called `listen`.
+    """
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -131,11 +135,11 @@ class ClientEndpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def listen(self, on_message: Callable[[FromEngine], None]) -> None:
-        """From now on `on_message` is called in the running loop for each message."""
+        """Call `on_message` in the running event loop for each message from now on."""
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._inbox.socket.fileno(), self._readable)
-        # zmq's descriptor is edge-triggered: what came before add_reader would never wake it.
+        # zmq's descriptor is edge-triggered: earlier messages would never wake the loop.
         self._loop.call_soon(self._readable)
 
     def _readable(self) -> None:
@@ -147,9 +151,9 @@ class ClientEndpoint:
             try:
                 self._on_message(self._message(frame))
             except Exception:
-                # What it held is lost, and whoever waits for it would wait for ever.
+                # Its contents are lost, and requests that need them would wait forever.
                 self._on_message(
-                    Fatal("The server failed on a message of the engine.", traceback.format_exc())
+                    Fatal("The server failed to handle an engine message.", traceback.format_exc())
                 )
 
     def _message(self, frame: bytes) -> FromEngine:
@@ -157,19 +161,25 @@ class ClientEndpoint:
             return self._inbox.read(frame)
         except UNREADABLE as error:
             # It may have held tokens: a dead engine is better than an answer with a gap.
-            return Fatal("A message of the engine was lost or cannot be read.", repr(error))
+            return Fatal("An engine message was lost or cannot be decoded.", repr(error))
 
     def receive(self, wait_s: float) -> bool:
-        """Handle what has come, or comes within `wait_s` while the loop stands; was there any?"""
+        """Handle all queued messages, blocking up to `wait_s` seconds for the first.
+
+        Returns whether there was one.
+        """
         arrived = bool(self._inbox.socket.poll(int(wait_s * 1000)))
         self._readable()
         return arrived
 
     def send(self, message: ToEngine) -> None:
-        """Drops the message where no engine is connected: its end will be told otherwise."""
+        """Send a message, or drop it if no engine is connected.
+
+        The client learns of the engine's end from the process, not from the socket.
+        """
         with contextlib.suppress(zmq.Again):
             self._outbox.send(message, zmq.NOBLOCK)
-        if self._loop is not None:  # a send may swallow the edge that announced an arrival
+        if self._loop is not None:  # a send can consume the edge that signals an arrival
             self._loop.call_soon(self._readable)
 
     def close(self) -> None:

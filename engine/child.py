@@ -1,7 +1,7 @@
-"""EngineChild: the engine's process as its parent holds it, and the sockets to it.
+"""EngineChild: the engine process as seen by its parent, with the sockets to it.
 
-Apart from the client, which belongs to an event loop: `penstock serve` begins the engine before it
-imports its own modules, so that torch and they are imported at the same time.
+It is separate from the client, which needs an event loop. `penstock serve` starts the engine before
+it imports its own modules, so the engine imports torch while the server imports its modules.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import msgspec
 from engine.channel import ClientEndpoint
 from engine.config import EngineConfig
 
-# Of oneDNN's kernels, half a megabyte each, torch and oneDNN keep 1024 by default. A model's
-# linears need a few hundred; without AMX attention has one for each length, too, seldom used again.
+# By default torch and oneDNN cache 1024 oneDNN kernels of half a megabyte each. A model's linear
+# layers need a few hundred. Without AMX, attention also adds one per length, and rarely reuses it.
 KERNELS_KEPT = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 
 
 class EngineChild:
-    """A running `python -m engine.process`; as a context manager, it ends with the block.
+    """A running `python -m engine.process`; as a context manager, it is killed on exit.
 
-    To be made by the main thread: Linux ties a child's parent-death signal to the thread.
+    Create it in the main thread: Linux sends the parent-death signal when the creating thread ends.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        # Mode 0700. A signal may come before `__enter__`: it goes at the interpreter's exit, too.
+        # Mode 0700. It is also removed when the interpreter exits: a signal may come before
+        # `__enter__`.
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
         address = f"ipc://{self._folder.name}"
         self.endpoint = ClientEndpoint(address)
-        # Popen, not multiprocessing: its spawn would pickle the arguments.
+        # Popen, because the spawn method of multiprocessing would pickle the arguments.
         self.process = subprocess.Popen(
             [*python_module("engine.process"), address],
             stdin=subprocess.PIPE,
@@ -43,8 +44,8 @@ class EngineChild:
             env=_engine_environment(os.environ),
         )
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # killed already: `wait` tells of it
-            # Stays open: its end of file tells the child we are gone.
+        with contextlib.suppress(BrokenPipeError):  # already killed, which `wait` reports
+            # The pipe stays open: its end of file tells the child that the parent has ended.
             self.process.stdin.write(msgspec.json.encode(config) + b"\n")
 
     def __enter__(self) -> EngineChild:
@@ -56,28 +57,30 @@ class EngineChild:
         self.close()
 
     def wait(self) -> int:
-        """Waits for its end; returns the exit status."""
-        with self.process:  # closes the pipe, but only once it has ended: that would end it
+        """Wait until the process ends; return its exit status."""
+        with self.process:  # closes the pipe only after the end: closing it would end the process
             return self.process.wait()
 
     def close(self) -> None:
-        """Of a process that has ended. Idempotent."""
+        """Close the sockets of a process that has ended. Idempotent."""
         self.endpoint.close()
         self._folder.cleanup()
 
 
 def python_module(name: str) -> list[str]:
-    """The command that runs a module of ours. Without -P Python looks for it, and for all that it
-    imports, in the current folder first: a random.py there would be run. Where that folder is our
-    source tree, which need not be installed, it may."""
+    """Return the command that runs one of our modules.
+
+    It passes -P, without which Python would look for modules in the current folder first and run a
+    random.py there. The exception is our own source tree, which need not be installed.
+    """
     at_home = False
-    with contextlib.suppress(OSError):  # a folder that is closed to this user, or gone
+    with contextlib.suppress(OSError):  # the current folder is unreadable or deleted
         at_home = Path(__file__).parents[1].samefile(os.curdir)
     return [sys.executable, *([] if at_home else ["-P"]), "-m", name]
 
 
 def how_it_ended(code: int) -> str:
-    """The exit status of an engine that told no cause, in words."""
+    """Describe the exit status of an engine that reported no cause."""
     if code >= 0:
         return f"The engine process exited with status {code}."
     likely = ", likely out of memory; lower --max-model-len or --kv-cache-memory-bytes"
@@ -85,10 +88,10 @@ def how_it_ended(code: int) -> str:
 
 
 def _engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What is set already stays as it is.
+    """Return `environment` with our defaults for the variables that it does not set.
 
-    Malloc may ask Linux for huge pages, as every step reads all weights. Another C library ignores
-    it; `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows what it is worth.
+    Malloc may request huge pages from Linux, because every step reads all weights. C libraries
+    other than glibc ignore this. `GLIBC_TUNABLES=glibc.malloc.hugetlb=0 make bench` shows the gain.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" not in tunables:

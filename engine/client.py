@@ -1,6 +1,6 @@
-"""EngineClient: the engine's async face in the API process.
+"""EngineClient: the async interface to the engine in the API process.
 
-`ProcessClient` has the engine as a child process, refuses work the queue has no room for,
+`ProcessClient` runs the engine as a child process. It rejects requests when the queue is full,
 routes outputs to one `OutputStream` per submission, and notices at once when the child ends.
 """
 
@@ -48,24 +48,24 @@ from engine.waiting import WaitingQueue
 
 log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "draining", "dead"]
-LOOK_S = 0.5  # between two looks whether the engine has given a sign
-LAST_WORDS_S = 0.5  # for an engine that hangs to write where it stands
-LEAVE_S = 1.0  # for an engine to leave that is told to, before it is killed
+LOOK_S = 0.5  # seconds between hang checks
+LAST_WORDS_S = 0.5  # seconds for a hung engine to write its stacks before it is killed
+LEAVE_S = 1.0  # seconds for an engine to exit after Shutdown before it is killed
 Request = GenerateRequest | EmbedRequest
 Output = TypeVar("Output", TokenOutput, EmbedOutput)
 
 
 class OutputStream(Generic[Output]):
-    """Outputs of the requests of one submission, merged; the slot between engine and reader.
+    """Merged outputs of the requests of one submission, buffered between engine and reader.
 
-    A slow reader costs one list: whatever has come since its last turn is handed over together.
-    Iteration ends when every request has finished; it raises EngineDeadError when the engine dies
-    and RequestRejectedError when the engine refuses a request.
+    A slow reader costs one list: it gets all outputs since its last read as one batch. Iteration
+    ends when every request has finished. It raises EngineDeadError if the engine dies and
+    RequestRejectedError if the engine refuses a request.
     """
 
     def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
         self.admissions: dict[int, Admission] = {}
-        # By request, each with begin and end of its step.
+        # By request id: (begin of the step, end of the step, prefill).
         self.prefills: defaultdict[int, list[tuple[float, float, Prefill]]] = defaultdict(list)
         self._unfinished = set(ids)
         self._pending: list[tuple[float, Output]] = []
@@ -84,13 +84,13 @@ class OutputStream(Generic[Output]):
         self._wake.set()
 
     async def arrival(self) -> None:
-        """Returns when there is something to read; raises where that is only an error."""
+        """Wait until there is something to read. If it is only an error, raise it."""
         await self._wake.wait()
         if self._error is not None and not self._pending:
             raise self._error
 
     async def __aiter__(self) -> AsyncIterator[list[tuple[float, Output]]]:
-        """Batches of (engine's time of the step, what it produced)."""
+        """Yield batches of (time at which the step ended, output)."""
         while True:
             if self._pending:
                 batch, self._pending = self._pending, []
@@ -104,75 +104,75 @@ class OutputStream(Generic[Output]):
                 await self._wake.wait()
 
     def finish(self, request_id: int) -> None:
-        """The reader needs no more of this request (a stop string was found): abort it."""
+        """Abort a request that the reader needs no more of, as when a stop string was found."""
         if request_id in self._unfinished:
             self._unfinished.discard(request_id)
             self._abort([request_id])
             self._wake.set()
 
     def close(self) -> None:
-        """Abort whatever is unfinished. Idempotent; belongs in the reader's `finally`."""
+        """Abort all unfinished requests. Idempotent; call it in the reader's `finally`."""
         if self._unfinished:
             self._abort(sorted(self._unfinished))
             self._unfinished.clear()
 
 
 class EngineClient(Protocol):
-    """What the server needs of an engine; tests implement it without a process."""
+    """The interface the server uses; tests implement it without a process."""
 
     state: State
     info: Ready | None  # None until the model is loaded
     progress: Progress
     on_step: Callable[[StepOutputs], None] | None  # called for every step, for metrics
-    config_error: bool  # it died because what it was asked to serve cannot be served
+    config_error: bool  # the engine died because its configuration cannot be served
 
     @property
     def stats(self) -> EngineStats:
-        """As the last step told, but that those wait whom the engine has not taken up since."""
+        """Stats of the last step; `waiting` also counts requests not yet admitted."""
 
     async def start(self) -> None:
-        """Start the engine; returns at once, loading goes on in the background."""
+        """Start the engine and return at once; it loads in the background."""
 
     async def wait_ready(self) -> Ready:
-        """Waits for the model; raises EngineDeadError where loading failed."""
+        """Wait until the model is loaded. Raises EngineDeadError if loading failed."""
 
     async def wait_dead(self) -> EngineDeadError:
-        """Waits until the engine has died unasked and says why."""
+        """Wait until the engine dies without `stop`; return the reason."""
 
     def admit(self) -> None:
-        """Whether there is room for one more request, cheap enough to ask before it is tokenised:
-        raises EngineUnavailableError or EngineOverloadedError."""
+        """Check for room for one more request. Cheap enough to call before tokenising it. Raises
+        EngineUnavailableError or EngineOverloadedError."""
 
     def expecting(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps the place of a request that `admit` let in until it is submitted, which follows the
-        context at once. Raises EngineOverloadedError where others have come first."""
+        """Reserve a queue place for a request that passed `admit`. Submit it right after the
+        context. Raises EngineOverloadedError if other requests took the room."""
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
-        """All or none, of a request that `admit` let in, if need be before a drain began; raises
-        EngineDeadError, EngineOverloadedError and RequestRejectedError, counting prompt tokens."""
+        """Submit all of the requests or none. They passed `admit`, possibly before a drain. Raises
+        EngineDeadError, EngineOverloadedError (prompt tokens count too) or RequestRejectedError."""
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
-        """As `submit`, of texts that become vectors; to the queue they are one request."""
+        """Submit texts to embed, as `submit` does. In the queue they count as one request."""
 
     def next_id(self) -> int: ...
 
     def last_step_age(self) -> float:
-        """Seconds since the engine last gave a sign while it had work; 0 when it has none."""
+        """Seconds since the engine last sent a message while it had work; 0 if it has none."""
 
     @property
     def busy(self) -> bool:
-        """Whether accepted requests are unfinished."""
+        """Whether any accepted request is unfinished."""
 
     def drain(self) -> None:
-        """Refuse new work; what was admitted goes on, submitted or not."""
+        """Make `admit` refuse requests; those that passed it can still be submitted and go on."""
 
     async def stop(self) -> None:
-        """End the engine process; idempotent."""
+        """End the engine process. Idempotent."""
 
 
 class ProcessClient:
-    """EngineClient over a child process (`python -m engine.process`): `child`, where it has been
-    begun already, or else one of its own."""
+    """EngineClient over a child process (`python -m engine.process`): the given `child` if it was
+    started earlier, otherwise a new one."""
 
     def __init__(self, config: EngineConfig, child: EngineChild | None = None) -> None:
         self.config = config
@@ -218,16 +218,16 @@ class ProcessClient:
     def _on_exit(self, code: int) -> None:
         if self._death is not None:
             return
-        # With a status above 0 it has told why, as it may have before a signal: where the GPU has
-        # failed, it aborts behind its last words. They may come in after the news of its end.
+        # With a status above 0 the engine has sent Fatal. It may also have done so before a signal:
+        # after a GPU failure it aborts. The message can arrive later than the news of its end.
         wait_s = 1.0 if code > 0 else 0.1
         while self._fatal is None and self._endpoint.receive(wait_s):
             pass
         self._end(EngineDeadError(self._fatal or how_it_ended(code)))
 
     async def _watch_for_a_hang(self) -> None:
-        """Ends an engine that owes a sign for `stall_timeout`. Turns are counted, not the clock:
-        where we were stopped ourselves (Ctrl-Z, a paused container), so was the engine."""
+        """End an engine that has work and sends nothing for `stall_timeout` seconds. It counts loop
+        turns, not time: Ctrl-Z or a paused container stops this process and the engine together."""
         most = self.config.stall_timeout
         silent, sign = 0.0, self._last_sign
         while silent <= most:
@@ -236,15 +236,15 @@ class ProcessClient:
             sign = self._last_sign
         if self._death is None and self._child is not None:
             text = (
-                f"The engine hung: it had work and gave no sign for {most:g} s "
-                "(--stall-timeout, to be raised where single steps take that long)."
+                f"The engine hung: it had work but sent nothing for {most:g} s (--stall-timeout). "
+                "Raise --stall-timeout if single steps take that long."
             )
             self._child.process.send_signal(TELL_STACKS)
             self._loop.call_later(LAST_WORDS_S, self._child.process.kill)
             self._end(EngineDeadError(text))
 
     def _end(self, death: EngineDeadError) -> None:
-        """It is dead, and did not end because it was asked to."""
+        """Handle the death of an engine that was not shut down."""
         self._fail(death)
         self.state = "dead"
         self._dead.set()
@@ -262,7 +262,7 @@ class ProcessClient:
     def _on_message(self, message: FromEngine) -> None:
         self._last_sign = time.monotonic()
         match message:
-            case StepOutputs() if self._fatal is None:  # else there may be a hole before it
+            case StepOutputs() if self._fatal is None:  # otherwise a message before it may be lost
                 self._on_step(message)
             case Progress():
                 self.progress = message
@@ -281,10 +281,10 @@ class ProcessClient:
             case Fatal():
                 self._fatal = message.message
                 self.config_error = message.config_error
-                if message.detail:  # for whoever mends it; users get the message alone
+                if message.detail:  # for the log only; users get the message alone
                     log.error("the engine failed", exc_info=RemoteTraceback(message.detail))
                 if self._child is not None:
-                    # For a message it did not send itself: see channel.py.
+                    # Needed if channel.py created the message: the engine then still runs.
                     self._child.process.kill()
 
     def _on_step(self, outputs: StepOutputs) -> None:
@@ -340,8 +340,8 @@ class ProcessClient:
         return self._submit(requests, [1] * len(requests))
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
-        # A text holds no row and no blocks, and one HTTP request may bring thousands: the last of
-        # them counts for all.
+        # A text holds no row and no blocks, and an HTTP request may bring thousands of them. So the
+        # last text counts as one request, and the others as none.
         return self._submit(requests, [0] * (len(requests) - 1) + [1])
 
     def _submit(self, requests: Sequence[Request], counts: Sequence[int]) -> OutputStream[Any]:
@@ -350,7 +350,7 @@ class ProcessClient:
             raise self._death
         self._queue.check(sum(counts), sum(sizes), self._stats)
         if not self._streams:
-            self._last_sign = time.monotonic()  # an idle engine owes no sign
+            self._last_sign = time.monotonic()  # an idle engine sends nothing
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
         try:
             for request, count, size in zip(requests, counts, sizes, strict=True):
@@ -358,7 +358,7 @@ class ProcessClient:
                 self._queue.join(request.id, count, size)
                 self._endpoint.send(request)
         except BaseException:
-            stream.close()  # nobody else knows of those that were sent
+            stream.close()  # abort the requests already sent: the caller gets no stream
             raise
         return stream
 
@@ -389,7 +389,7 @@ class ProcessClient:
         if self._death is None:
             self._fail(EngineDeadError("The server has shut down."))
             if self.info is None:
-                process.kill()  # it hears nothing while it loads, and nothing is lost
+                process.kill()  # it reads no messages while it loads, and has no work to lose
             else:
                 self._endpoint.send(Shutdown())
         try:

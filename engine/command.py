@@ -1,7 +1,7 @@
-"""How a command ends that is stopped, or whose output nobody can take: without a traceback.
+"""Run a command so that Ctrl-C or an unwritable stdout ends it without a traceback.
 
-`python -m engine.command MODULE ...` runs `main` of a module that needs torch. The server's
-command, which must not, becomes that process.
+`python -m engine.command MODULE ...` runs `main` of a module that needs torch. The `penstock`
+command must not import torch: it replaces itself with this process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from typing import TextIO
 
 STOPPED = 128 + signal.SIGINT
-UNTOLD = 1  # exit status where the output could not be written
+UNTOLD = 1  # exit status if the output could not be written
 
-LENIENT = "penstock"  # how stdout writes what it has no bytes for
+LENIENT = "penstock"  # codec error handler for text that stdout cannot encode
 
 
 class OutputError(Exception):
-    """Stdout cannot be written. No OSError, of which commands have their own to tell."""
+    """Stdout cannot be written. Not an OSError, because commands handle their own OSErrors."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"Cannot write to stdout: {cause.strerror}.")
@@ -34,15 +34,17 @@ class OutputError(Exception):
 
 class _Stream(io.FileIO):
     def _write(self, data: bytes) -> int:
-        """Waits for the reader, also where another process has made the stream non-blocking, which
-        it then is for all that share it."""
+        """Write `data`, waiting until the reader takes it.
+
+        A stream may be non-blocking because another process that shares it has made it so.
+        """
         while (count := super().write(data)) is None:
             select.select([], [self], [])
         return count
 
 
 class _Stdout(_Stream):
-    """Fails once. What is left in buffers is written again at their end, which would fail again."""
+    """Raises OutputError once, then discards: buffers retry a failed write when they are closed."""
 
     _failed = False
 
@@ -57,7 +59,7 @@ class _Stdout(_Stream):
 
 
 class _Stderr(_Stream):
-    """Never fails: what is done goes on where nobody can read of it, and ends with its status."""
+    """Never raises: without a reader the command continues and ends with its own status."""
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
         try:
@@ -68,8 +70,10 @@ class _Stderr(_Stream):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Ends the process with status 1 where stdout cannot be written, the disk being full: with a
-    line on stderr, but silently where the reader has gone (`| head`)."""
+    """End the process with status 1 if stdout cannot be written.
+
+    The reason, such as a full disk, goes to stderr. If the reader is gone (`| head`), nothing does.
+    """
     _open_what_is_closed()
     codecs.register_error(LENIENT, _lenient)
     before = sys.stdout, sys.stderr
@@ -90,10 +94,13 @@ def standard_streams() -> Iterator[None]:
 
 
 def _open_what_is_closed() -> None:
-    """Nothing in place of each standard stream that this process was started without (`2>&-`).
-    Python has None for it, and a socket opened later would take its number and be written to."""
+    """Open os.devnull for each standard stream that is closed (`2>&-`).
+
+    Python sets such a stream to None. A socket opened later would get its file descriptor, and
+    output would be written to that socket.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(number, True)  # the engine's process has it, too
+        os.set_inheritable(number, True)  # for the engine process
     os.close(number)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
@@ -102,13 +109,14 @@ def _open_what_is_closed() -> None:
 
 def _text(raw: io.FileIO, like: TextIO) -> TextIO:
     errors = LENIENT if like.errors == "strict" else like.errors
-    unbuffered = getattr(like, "write_through", False)  # PYTHONUNBUFFERED; its stderr has no lines
+    # PYTHONUNBUFFERED sets it; stderr then has no line buffering.
+    unbuffered = getattr(like, "write_through", False)
     by_line = bool(like.line_buffering or unbuffered)
     return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, errors, line_buffering=by_line)
 
 
 def _lenient(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The bytes of a path that is no text, as they were; ? for what the terminal cannot show."""
+    """Write undecodable bytes of a path unchanged, and ? for characters that cannot be encoded."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -117,10 +125,12 @@ def _lenient(error: UnicodeError) -> tuple[str | bytes, int]:
 
 @contextlib.contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """Within it, imports are: Ctrl-C ends the process there. Raised in the middle of them, an
-    exception could become another one, or be lost."""
+    """Let Ctrl-C end the process at once; used around imports.
+
+    A KeyboardInterrupt raised in the middle of an import could be replaced or swallowed.
+    """
     usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:  # not in a shell's background, where it is ignored
+    if usual is signal.default_int_handler:  # a shell's background job ignores the signal
         signal.signal(signal.SIGINT, lambda *_: os._exit(STOPPED))
     try:
         yield
@@ -129,7 +139,7 @@ def stopped_at_once() -> Iterator[None]:
 
 
 def main() -> int:
-    """The status of the module's `main`."""
+    """Run `main` of the module named by the first argument; return its exit status."""
     del sys.argv[0]
     with stopped_at_once():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

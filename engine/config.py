@@ -1,8 +1,8 @@
-"""EngineConfig: every choice the engine takes, declared once.
+"""EngineConfig: every setting of the engine, declared once.
 
-Flags, environment names, the YAML keys, validation and the flags table in the docs all come from
-these fields. A field left at None is decided at start (engine/runner/blueprint.py, which never
-changes this object) and the decision is printed.
+Flags, environment variables, YAML keys, validation and the flags table in the docs all come from
+these fields. engine/runner/blueprint.py chooses the value of a field left at None, without changing
+this object, and the choice is printed at start.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from msgspec import Meta
 
 from engine.errors import ConfigError
 
-# As /proc/cpuinfo calls the instructions that multiply bfloat16, of x86 and of Arm.
+# Names in /proc/cpuinfo of the instructions that multiply bfloat16, on x86 and on Arm.
 BF16_CPU_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 DEMO_MODEL = "demo"
 DEMO_FOLDERS = {DEMO_MODEL: "model", "demo-translate": "translate"}  # in engine/demo
 
-# Of a checkpoint, what is read besides its weights (patterns of fnmatch): what `pull` loads
-# and `merge` takes over. Code and pickles are never among them.
+# Checkpoint files that are read besides the weights, as fnmatch patterns. `pull` downloads them and
+# `merge` copies them. They never include code or pickles.
 CHECKPOINT_FILES = (
     "config.json",
     "generation_config.json",
@@ -32,18 +32,18 @@ CHECKPOINT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
-    "modules.json",  # from here on: how sentence-transformers pools
+    "modules.json",  # this and the following: pooling settings of sentence-transformers
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
 )
 WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
-BAD_JSON = (ValueError, OverflowError, RecursionError)  # what a hostile one can raise
-NO_GGUF = "GGUF is not served: give the checkpoint it was made from, in safetensors."
+BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
+NO_GGUF = "GGUF is not served; give the safetensors checkpoint it was converted from."
 WHERE = (
-    f"Give a folder with config.json and *.safetensors, {', '.join(DEMO_FOLDERS)}, or what is "
-    "ORG/NAME on huggingface.co (`penstock serve` and `penstock pull` load that)."
+    f"Give a folder with config.json and *.safetensors, {', '.join(DEMO_FOLDERS)}, or "
+    "ORG/NAME on huggingface.co (`penstock serve` and `penstock pull` download it)."
 )
 POINTER = b"version https://git-lfs.github.com/"
 
@@ -52,65 +52,65 @@ MODEL = "Model"
 SCHEDULING = "KV cache and scheduling"
 
 Count = Annotated[int, Meta(ge=1)]
-Threads = Annotated[int, Meta(ge=1, le=1024)]  # of tens of thousands OpenMP dies
+Threads = Annotated[int, Meta(ge=1, le=1024)]  # OpenMP crashes with tens of thousands
 Seconds = Annotated[float, Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
-# Tokens that there is to be room for: of a step, or of a sequence.
-MOST_TOKENS = 2**24  # fp32 tells no more positions apart
+# Upper limit for the tokens of a step or of a sequence.
+MOST_TOKENS = 2**24  # fp32 cannot represent every larger position
 Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, extra={"size": True})]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:
-    """What is said of a field wherever it is shown; `more` as for msgspec.Meta."""
+    """Return a field's help panel and text; `more` takes further arguments of msgspec.Meta."""
     return Meta(title=panel, description=text, **more)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to load and how to run it; sizes in tokens, blocks or bytes as each field says."""
+    """Which model to load and how to run it. Sizes are in tokens, blocks or bytes, as stated."""
 
     model: Annotated[
         str,
         setting(
             MODEL,
-            "A Hugging Face model folder, ORG/NAME on huggingface.co (from the cache, else "
-            "pulled), or `demo` or `demo-translate`, which are in the package.",
+            "A Hugging Face model folder, ORG/NAME on huggingface.co (taken from the cache or "
+            "downloaded), or the built-in models `demo` and `demo-translate`.",
         ),
     ] = DEMO_MODEL
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        setting(MODEL, "Weights and KV cache; auto is bfloat16 where the device computes in it."),
+        setting(MODEL, "Dtype of weights and KV cache; auto: bfloat16 if the device supports it."),
     ] = "auto"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], setting(MODEL, "auto takes a GPU where there is one.")
+        Literal["auto", "cpu", "cuda"], setting(MODEL, "Device; auto uses a GPU if there is one.")
     ] = "auto"
     attention_backend: Annotated[
         Literal["auto", "torch", "triton", "numba"],
         setting(
             MODEL,
-            "auto takes our Triton kernels on a GPU, torch on a CPU. numba compiles kernels for a "
-            "CPU, not only of attention: tokens come faster.",
+            "auto: Penstock's Triton kernels on a GPU, torch on a CPU. numba compiles faster "
+            "kernels for a CPU, for attention and other operations.",
         ),
     ] = "auto"
     load_format: Annotated[
         Literal["safetensors", "dummy"],
-        setting(MODEL, "dummy draws random weights: for measuring, config.json is enough."),
+        setting(MODEL, "dummy: random weights, for benchmarks; only config.json is needed."),
     ] = "safetensors"
     max_model_len: Annotated[
         Tokens | None,
-        setting(MODEL, "Longest prompt plus answer, in tokens; default: the model's own."),
+        setting(MODEL, "Most tokens of prompt plus answer; default: the model's own limit."),
     ] = None
     threads: Annotated[
         Threads | None,
-        setting(MODEL, "CPU threads of the engine; default: all cores. Busy programs need theirs."),
+        setting(MODEL, "CPU threads of the engine; default: all. Leave cores to busy programs."),
     ] = None
     prepack: Annotated[
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
     ] = True
     enforce_eager: Annotated[
-        bool, setting(MODEL, "Launch steps kernel by kernel, not as CUDA graphs.")
+        bool, setting(MODEL, "Launch kernels one by one, without CUDA graphs.")
     ] = False
     max_num_seqs: Annotated[
-        int, setting(SCHEDULING, "Most sequences that run in one step.", ge=1, le=4096)
+        int, setting(SCHEDULING, "Most sequences in one step.", ge=1, le=4096)
     ] = 128
     max_num_batched_tokens: Annotated[
         Tokens | None,
@@ -120,8 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Tokens | None,
         setting(
             SCHEDULING,
-            "Token budget of an encoder's part of a step, whole texts; a longer text goes alone. "
-            "Default: 1024 on a CPU, 16384 on a GPU.",
+            "Encoder token budget of one step. Texts are not split; a text above the budget is "
+            "encoded alone. Default: 1024 on a CPU, 16384 on a GPU.",
         ),
     ] = None
     block_size: Annotated[
@@ -131,7 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         setting(
             SCHEDULING,
-            "Share of a GPU's memory that is used; the KV cache gets what is left of it.",
+            "Share of a GPU's memory to use; the KV cache gets what the model leaves of it.",
             gt=0,
             le=1,
         ),
@@ -140,77 +140,79 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Size | None,
         setting(
             SCHEDULING,
-            "Bytes for the KV cache; default: on a GPU what is left of gpu_memory_utilization, on "
-            "a CPU what max_num_seqs sequences of full length need, at most a quarter of the free "
-            "memory.",
+            "Bytes for the KV cache. Default on a GPU: the rest of --gpu-memory-utilization. "
+            "Default on a CPU: enough for --max-num-seqs sequences of full length, but at most a "
+            "quarter of the free memory.",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[
         Count | None,
-        setting(SCHEDULING, "Exact number of KV blocks, on any device; overrides the bytes."),
+        setting(SCHEDULING, "Number of KV blocks on any device; overrides the size in bytes."),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, setting(SCHEDULING, "Reuse the KV of prompts that begin alike.")
+        bool, setting(SCHEDULING, "Reuse the KV of prompts with a common prefix.")
     ] = True
     max_num_queued_reqs: Annotated[
-        Count, setting(SCHEDULING, "Waiting requests beyond which new ones get a 503.")
+        Count, setting(SCHEDULING, "Most waiting requests; further ones get a 503.")
     ] = 512
     max_num_queued_tokens: Annotated[
-        Size, setting(SCHEDULING, "Waiting prompt tokens beyond which new requests get a 503.")
+        Size, setting(SCHEDULING, "Most waiting prompt tokens; further requests get a 503.")
     ] = 262144
     max_queue_wait: Annotated[
         Seconds | None,
         setting(
             SCHEDULING,
-            "Seconds in the queue beyond which new requests get a 503 at once, judged by the pace "
-            "at which it moves; default: no such bound.",
+            "Longest expected wait in the queue, in seconds; requests that would wait longer get "
+            "a 503 at once. The wait is estimated from recent admissions. Default: no limit.",
         ),
     ] = None
     stall_timeout: Annotated[
         Seconds,
         setting(
             SCHEDULING,
-            "Seconds without a step, while there is work, after which the engine counts as hung: "
-            "it is ended, its requests get an error, and the server leaves with status 3.",
+            "Seconds without a message from an engine that has work before it counts as hung. It "
+            "is then killed, its requests fail, and the server exits with status 3.",
         ),
     ] = 120.0
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether `model` is ORG/NAME and nothing here has that name: the server looks it up. Raises
-    ConfigError where that cannot be seen."""
+    """Return whether `model` has the form ORG/NAME and is no local path.
+
+    The server looks such a name up on the hub. Raises ConfigError if the path cannot be checked.
+    """
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII):
         return False
     try:
         return not Path(model).exists()
     except OSError as error:
-        raise ConfigError(f"Cannot see whether {model} is a folder here: {error}") from error
+        raise ConfigError(f"Cannot check whether {model} is a local folder: {error}") from error
 
 
 def full_path(path: Path) -> Path:
-    """`path` from the root on, without `~` and links; raises ConfigError where it leads nowhere."""
+    """Return `path` as an absolute path without `~` and links. Raises ConfigError if that fails."""
     try:
         return path.expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, links in a circle, a NUL
-        raise ConfigError(f"{path} is no usable path: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # unknown user, circular links, a NUL
+        raise ConfigError(f"{path} is not a usable path: {error}") from error
 
 
 def model_folder(model: str) -> Path:
-    """The folder `model` names; raises ConfigError where there is no config.json in it."""
+    """Return the folder of `model`. Raises ConfigError if it has no config.json."""
     demo = Path(__file__).parent / "demo"
     folder = demo / DEMO_FOLDERS[model] if model in DEMO_FOLDERS else Path(model)
     if not model or "://" in model:
-        raise ConfigError(f"{model!r} names no model. {WHERE}")
+        raise ConfigError(f"{model!r} is not a model name. {WHERE}")
     folder = full_path(folder)
     try:
         is_folder, has_config = folder.is_dir(), (folder / "config.json").is_file()
         is_file = folder.is_file()
     except OSError as error:
-        raise ConfigError(f"Cannot look for a model folder: {error}") from error
+        raise ConfigError(f"Cannot access the model folder: {error}") from error
     if folder.suffix.lower() == ".gguf":
         raise ConfigError(f"{folder}: {NO_GGUF}")
     if is_file:
-        raise ConfigError(f"{folder} is a file: give the folder it is in.")
+        raise ConfigError(f"{folder} is a file; give its folder.")
     if not is_folder:
         raise ConfigError(f"No model folder at {folder}. {WHERE}")
     if not has_config:
@@ -226,48 +228,51 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The checkpoint's safetensors files, from its index where there is one."""
+    """Return the checkpoint's safetensors files: those in its index if it has one, else all."""
     index = folder / WEIGHTS_INDEX
     if index.is_file():
         files = [folder / name for name in indexed_files(index)]
-        # A name is a file of this folder, never a path out of it.
+        # A name must be a file in this folder, never a path to another folder.
         if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
-            raise ConfigError(f"{index} names {', '.join(missing)}, which is not in {folder}.")
+            raise ConfigError(f"{index} lists files not in {folder}: {', '.join(missing)}.")
         return files
     if files := _files(folder, "safetensors"):
         return files
     if gguf := _files(folder, "gguf"):
-        raise ConfigError(f"{folder} has no *.safetensors but {gguf[0].name}. {NO_GGUF}")
-    raise ConfigError(f"{folder} has no *.safetensors; other weight formats are not read.")
+        raise ConfigError(f"{folder} has no *.safetensors, only {gguf[0].name}. {NO_GGUF}")
+    raise ConfigError(f"{folder} has no *.safetensors, the only supported weight format.")
 
 
 def indexed_files(index: Path) -> list[str]:
-    """The file names in a safetensors index; raises ConfigError where it holds none."""
+    """Return the file names in a safetensors index. Raises ConfigError if it has none."""
     mapped = read_json(index).get("weight_map")
     values = list(mapped.values()) if isinstance(mapped, dict) else []
     if not values or not all(isinstance(value, str) for value in values):
-        raise ConfigError(f"{index} holds no weight_map from tensor names to file names.")
+        raise ConfigError(f"{index} has no weight_map from tensor names to file names.")
     return sorted(set(values))
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raises ConfigError where a file is what git leaves in place of it without Git LFS."""
+    """Raise ConfigError if `file` is a Git LFS pointer, left by a clone without Git LFS."""
     try:
         with file.open("rb") as stream:
             is_pointer = stream.read(len(POINTER)) == POINTER
     except OSError:
-        return  # told of by whoever reads it
+        return  # the caller reports it when it reads the file
     if is_pointer:
         raise ConfigError(
-            f"{file} is a Git LFS pointer, not the file: run `git lfs pull` in its folder, or "
+            f"{file} is a Git LFS pointer, not the file. Run `git lfs pull` in its folder, or "
             "`penstock pull ORG/NAME`."
         )
 
 
 def safetensors_header(file: Path) -> dict[str, Any]:
-    """What a safetensors file declares: name -> {dtype, shape, data_offsets}, `__metadata__` left
-    out. Raises ConfigError where the file is shorter or longer than that; the format (8 bytes
-    length, JSON, data) allows neither."""
+    """Return the header of a safetensors file without `__metadata__`: name -> {dtype, shape,
+    data_offsets}.
+
+    The format is 8 bytes of header length, a JSON header and the data. Raises ConfigError if the
+    file is malformed, or shorter or longer than its header says.
+    """
     refuse_pointer(file)
     said = f"{file} is not a readable safetensors file: "
     try:
@@ -294,10 +299,10 @@ def safetensors_header(file: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises ConfigError naming the file where it is not one."""
+    """Return the JSON object in a file. Raises ConfigError with the file name if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair (\ud800) is no text
+        json.dumps(value, ensure_ascii=False).encode()  # rejects lone surrogates such as \ud800
     except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"Cannot read {path}: {error}") from error
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""EngineCore: the loop in the engine process. Messages in, steps through, outputs out."""
+"""EngineCore: the loop of the engine process. It takes messages, runs steps and sends outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.scheduling.step import Step
 
 
 class Inbox(Protocol):
-    """Where messages come from and go to: a zmq endpoint, or a test's lists."""
+    """Receives and sends messages: a zmq endpoint, or lists in a test."""
 
     def drain(self, *, block: bool) -> list[ToEngine]: ...
 
@@ -38,10 +38,10 @@ class Inbox(Protocol):
 
 
 class EngineCore:
-    """Scheduler and runner under one loop.
+    """Runs scheduler and runner in one loop.
 
-    `depth` is how many steps may be in flight while the next is scheduled: 0 computes and waits,
-    1 lets the host work while the device does. Everything else is the same.
+    `depth` is how many steps may be in flight while the next one is scheduled. With 0 the loop
+    waits for each step; with 1 the host schedules the next step while the device computes.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EngineCore:
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_num_encoder_tokens=runner.max_num_encoder_tokens,
             groups=facts.kv_groups,
-            # No bounds on the queue here: the client has applied them, to whole submissions.
+            # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,
         )
         self.facts: Ready = facts
@@ -68,12 +68,12 @@ class EngineCore:
         self.running = True
 
     def run(self) -> None:
-        """Until a Shutdown message."""
+        """Run until a Shutdown message arrives."""
         while self.running:
             self.turn()
 
     def turn(self) -> None:
-        """One pass of the loop: take messages, launch a step, retire one that is due."""
+        """Run the loop body once: handle messages, launch a step, retire a step that is due."""
         messages = self.endpoint.drain(block=False)
         idle = not messages and not self.scheduler.has_work and not self.in_flight
         if idle and not self.runner.improve():
@@ -88,7 +88,7 @@ class EngineCore:
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
         elif messages and not step:
-            # Nothing was computed, but aborts changed what is running, waiting and held.
+            # Nothing was computed, but aborts changed the counts of requests and blocks.
             now = time.monotonic()
             self.endpoint.send(StepOutputs(now, [], [], self.stats()))
 
@@ -105,7 +105,7 @@ class EngineCore:
                 self.running = False
 
     def publish(self, pending: PendingStep) -> None:
-        """Wait for a step's tokens and send what they mean."""
+        """Wait for the results of a step and send its outputs."""
         sampled = pending.wait()
         now = time.monotonic()
         outputs = self.scheduler.retire(pending.step, sampled, pending.scores())
@@ -116,7 +116,7 @@ class EngineCore:
         self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors, prefills))
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
-        """What the scheduler and the runner count, after a `step` of so many seconds if any."""
+        """Return the stats after `step`, if any, which took `seconds`."""
         cpu = self.runner.wait_policy
         stats = self.scheduler.stats(step, seconds)
         return replace(stats, cpu_contention=cpu.contention, cpu_contended=cpu.contended)

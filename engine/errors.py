@@ -1,10 +1,10 @@
-"""Typed errors at the engine's edges. Each says what was given, the limit, and what to change."""
+"""Typed errors of the engine. A message says what was given, the limit, and what to change."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Anything the engine raises on purpose."""
+    """Base class of the errors that the engine raises on purpose."""
 
 
 class ConfigError(EngineError):
@@ -12,7 +12,7 @@ class ConfigError(EngineError):
 
 
 class RequestRejectedError(EngineError):
-    """One request cannot be served; the engine and every other request go on.
+    """One request cannot be served; the engine and all other requests continue.
 
     `code` is the OpenAI error code sent to the client, e.g. ``context_length_exceeded``.
     """
@@ -24,7 +24,7 @@ class RequestRejectedError(EngineError):
 
 
 class EngineOverloadedError(EngineError):
-    """The waiting queue is at its bound; the client should come back in `retry_after` seconds."""
+    """The waiting queue is full; the client should retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class EngineOverloadedError(EngineError):
 
 
 class EngineUnavailableError(EngineError):
-    """The engine cannot take work now: `state` is loading, draining or dead."""
+    """The engine accepts no requests now; `state` is "loading", "draining" or "dead"."""
 
     def __init__(self, state: str, message: str) -> None:
         super().__init__(message)
@@ -40,14 +40,14 @@ class EngineUnavailableError(EngineError):
 
 
 class EngineDeadError(EngineUnavailableError):
-    """The engine process ended; every request it held is lost."""
+    """The engine process ended, and all of its requests are lost."""
 
     def __init__(self, message: str) -> None:
         super().__init__("dead", message)
 
 
 class RemoteTraceback(Exception):
-    """The engine process's own traceback, as text: a log shows it where an exception's would be."""
+    """Traceback text of the engine process, logged in place of an exception's traceback."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"

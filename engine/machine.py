@@ -1,6 +1,6 @@
-"""What this process may use of its machine, within its container's limits: cores and memory.
+"""Cores and memory that this process may use, within the limits of its container.
 
-Torch-free, as `penstock doctor` reads them, too.
+It does not import torch, because `penstock doctor` uses it too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OF_VERSION_1 = {
 
 
 def cpu_count() -> int:
-    """Cores this process may use; a container's mask counts, its quota too."""
+    """Return the cores this process may use, within its CPU mask and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         quota, period = _cpu_quota()
@@ -27,18 +27,21 @@ def cpu_count() -> int:
 
 
 def _cpu_quota() -> tuple[int, int]:
-    """Microseconds of processor time in each so many; raises OSError or ValueError for no limit."""
+    """Return (quota, period): microseconds of processor time allowed in each period.
+
+    Raises OSError or ValueError if there is no limit.
+    """
     if (CGROUP / "cpu.max").exists():
         quota, period = _container("cpu.max").split()
     else:
         quota, period = (_container(f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota.startswith("-"):
-        raise ValueError("version 1 has -1 for no limit")
+        raise ValueError("cgroup v1 uses -1 for no limit")
     return int(quota), int(period)
 
 
 def free_memory() -> int:
-    """Bytes of RAM that may still be taken."""
+    """Return the bytes of RAM that are still free for this process."""
     free = machine_memory()
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -48,24 +51,25 @@ def free_memory() -> int:
             used = int(_container("memory.current"))
             stat = _container("memory.stat").split()
             counts = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
-            # Files in memory, as the checkpoint just read, are dropped when somebody needs it.
+            # The page cache, such as a checkpoint just read, is dropped when memory is needed.
             for files in ("active_file", "inactive_file"):
-                used -= counts.get(f"total_{files}", counts[files])  # of version 1, with children
+                # In cgroup v1, total_ includes the child groups.
+                used -= counts.get(f"total_{files}", counts[files])
             free = min(free, max(limit - used, 0))
     except (OSError, ValueError, KeyError):
-        pass  # no such file, or not what Linux writes there
+        pass  # the file is missing or not in the format of Linux
     return free
 
 
 def machine_memory() -> int:
-    """Bytes of RAM this process could ever have: the machine's, within the container's limit."""
+    """Return the bytes of RAM of the machine, or the container's limit if that is lower."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _container_limit()
     return whole if limit is None else min(whole, limit)
 
 
 def _container_limit() -> int | None:
-    """Bytes; None without a container, or without a limit ("max")."""
+    """Return the memory limit in bytes; None without a container or without a limit ("max")."""
     try:
         return int(_container("memory.max"))
     except (OSError, ValueError):
@@ -73,7 +77,7 @@ def _container_limit() -> int | None:
 
 
 def _container(name: str) -> str:
-    """What a file of this process's control group says, or the one that version 1 had for it."""
+    """Return the text of a cgroup v2 file of this process, or of its cgroup v1 counterpart."""
     path = CGROUP / name
     return (path if path.exists() else CGROUP / OF_VERSION_1.get(name, name)).read_text(
         encoding="ascii"

@@ -1,4 +1,4 @@
-"""Facts of the device the engine runs on: which, how it computes, what memory it has."""
+"""Properties of the device that the engine runs on: type, arithmetic and memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def select_device(wanted: str) -> torch.device:
-    """`auto` takes CUDA where it works; raises ConfigError where `cuda` was asked for in vain."""
+    """Return the device for --device; `auto` is CUDA if available.
+
+    Raises ConfigError if `cuda` is wanted and torch finds no CUDA device.
+    """
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device. Use --device cpu.")
+        raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu.")
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         return torch.device("cuda")
     return torch.device("cpu")
 
 
 def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """bfloat16 where the device has instructions for it, else float32."""
+    """Return the dtype for --dtype; `auto` is bfloat16 if the device has instructions for it."""
     if wanted != "auto":
         return DTYPES[wanted]
     native = gpu_has_bf16() if device.type == "cuda" else cpu_has_bf16()
@@ -38,7 +41,7 @@ def select_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def gpu_has_bf16() -> bool:
-    """Whether the GPU multiplies bfloat16; torch emulates it on older ones, our kernels do not."""
+    """Whether the GPU multiplies bfloat16. On older GPUs torch emulates it; our kernels do not."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -48,32 +51,31 @@ def cpu_has_bf16() -> bool:
 
 
 def cpu_has_amx() -> bool:
-    """Whether this CPU has AMX for bfloat16, used or not."""
+    """Whether this CPU has AMX for bfloat16, even if oneDNN may not use it."""
     return "amx_bf16" in _cpu_features()
 
 
 def onednn_multiplies(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN has matmuls of this dtype here: bf16 it has with AVX-512 and newer only."""
+    """Whether oneDNN has matmuls of this dtype here. For bf16 it needs AVX-512 or newer."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def onednn_emulates(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN has matmuls of bf16 here without instructions for it: AVX-512 alone."""
+    """Whether oneDNN computes bf16 matmuls here without bf16 instructions, on plain AVX-512."""
     native = cpu_has_bf16() and _onednn_may_use("BF16", "FP16", "AMX")
     return dtype == torch.bfloat16 and onednn_multiplies(device, dtype) and not native
 
 
 def emulates(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether bf16 is widened product by product here: many rows take far longer than in fp32."""
+    """Whether bf16 is widened for each product here, so that many rows are far slower than fp32."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
     return bf16 and not onednn_multiplies(device, dtype)
 
 
 def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN takes AMX for this dtype: it then sums in an order that depends on how many
-    rows there are."""
+    """Whether oneDNN uses AMX for this dtype. Its order of summation depends on the row count."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
     return bf16 and _onednn_may_use("AMX") and cpu_has_amx()
 
@@ -81,33 +83,33 @@ def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
 def depends_on_rows(
     device: torch.device, dtype: torch.dtype, *, packed: bool, threads: int
 ) -> Uneven:
-    """What makes a row's bits in linear layers depend on how many rows there are, if anything."""
+    """Return why a row's bits in linear layers depend on the row count; None if they do not."""
     if device.type != "cpu":
         return None
     if multiplies_in_amx(device, dtype):
         return "amx"
     if not packed:
         return None if emulates(device, dtype) else "unpacked"
-    # Torch 2.8 to 2.10 have 3.7.1, in which threads share a long sum; 2.11 has 3.10.2.
+    # oneDNN 3.7.1 (torch 2.8 to 2.10) splits long sums among threads; 3.10.2 (2.11) does not.
     old = dtype == torch.float32 and threads > 1 and _onednn_version() < (3, 10)
     return "onednn" if old else None
 
 
 def _onednn_version() -> tuple[int, ...]:
-    """Of oneDNN, which torch was built with; without it (0,)."""
+    """Return the version of oneDNN that torch was built with; (0,) if built without it."""
     found = re.search(r"DNN v(\d+)\.(\d+)", torch.__config__.show())
     return tuple(map(int, found.groups())) if found else (0,)
 
 
 def _onednn_may_use(*instructions: str) -> bool:
-    """Whether ONEDNN_MAX_CPU_ISA, which names the best instructions it may use, names these."""
+    """Whether ONEDNN_MAX_CPU_ISA, the best instruction set oneDNN may use, allows any of these."""
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
     return allowed in ("", "ALL", "DEFAULT") or any(word in allowed for word in instructions)
 
 
 @cache
 def _cpu_features() -> set[str]:
-    """Every word of /proc/cpuinfo; empty where there is none."""
+    """Return every word of /proc/cpuinfo; empty if it cannot be read."""
     try:
         return set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
     except OSError:
@@ -115,12 +117,12 @@ def _cpu_features() -> set[str]:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that may still be taken: of the GPU, or of the machine within the container's limit."""
+    """Return the free bytes of the GPU, or of the machine within its container's limit."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Bytes a GPU has in all; None for a CPU, whose memory is everybody's."""
+    """Return the total bytes of a GPU; None for a CPU, whose memory other programs share."""
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
 
 
@@ -129,9 +131,9 @@ def to_device(
     device: torch.device,
     dtype: type[np.generic] = np.int64,
 ) -> tuple[torch.Tensor, ...]:
-    """Numbers from the host, as one tensor each, in a single copy that the host does not wait for.
+    """Copy `columns` to the device in one asynchronous copy; return one tensor per column.
 
-    On CUDA it goes through a fresh pinned buffer: nothing is written while a copy reads it.
+    On CUDA each call uses a new pinned buffer, so no later write can change it during the copy.
     """
     arrays = [np.asarray(column, dtype) for column in columns]
     packed = torch.from_numpy(np.concatenate(arrays))
@@ -141,10 +143,9 @@ def to_device(
 
 
 class HostCopy:
-    """Tensors on their way to the host, as they were when the copy was asked for.
+    """An asynchronous copy of tensors to the host, with their values at construction.
 
-    On CUDA they arrive in fresh pinned buffers when the device gets there; `wait` is the one place
-    where the host waits for it.
+    On CUDA the copy goes to new pinned buffers. Only `wait` makes the host wait for the device.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """The engine process: `python -m engine.process ADDRESS`, with the EngineConfig as JSON on stdin.
 
-Sends Progress while loading, then Ready, then runs the loop; a failure is sent as Fatal before the
-process ends. The process never outlives its parent.
+It sends Progress while it loads and then Ready, and runs the loop. On a failure it sends Fatal
+before it exits. The process never outlives its parent.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from engine.errors import ConfigError
 from engine.protocol import TELL_STACKS, Fatal, Notice, Progress
 
 PR_SET_PDEATHSIG = 1
-PARENT_DIED = 4  # exit status; nobody is left to read it
+PARENT_DIED = 4  # exit status; no process is left to read it
 
 
 def main() -> int:
-    """0 after a Shutdown, 2 for a configuration that cannot be served, 3 for a crash."""
-    # Ctrl-C and supervisors signal the whole group; the parent drains, then sends Shutdown.
+    """Run the engine; return 0 after Shutdown, 2 after a ConfigError and 3 after another error."""
+    # Ctrl-C and supervisors signal the whole process group. The parent drains, then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     address = sys.argv[1]
-    # Also where it crashes inside of native code, which raises nothing that could be reported.
+    # A crash in native code raises no exception, so only its stack traces report it.
     faulthandler.enable()
     faulthandler.register(TELL_STACKS)
     if not (line := sys.stdin.buffer.readline()):
         remove_sockets(address)
-        return PARENT_DIED  # by a signal, before it could say what to serve
+        return PARENT_DIED  # the parent was killed before it sent the configuration
     config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=_watch_parent, args=(address,), daemon=True).start()
     endpoint = EngineEndpoint(address)
-    remove_sockets(address)  # before torch: were the parent killed, they would stay
+    remove_sockets(address)  # before importing torch: if the parent is killed, none remain
     _die_with_parent()
     endpoint.send(Progress("starting", 0.0))
     logger = logging.getLogger("engine")
     logger.addHandler(ToServer(endpoint.send))
     logger.setLevel(logging.INFO)
     try:
-        # Imported here so that a broken torch is reported like any other failure.
+        # Imported here so that a broken torch is reported like other failures.
         from engine.core import EngineCore
         from engine.runner.model_runner import ModelRunner
 
@@ -60,7 +60,7 @@ def main() -> int:
         depth = 1 if runner.device.type == "cuda" else 0
         core = EngineCore(config, runner, endpoint, depth=depth)
         endpoint.send(core.facts)
-        gc.freeze()  # torch's modules stay: looking through them all stopped a step for 55 ms
+        gc.freeze()  # otherwise a collection traverses torch's modules, a pause of 55 ms
         core.run()
     except ConfigError as error:
         endpoint.send(Fatal(str(error), config_error=True))
@@ -74,11 +74,11 @@ def main() -> int:
 
 
 class ToServer(logging.Handler):
-    """Sends what this process logs to the server, whose log has a format and a level."""
+    """Sends log records of this process to the server, which formats and filters them."""
 
     def __init__(self, send: Callable[[Notice], None]) -> None:
         super().__init__()
-        self._send, self._thread = send, threading.get_ident()  # the socket is that thread's own
+        self._send, self._thread = send, threading.get_ident()  # only it may use the socket
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
@@ -89,14 +89,16 @@ class ToServer(logging.Handler):
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill us when the thread that started us ends; `_watch_parent` sees to it
-    elsewhere, and until the sockets' files are removed."""
+    """Make Linux kill this process when the thread that started it ends.
+
+    On other systems, and before the socket files are removed, `_watch_parent` does this.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch_parent(address: str) -> None:
-    """The parent keeps our stdin open as long as it lives."""
+    """Exit when stdin closes: the parent keeps it open while it lives."""
     while os.read(0, 1):  # not sys.stdin: a thread blocked in it breaks the interpreter's exit
         pass
     remove_sockets(address)

@@ -1,8 +1,17 @@
 """Every message that crosses between the API process and the engine process.
 
-This file is the documentation of that boundary: frozen msgspec structs, one tagged union per
-direction, msgpack on the wire, no pickle. All times are CLOCK_MONOTONIC seconds, which two
-processes of one host may compare. Request ids are integers the client makes and never reuses.
+This module documents that boundary. A message is a frozen msgspec struct, encoded as msgpack;
+nothing is pickled. Each direction has one tagged union: `ToEngine` and `FromEngine`.
+`engine/channel.py` carries the messages over zmq and numbers them, so a lost or repeated message
+is detected.
+
+The engine sends Progress while it loads the model and Ready when it can serve. The API process
+then sends GenerateRequest and EmbedRequest messages. The engine sends one StepOutputs per step. A
+request gets outputs until one of them has `finish` set, or Rejected if the engine refuses it. Abort
+ends requests early, Shutdown ends the engine, and Fatal says why an engine ends by itself.
+
+All times are CLOCK_MONOTONIC seconds, which two processes on one host can compare. Request ids are
+integers that the client assigns and never reuses.
 """
 
 from __future__ import annotations
@@ -12,30 +21,31 @@ from typing import Literal
 
 import msgspec
 
-TELL_STACKS = signal.SIGUSR1  # no message: the engine writes where its threads stand to stderr
+# Not a message but a signal: the engine process writes the stacks of its threads to stderr.
+TELL_STACKS = signal.SIGUSR1
 FinishReason = Literal["stop", "length", "error"]
 Pooling = Literal["cls", "mean", "last"]
 ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
-# Why the last bits of logits depend on what shares a step: the CPU's matrix unit, an old oneDNN, or
-# weights that are not prepacked. None: they do not, as far as is known.
+# Why the last bits of a sequence's logits depend on the other sequences in its step: the CPU's
+# matrix unit (AMX), an old oneDNN, or weights that are not prepacked. None: no known reason.
 Uneven = Literal["amx", "onednn", "unpacked"] | None
 TokenIds = list[int]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """A tagged record; fields travel in the order they are written here."""
+    """Base of all messages: an array of the class name and the fields in declaration order."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A part of a message."""
+    """Base of the parts of messages: an array of the fields in declaration order, without a tag."""
 
 
 class SamplingParams(Record, frozen=True):
-    """How one sequence is sampled and when it stops. Already validated by the server.
+    """How one sequence is sampled and when it stops. The server has validated the values.
 
     Order of application: repetition, presence and frequency penalties, logit bias, suppression of
-    stop tokens before `min_tokens`, temperature, then top-k, top-p and min-p on the tempered
-    distribution. Noise is a function of (seed, position, token) and of nothing else.
+    stop tokens before `min_tokens`, temperature, then top-k, top-p and min-p on the distribution
+    after temperature. The noise is a function of (seed, position, token) alone.
     """
 
     max_tokens: int
@@ -46,89 +56,97 @@ class SamplingParams(Record, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0  # the server draws one where the client gave none
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    seed: int = 0  # drawn by the server if the client gave none
     min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # the model's end tokens are among them unless ignored
-    logprobs: int = -1  # -1: none; k: the sampled token's and the k most likely ones'
-    prompt_logprobs: int = -1  # likewise of each token of the prompt after the first
+    stop_token_ids: tuple[int, ...] = ()  # includes the model's end tokens unless ignored
+    logprobs: int = -1  # -1: none; k: those of the sampled token and of the k most likely tokens
+    prompt_logprobs: int = -1  # the same for each prompt token after the first
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Log-probabilities of the model's own distribution, before penalties and temperature."""
+    """Log-probabilities under the model's own distribution, before penalties and temperature."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
 
 
 class GenerateRequest(Message, frozen=True):
-    """Continue `prompt` as `params` say. A lower `priority` is served earlier, then FCFS.
+    """Generate tokens after `prompt` according to `params`.
 
-    For an encoder–decoder `source` is what its encoder reads, and `prompt` how the answer begins.
+    Requests with a lower `priority` value are served earlier; equal ones first come, first served.
+    For an encoder-decoder, `source` is the encoder prompt and `prompt` holds the decoder's first
+    tokens.
     """
 
     id: int
     prompt: TokenIds
     params: SamplingParams
-    arrival: float  # when the HTTP request came in
+    arrival: float  # when the HTTP request arrived
     priority: int = 0
-    salt: str = ""  # tenant: prefixes are shared only between requests of equal salt
+    salt: str = ""  # tenant: only requests with an equal salt share cached prefixes
     source: TokenIds = []
 
     @property
     def size(self) -> int:
-        """Tokens to be computed before the first new one."""
+        """Number of tokens to compute before the first new one."""
         return len(self.prompt) + len(self.source)
 
 
 class EmbedRequest(Message, frozen=True):
-    """Encode `tokens` and pool their hidden states into one vector."""
+    """Encode `tokens` and pool their hidden states into one vector.
+
+    `priority` orders requests as in GenerateRequest.
+    """
 
     id: int
     tokens: TokenIds
     pooling: Pooling
-    arrival: float
+    arrival: float  # when the HTTP request arrived
     priority: int = 0
 
     @property
     def size(self) -> int:
-        """Tokens to be computed."""
+        """Number of tokens to compute."""
         return len(self.tokens)
 
 
 class Abort(Message, frozen=True):
-    """The client no longer wants these; unknown or finished ids are ignored."""
+    """Drop the requests with these ids; unknown and finished ids are ignored."""
 
     ids: list[int]
 
 
 class Shutdown(Message, frozen=True):
-    """End the engine now; whatever still runs is dropped."""
+    """End the engine now and drop all unfinished requests."""
 
 
 class Progress(Message, frozen=True):
-    """Loading goes on: `stage` is a short present participle, `fraction` runs from 0 to 1."""
+    """Progress of loading the model."""
 
-    stage: str
-    fraction: float
+    stage: str  # a short phrase that starts with a present participle, such as "loading weights"
+    fraction: float  # from 0 to 1
 
 
 class KVGroup(Record, frozen=True):
-    """Layers that keep the KV of the same tokens and so share one block table per sequence.
+    """A group of layers that keep the KV of the same tokens and share one block table per sequence.
 
-    `window` counts the keys a query sees, its own included; blocks behind it are given back.
+    A query sees the last `window` keys, including its own. Blocks before the window are released.
     """
 
     layers: int
-    window: int | None = None  # None: all keys
-    cross: bool = False  # the keys are those of the source, written once
+    window: int | None = None  # None: a query sees all keys
+    cross: bool = False  # cross-attention KV of the encoder prompt, written once
 
     def first_block(self, position: int, block_size: int) -> int:
-        """The first block that a query at `position`, or at any later one, sees."""
+        """Index of the first block that a query at `position` or later sees."""
         return 0 if self.window is None else max(0, position - self.window + 1) // block_size
 
     def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
-        """Blocks held at once by a sequence of `tokens`, computed by up to `step_tokens` a step."""
+        """Most blocks that a sequence of `tokens` holds at once.
+
+        A step computes at most `step_tokens` of its tokens.
+        """
         blocks = -(-tokens // block_size)
         if self.window is None:
             return blocks
@@ -136,56 +154,62 @@ class KVGroup(Record, frozen=True):
 
 
 class MemoryEntry(Record, frozen=True):
-    """What takes memory on the device, in bytes: foreseen from shapes, and found after loading."""
+    """Bytes that one use of device memory takes: predicted from shapes, and measured after loading.
+
+    `what` names the use, for example "weights" or "KV cache".
+    """
 
     what: str
-    foreseen: int
-    found: int | None = None  # None: not measured on this device
+    foreseen: int  # predicted bytes
+    found: int | None = None  # measured bytes; None: not measured on this device
 
 
 class Ready(Message, frozen=True):
-    """The engine serves. Facts of the loaded model, all in tokens, blocks, bytes and seconds."""
+    """The engine can serve: facts about the loaded model and its limits."""
 
     architecture: str
     kind: ModelKind
     dtype: str
     device: str
     vocab_size: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int  # usable blocks, each of block_size tokens of one of kv_groups
+    max_model_len: int  # tokens of prompt and answer together
+    block_size: int  # tokens per KV block
+    num_blocks: int  # usable blocks; one holds block_size tokens of one of `kv_groups`
     max_num_seqs: int
     max_num_batched_tokens: int
-    parameters: int
+    parameters: int  # number of model parameters
     weight_bytes: int
     kv_cache_bytes: int
     load_seconds: float
     attention_backend: str
-    threads: int
+    threads: int  # CPU threads of the engine
     kv_groups: tuple[KVGroup, ...]
-    start_token: int | None = None  # with which an encoder–decoder's answer begins
-    embedding_size: int = 0  # numbers in an encoder's vectors
+    start_token: int | None = None  # first decoder token of an encoder-decoder
+    embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
     uneven: Uneven = None
-    emulated: bool = False  # many rows take longer than in fp32: the CPU has no such matmul
+    emulated: bool = False  # bf16 without a bf16 matmul on this CPU: many rows are slower than fp32
     memory: tuple[MemoryEntry, ...] = ()
 
 
 class TokenOutput(Record, frozen=True):
-    """One sampled token. `token` is -1 and `finish` is "error" where sampling was impossible."""
+    """One sampled token of a request.
+
+    If its logits or its prompt logprobs are not finite, `token` is -1 and `finish` is "error".
+    """
 
     id: int
     token: int
-    finish: FinishReason | None = None
+    finish: FinishReason | None = None  # None: more tokens follow
     logprobs: TokenLogprobs | None = None
-    # With the first token, where asked for: of each token of the prompt after the first.
+    # Only with the first token, if requested: one entry per prompt token after the first.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class EmbedOutput(Record, frozen=True):
-    """One text's vector as little-endian float32; `finish` is "error" where it is not finite."""
+    """The vector of one text; `finish` is "error" if the vector is not finite."""
 
     id: int
-    vector: bytes
+    vector: bytes  # little-endian float32
     finish: FinishReason = "stop"
 
 
@@ -193,13 +217,15 @@ class Admission(Record, frozen=True):
     """A request left the waiting queue for the first time."""
 
     id: int
-    at: float
-    cached_tokens: int  # of prompt and source, whose KV came from the prefix cache
+    at: float  # launch of its first step
+    cached_tokens: int  # tokens of prompt and source whose KV came from the prefix cache
 
 
 class Prefill(Record, frozen=True):
-    """A step computed tokens [start, start + count) of a request's prompt, or of what it had before
-    it was preempted."""
+    """A step computed tokens [start, start + count) of a request.
+
+    They are part of its prompt, or of the tokens it had when it was preempted.
+    """
 
     id: int
     start: int
@@ -207,28 +233,34 @@ class Prefill(Record, frozen=True):
 
 
 class EngineStats(Record, frozen=True):
-    """The engine after one step. Counters count from the engine's start and never fall."""
+    """State of the engine after one step.
+
+    `step`, `preemptions`, `prefix_queries` and `prefix_hits` are counters: they count from the
+    engine's start and never decrease.
+    """
 
     step: int = 0
-    running: int = 0
-    waiting: int = 0
+    running: int = 0  # requests
+    waiting: int = 0  # requests
     blocks_held: int = 0
-    blocks_cached: int = 0  # free to reuse, content still known
+    blocks_cached: int = 0  # available for allocation, with content that can still be reused
     blocks_total: int = 0
     preemptions: int = 0
-    prefix_queries: int = 0  # prompt tokens looked up
-    prefix_hits: int = 0  # prompt tokens found
+    prefix_queries: int = 0  # tokens of prompts and sources looked up in the prefix cache
+    prefix_hits: int = 0  # tokens of prompts and sources found there
     step_seconds: float = 0.0  # wall time of this step
-    step_prefill_tokens: int = 0  # of prompts, and of texts encoded
+    step_prefill_tokens: int = 0  # tokens of prompts and of encoded texts
     step_decode_tokens: int = 0
-    cpu_contention: float | None = None  # share of their time that threads queued for a core
-    cpu_contended: bool = False  # so much that they sleep where they wait for each other
+    # Share of their time that the engine's threads queued for a core; None: not measured.
+    cpu_contention: float | None = None
+    # Contention is high, so the threads sleep, rather than spin, while they wait for each other.
+    cpu_contended: bool = False
 
 
 class StepOutputs(Message, frozen=True):
-    """What one retired step produced; also sent without tokens when only the stats changed."""
+    """Results of one retired step. Sent without results if only the stats have changed."""
 
-    at: float
+    at: float  # when the results were on the host
     tokens: list[TokenOutput]
     admitted: list[Admission]
     stats: EngineStats
@@ -245,18 +277,18 @@ class Rejected(Message, frozen=True):
 
 
 class Notice(Message, frozen=True):
-    """A line for the server's log; `level` is one of `logging`'s."""
+    """A line for the server's log; `level` is a level of the `logging` module."""
 
     level: int
     text: str
 
 
 class Fatal(Message, frozen=True):
-    """The engine is about to exit: `message` for the user, `detail` for the log."""
+    """The engine is about to exit because of an error."""
 
-    message: str
-    detail: str = ""  # a traceback
-    config_error: bool = False
+    message: str  # for the user
+    detail: str = ""  # a traceback for the log
+    config_error: bool = False  # the configuration or the checkpoint cannot be served
 
 
 ToEngine = GenerateRequest | EmbedRequest | Abort | Shutdown

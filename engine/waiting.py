@@ -1,9 +1,9 @@
-"""WaitingQueue: who has been sent to the engine and does not run yet, and whether there is room.
+"""Admission control: counts the requests waiting for the engine and refuses those without room.
 
-Bounded by requests, by prompt tokens, and by time. Past saturation a queue that is bounded by its
-length alone fills, everybody waits as long as all of it takes, and every answer comes too late
-although the engine works as hard as it can. Refusing at once whoever would wait too long keeps the
-others in time.
+The queue is limited by requests, by prompt tokens and by waiting time. Past saturation, a queue
+limited by length alone stays full. Every request then waits for the whole queue, and all answers
+come too late although the engine is fully used. Refusing requests that would wait too long keeps
+the others in time.
 """
 
 from __future__ import annotations
@@ -18,58 +18,67 @@ from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
 
-AT_ONCE = 16  # times --max-num-queued-tokens: what one request may bring, of many prompts
-MEMORY = 32  # admissions after which an earlier pace counts for a third
+AT_ONCE = 16  # one request with several prompts may have 16 times --max-num-queued-tokens
+MEMORY = 32  # number of admissions after which the weight of an earlier interval is about a third
 
 
 class Pace:
-    """Seconds between admissions where the engine, and not the arrivals, sets the pace; times are
-    those of one clock."""
+    """Average of the seconds between admissions while the engine, not the arrivals, limits them.
+
+    All times come from the same clock.
+    """
 
     def __init__(self) -> None:
         self._interval = 0.0
-        self._since: float | None = None  # of the last admission, or of the queue's beginning
+        # Time of the last admission, or of the first request in an empty queue. None: empty.
+        self._since: float | None = None
 
     def joined(self, now: float) -> None:
         if self._since is None:
             self._since = now
 
     def admitted(self, count: int, now: float, *, left: bool) -> None:
-        """`count` requests left the queue in one step; `left`: others still wait."""
+        """Record that `count` requests left the queue in one step; `left`: others still wait."""
         if self._since is not None and count:
             interval = (now - self._since) / count
-            # Where nobody is left, the engine would have taken more: it is at least so quick.
+            # An empty queue means that the engine could have taken more. So the interval is only
+            # an upper bound.
             if left or interval < self._interval:
                 kept = (1 - 1 / MEMORY) ** count
                 self._interval = self._interval * kept + interval * (1 - kept)
         self._since = now if left else None
 
     def emptied(self) -> None:
-        """Those who waited have gone elsewhere."""
+        """Record that all waiting requests left without being admitted."""
         self._since = None
 
     def wait(self, ahead: int, now: float) -> float:
-        """Seconds until a request behind `ahead` others would be admitted, at least."""
+        """Return the least seconds until a request behind `ahead` others would be admitted."""
         if self._since is None:
             return 0.0
         return max(self._interval * (ahead + 1), now - self._since)
 
 
 class WaitingQueue:
-    """Request ids, each with what it counts for, in the bounds of a configuration. `clock` is that
-    of the times it is told; a simulation has its own."""
+    """The waiting requests and their tokens, within the limits of a configuration.
+
+    `clock` must be the clock of the times passed to the methods; a simulation has its own.
+    """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
         self._waiting: dict[int, tuple[int, int]] = {}  # id -> (requests, prompt tokens)
-        self._expected = 0  # requests on their way here
+        self._expected = 0  # reservations, see `expecting`
         self._pace = Pace()
 
     @contextlib.contextmanager
     def expecting(self, stats: EngineStats) -> Iterator[None]:
-        """Holds the place of a request that is being made ready: of a crowd, only as many shall be
-        tokenised as there is room for. Raises as `check`, before anything is done."""
+        """Reserve the place of a request while it is prepared.
+
+        This way no more requests are tokenised at a time than the queue has room for. Raises like
+        `check`, before the reservation.
+        """
         self.check(1, 0, stats)
         self._expected += 1
         try:
@@ -79,30 +88,32 @@ class WaitingQueue:
 
     @property
     def requests(self) -> int:
-        """How many have been sent and wait, as far as is known."""
+        """The number of requests sent to the engine and not yet known to be admitted."""
         return sum(count for count, _ in self._waiting.values())
 
     def check(self, requests: int, tokens: int, stats: EngineStats) -> None:
-        """Raises EngineOverloadedError where these have no room. An empty queue takes any request
-        the model can hold, whatever the bounds; RequestRejectedError where so many tokens at once
-        would be a danger even to an empty one."""
+        """Raise EngineOverloadedError if the queue has no room for `requests` with `tokens`.
+
+        An empty queue takes any request that the model can hold, regardless of the limits. Raises
+        RequestRejectedError if a request with several prompts has too many tokens even for that.
+        """
         limits = self._config
         if requests > 1 and tokens > (most := AT_ONCE * limits.max_num_queued_tokens):
             raise RequestRejectedError(
                 "invalid_value",
-                f"The prompts of one request may have {most} tokens in all, each counted n times, "
-                f"not {tokens}: send them in several.",
+                f"The prompts of this request have {tokens} tokens in all, each counted n times; "
+                f"the limit is {most}. Send them in several requests.",
             )
         queued = self._expected + self.requests
         waiting = sum(size for _, size in self._waiting.values())
         if (queued and queued + requests > limits.max_num_queued_reqs) or (
             self._waiting and waiting + tokens > limits.max_num_queued_tokens
         ):
-            # Its tokens at the last step's pace.
+            # Estimated from the waiting tokens and the throughput of the last step.
             per_step = max(stats.step_prefill_tokens + stats.step_decode_tokens, 1)
             raise EngineOverloadedError(
                 f"The queue is full: {queued} requests with {waiting} "
-                f"prompt tokens wait; the bounds are {limits.max_num_queued_reqs} requests "
+                f"prompt tokens wait; the limits are {limits.max_num_queued_reqs} requests "
                 f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
                 "(--max-num-queued-tokens).",
                 retry_after=_retry_after(waiting / per_step * stats.step_seconds),
@@ -110,8 +121,8 @@ class WaitingQueue:
         wait = self._pace.wait(queued, self._clock())
         if limits.max_queue_wait is not None and wait > limits.max_queue_wait:
             raise EngineOverloadedError(
-                f"The queue is full: {queued} requests wait, and one more would wait for about "
-                f"{wait:.1f} s; the bound is {limits.max_queue_wait:g} s (--max-queue-wait).",
+                f"The queue is full: {queued} requests wait, and a new one would wait for about "
+                f"{wait:.1f} s; the limit is {limits.max_queue_wait:g} s (--max-queue-wait).",
                 retry_after=_retry_after(wait),
             )
 
@@ -120,7 +131,7 @@ class WaitingQueue:
         self._pace.joined(self._clock())
 
     def admitted(self, ids: Iterable[int], at: float) -> None:
-        """They run as of the clock's `at`; ids that do not wait are passed over."""
+        """Remove requests that the engine admitted at time `at`. Other ids are ignored."""
         left = [self._waiting.pop(i)[0] for i in ids if i in self._waiting]
         if left:
             self._pace.admitted(sum(left), at, left=bool(self._waiting))
@@ -137,6 +148,8 @@ class WaitingQueue:
 
 
 def _retry_after(seconds: float) -> int:
-    """What a client is told: whole seconds, a minute at most; up to a quarter more than need be, so
-    that those refused together do not come back together."""
+    """Return the Retry-After value: whole seconds, at most 60.
+
+    It adds up to a quarter at random, so that clients refused together do not retry together.
+    """
     return math.ceil(min(max(seconds, 1.0), 48.0) * random.uniform(1.0, 1.25))

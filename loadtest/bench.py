@@ -1,9 +1,11 @@
 """`penstock bench run`: closed loops at given concurrencies, open loops at given rates.
 
-A closed loop has so many clients, each of which sends its next request when its last is answered:
-it finds the throughput, and hides a slow server's queue, because slow answers slow the clients
-down. An open loop sends at moments drawn before (Poisson), whatever the server does, and measures
-from the moment drawn: it shows what users feel.
+A closed loop has a fixed number of clients. Each client sends its next request when its last one is
+answered. This finds the throughput, but hides a slow server's queue, because slow answers slow the
+clients down.
+
+An open loop sends requests at times drawn in advance (Poisson), independently of the server. It
+measures latency from these times, as users experience it.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ Arrivals = Literal["poisson", "recorded"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROBE_WORDS = (24, 96)
 SATURATION_CLIENTS = 64
-BACK_OFF_S = 1.0  # of a client in a closed loop after a failure or a rejection
+BACK_OFF_S = 1.0  # pause of a closed loop's client after a failure or a rejection
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One model of a server, and how it is asked."""
+    """One model of a server, and the settings of requests to it."""
 
     target: Target
     url: str
@@ -43,7 +45,7 @@ class Server:
     timeout: float
 
     def request(self, text: str, tokens: int) -> tuple[str, dict[str, Any]]:
-        """Path and body."""
+        """Return (path, body) of a request for `tokens` output tokens."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "temperature": 0}
         if self.ignore_eos:
             body["ignore_eos"] = True
@@ -59,7 +61,10 @@ class Server:
 
 
 async def find(target: Target, url: str, model: str | None) -> tuple[str, int | None]:
-    """The model to ask, and its longest context where the server tells; raises BenchError."""
+    """Return (model, its context length or None if the server does not report it).
+
+    Raises BenchError if the server does not answer or does not have the model.
+    """
     this = await exchange(target, "/v1/models", None, limit_s=10)
     if this.error in ("no connection", "timeout", "not HTTP"):
         raise BenchError(
@@ -67,7 +72,7 @@ async def find(target: Target, url: str, model: str | None) -> tuple[str, int | 
             "name another with --url."
         )
     if this.status == 404 and model:
-        return model, None  # it lists nothing: whether it has the model shows when it is asked
+        return model, None  # the server lists no models; the first request shows if it has this one
     if this.error:
         hint = " Give the key with PENSTOCK_API_KEY." if this.status == 401 else ""
         hint = " Give the model with --model." if this.status == 404 else hint
@@ -78,12 +83,15 @@ async def find(target: Target, url: str, model: str | None) -> tuple[str, int | 
     except (ValueError, LookupError, TypeError, StopIteration):
         raise BenchError(f"{url}/v1/models lists no models; is it the right URL?") from None
     if chosen not in entries:
-        raise BenchError(f"The server has no model {chosen}, but {', '.join(entries)}.")
+        raise BenchError(f"The server has no model {chosen}; available: {', '.join(entries)}.")
     return chosen, entries[chosen].get("max_model_len")
 
 
 async def calibrate(server: Server) -> Prose:
-    """How many tokens a word is, from two short prompts; they warm the server up, too."""
+    """Measure the tokens per word with two short prompts, which also warm the server up.
+
+    Raises BenchError if a request fails or the server reports no usage.
+    """
     sizes = []
     rng = random.Random("calibration")
     for words in PROBE_WORDS:
@@ -91,17 +99,17 @@ async def calibrate(server: Server) -> Prose:
         if done.error:
             hint = ""
             if "ignore_eos" in done.message:
-                hint = " Leave it out with --no-ignore-eos."
+                hint = " Omit the field with --no-ignore-eos."
             elif server.api == "chat" and "template" in done.message:
-                hint = " Ask for plain completions with --api completions."
+                hint = " Use plain completions with --api completions."
             status = f"{done.status}: " if done.status else f"{done.error}: "
-            raise BenchError(f"A first short request failed: {status}{done.message}{hint}")
+            raise BenchError(f"The calibration request failed: {status}{done.message}{hint}")
         sizes.append(done.prompt_tokens)
     few, many = PROBE_WORDS
     if sizes[1] <= sizes[0]:
         raise BenchError(
             "The server's streams end without a usage event, so the length of prompts in tokens "
-            "is unknown. It must honour stream_options.include_usage."
+            "is unknown. The server must support stream_options.include_usage."
         )
     per_word = (sizes[1] - sizes[0]) / (many - few)
     return Prose(per_word, sizes[0] - few * per_word)
@@ -109,7 +117,7 @@ async def calibrate(server: Server) -> Prose:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How one point stands."""
+    """The state of the measurement of one point."""
 
     load: Load
     round: int
@@ -121,8 +129,10 @@ class Progress:
 
 @dataclass
 class Run:
-    """Measures points of one workload on one server. `as_recorded`: arrivals follow the workload's
-    trace, not a Poisson process."""
+    """Measures points of one workload on one server.
+
+    With `as_recorded`, arrivals follow the workload's trace instead of a Poisson process.
+    """
 
     server: Server
     prose: Prose
@@ -136,9 +146,9 @@ class Run:
     _running: int = field(default=0, init=False)
 
     async def measure(self, load: Load, round_number: int, *, purpose: str = "") -> Point:
-        """Puts `load` on the server for the run's seconds, and waits for what was sent then."""
-        # Other prompts at each point: none finds the prefix another has left in the cache. Of a
-        # share of saturation the share is what repeats, not the rate it came to.
+        """Apply `load` to the server for the run's seconds, and wait for all requests sent then."""
+        # Each point gets different prompts, so that none hits a prefix cached for another point.
+        # The seed has the share of saturation and not its rate, which differs between runs.
         asked = load.value if load.share is None else load.share
         rng = random.Random(f"{self.seed} {round_number} {load.loop} {asked:.6g} {purpose}")
         self._measured = []
@@ -156,7 +166,7 @@ class Run:
         return point(load, round_number, window, self._measured, self.slo, busy)
 
     async def saturation(self, round_number: int) -> Point:
-        """A closed loop of many clients: more requests/s than these the server cannot do."""
+        """Measure saturation, the highest request rate, with a closed loop of many clients."""
         return await self.measure(
             Load("closed", SATURATION_CLIENTS), round_number, purpose="saturation"
         )
@@ -168,7 +178,7 @@ class Run:
             while time.monotonic() < begin + self.seconds:
                 text, tokens = next(texts)
                 if (await self._ask(text, tokens, None)).error:
-                    # As a client with manners; else the refused would be all the server's work.
+                    # Without a pause, rejections would take up all of the server's time.
                     await asyncio.sleep(BACK_OFF_S)
 
         await asyncio.gather(*(client() for _ in range(int(load.value))))
@@ -204,8 +214,10 @@ class Run:
 
 
 def allow_many_connections() -> None:
-    """Raises the soft limit of open files to the hard one: past saturation a queue is many
-    sockets."""
+    """Raise the soft limit of open files to the hard limit.
+
+    Past saturation, every queued request holds a socket.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,12 @@
-"""`make bench`: tokens/s over HTTP beside `transformers` generate, same model, same run.
+"""`make bench`: compare tokens/s over HTTP with `transformers` generate in the same run.
 
-A 125M Llama with random weights, prompts of 128 tokens, 64 new ones, greedy, no early end, all in
-the dtype that Penstock takes on this CPU. Rounds of all alternate, so that a drift of the machine's
-speed meets each; medians are printed. Penstock runs twice, as it is and with the kernels that Numba
-compiles, where that is installed. transformers runs in process with its whole batch given at once,
-which flatters it: no HTTP, no scheduling, no streams. llama.cpp's server runs where one is given.
+The model is a 125M Llama with random weights. Prompts have 128 tokens, answers have 64, greedy and
+without EOS. All contenders use the dtype that Penstock selects on this CPU. Their rounds alternate,
+so that changes in the machine's speed affect all of them. Medians are printed.
+
+Penstock runs with torch's attention and, if Numba is installed, also with Numba's kernels.
+transformers runs in this process and gets its whole batch at once. This favours it: it has no HTTP,
+no scheduling and no streams. llama.cpp's server runs if --llama-server is given.
 """
 
 from __future__ import annotations
@@ -33,19 +35,18 @@ from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server
 
-BACKENDS = {"penstock": "torch", "numba": "numba"}  # what the report calls Penstock with each
+BACKENDS = {"penstock": "torch", "numba": "numba"}  # name in the report: attention backend
 TITLES = {
     "penstock": "Penstock",
     "numba": "with Numba",
     "transformers": "transformers",
     "llama.cpp": "llama.cpp",
 }
-Measure = Callable[[int, int], Figures]  # of so many streams, in that round
+Measure = Callable[[int, int], Figures]  # (number of streams, round) -> figures
 
 
 def matmul_rate(dtype: torch.dtype) -> float:
-    """GFLOP/s of a matmul of the model's shape, the faster of torch's two: what this machine's
-    arithmetic is worth."""
+    """Return the GFLOP/s of a matmul of the model's shape, by the faster of torch's two methods."""
     rows, inner, outer = 128, 576, 3072
     x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
     ways: list[Callable[[], torch.Tensor]] = [lambda: torch.nn.functional.linear(x, weight)]
@@ -57,14 +58,16 @@ def matmul_rate(dtype: torch.dtype) -> float:
 
 
 def read_rate() -> float:
-    """GB/s at which both cores together read memory that no cache holds."""
+    """Return the GB/s at which all threads together read memory that is in no cache."""
     data = torch.ones(2**27)  # 512 MiB
     return data.nbytes / min(timeit.repeat(data.sum, number=1, repeat=5)) / 1e9
 
 
 def weight_rate(dtype: torch.dtype) -> float:
-    """GB/s at which one row is multiplied by weights of the model's shape that no cache holds, by
-    what multiplies without Numba."""
+    """Return the GB/s at which torch multiplies one row by weights that are in no cache.
+
+    The weights have a shape of the model. The method is the one that the server uses without Numba.
+    """
     outer, inner = 3072, 576
     count = 2**29 // (outer * inner * dtype.itemsize)
     x, weights = torch.ones(1, inner, dtype=dtype), torch.ones(count, outer, inner, dtype=dtype)
@@ -82,17 +85,17 @@ def weight_rate(dtype: torch.dtype) -> float:
 
 
 def bound(load: Load, streams: int, gflops: float, gbytes: float, item: int) -> float:
-    """Output tokens/s that no server can exceed here with numbers of `item` bytes.
+    """Return an upper bound on output tokens/s on this machine with elements of `item` bytes.
 
-    Prompts cost their multiplications; a step of decoding the larger of its multiplications and of
-    reading all weights and the contexts' KV once.
+    Prefill takes the time of its multiplications. A decode step takes the time of its
+    multiplications or of reading all weights and the KV cache once, whichever is longer.
     """
     c = {key: value for key, value in LLAMA_125M.items() if isinstance(value, int)}
     head_dim = c["hidden_size"] // c["num_attention_heads"]
     attention = c["hidden_size"] * head_dim * (c["num_attention_heads"] + c["num_key_value_heads"])
     layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
     body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
-    kv = 2 * item * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes a token
+    kv = 2 * item * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes per token
     prefill = 2 * body * load.prompt * streams / (gflops * 1e9)
     read = (item * (body + head) + kv * streams * (load.prompt + load.new / 2)) / (gbytes * 1e9)
     step = max(2 * (body + head) * streams / (gflops * 1e9), read)
@@ -105,13 +108,15 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="of both")
-    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
-    parser.add_argument("--llama-server", type=Path, help="llama.cpp's, built for this CPU")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--flags", default="", help="more flags for `penstock serve`")
+    parser.add_argument(
+        "--dtype", choices=["auto", *DTYPES], default="auto", help="dtype of all contenders"
+    )
+    parser.add_argument("--no-peer", action="store_true", help="do not run transformers")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp server built for this CPU")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--flags", default="", help="additional flags for `penstock serve`")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name) / "llama-125m"
         write_random_llama(folder, LLAMA_125M)
@@ -123,7 +128,7 @@ def main() -> None:
 
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Alternate rounds of each at each concurrency; all figures of all rounds."""
+    """Alternate rounds of all contenders at each concurrency; return the figures of every round."""
     load = Load(options.prompt, options.new)
     dtype = select_dtype(options.dtype, torch.device("cpu"))
     name_of_dtype = str(dtype).removeprefix("torch.")
@@ -131,7 +136,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     starts: dict[str, list[float]] = {}
     measures = contenders(folder, options, load, dtype, starts)
     rows = {str(c): {name: list[Figures]() for name in measures} for c in options.concurrency}
-    for round_number in range(options.rounds + 1):  # the first warms all up and is not counted
+    for round_number in range(options.rounds + 1):  # round 0 is a warm-up and is not counted
         rates.append(
             {
                 "gflops": matmul_rate(dtype),
@@ -164,13 +169,13 @@ def contenders(
     dtype: torch.dtype,
     starts: dict[str, list[float]],
 ) -> dict[str, Measure]:
-    """Who runs, by name. `starts` takes the seconds each server needs until it is ready."""
+    """Return the contenders by name. `starts` collects the startup seconds of each server."""
 
     def served(name: str, make: Callable[[int], Server]) -> Measure:
         def fresh(streams: int, round_number: int) -> Figures:
-            """Of a server of its own: an idle one would share the cores."""
+            """Measure with a new server; idle servers of other rounds would use the cores, too."""
             with make(streams) as server:
-                if round_number:  # in the first, Numba may compile
+                if round_number:  # in round 0, Numba may compile
                     starts.setdefault(name, []).append(server.start_seconds)
                 over_http(server, load, streams, streams, seed=999)
                 return over_http(server, load, streams, max(2, 2 * streams), round_number)
@@ -186,7 +191,7 @@ def contenders(
     if not options.no_peer:
         found["transformers"] = partial(Transformers(folder, dtype).measure, load)
     if program := options.llama_server:
-        from loadtest.gguf_model import write_gguf  # gguf is an extra
+        from loadtest.gguf_model import write_gguf  # gguf is an optional dependency
 
         write_gguf(folder, model := folder / "model.gguf", dtype)
         found["llama.cpp"] = served("llama.cpp", lambda n: LlamaCpp(program, model, load, n))
@@ -218,7 +223,7 @@ def print_table(report: dict[str, Any]) -> None:
         print("|", " | ".join([streams, *cells, ratios, shares]), "|")
     print(
         f"\n{report['dtype']} matmul {gflops:.0f} GFLOP/s, memory read at {gbytes:.1f} GB/s, "
-        f"weights for one row at {weight_gbytes:.1f} GB/s: medians of the run."
+        f"weights for one row at {weight_gbytes:.1f} GB/s (medians of the run)."
     )
 
 

@@ -1,10 +1,11 @@
-"""`python -m loadtest.bench_embeddings MODEL`: texts/s of a sentence encoder over HTTP, beside
-`transformers` in process, same weights and dtype, same run.
+"""`python -m loadtest.bench_embeddings MODEL`: compare texts/s of a sentence encoder over HTTP
+with `transformers` in process, with the same weights and dtype.
 
-512 texts of 4 to 120 words. To us they come one a request from 32 clients, and all in one request;
-transformers gets them all at once, as token lists sorted by length, in padded batches of 32. Rounds
-alternate, so that a drift of the machine's speed meets all, and other texts warm each up: oneDNN
-makes a kernel for each number of tokens it meets. Medians are printed.
+There are 512 texts of 4 to 120 words. Penstock gets them one per request from 32 clients, and then
+all in one request. transformers gets them as token lists, sorted by length, in padded batches of
+32. Rounds alternate, so that changes in the machine's speed affect all contenders. Different texts
+warm each of them up, because oneDNN compiles a kernel for each number of tokens. Medians are
+printed.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def texts(seed: int) -> list[str]:
     def word() -> str:
         return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 2)))
 
-    # Most are short, a few long, as questions and passages are.
+    # Most texts are short and a few are long, like questions and passages.
     lengths = [min(120, max(4, round(rng.lognormvariate(2.8, 0.8)))) for _ in range(TEXTS)]
     return [" ".join(word() for _ in range(length)) for length in lengths]
 
 
 class Transformers:
-    """Mean of the last hidden states, in this process."""
+    """The encoder in this process, with mean pooling of the last hidden states."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModel
@@ -66,7 +67,7 @@ class Transformers:
 
 
 def ours(server: Penstock, given: list[str]) -> tuple[float, float]:
-    """texts/s of 32 clients with a text each at a time, and of one request with all."""
+    """Return texts/s of 32 clients that send one text at a time, and of one request with all."""
 
     def rate(bodies: list[dict[str, Any]], clients: int) -> float:
         seconds, _ = asyncio.run(closed_loop(server.address, "/v1/embeddings", bodies, clients))
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     torch.set_num_threads(options.threads)
     dtype = select_dtype(options.dtype, torch.device("cpu"))
     peer = Transformers(options.model, dtype)
@@ -92,7 +93,7 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds):
         given, others = texts(2 * number), texts(2 * number + 1)
-        with Penstock(options.model, flags) as server:  # idle it would share the peer's cores
+        with Penstock(options.model, flags) as server:  # stopped before the peer uses its cores
             ours(server, others)
             round_rates = ours(server, given)
         peer.measure(others)

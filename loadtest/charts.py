@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, and the page they stand on: no script, no network."""
+"""Line charts as inline SVG, and an HTML page for them, without scripts or network access."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 12, 34
 COLOURS = ("#2a6fdb", "#d9730d", "#2f9e60", "#a33bb5")
-LOG_FROM = 30  # a scale whose largest value is so many times its smallest is logarithmic
+LOG_FROM = 30  # ratio of largest to smallest value from which a scale is logarithmic
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--faint:#8a929c;--line:#d5dae0;--paper:#fff}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--line:#3a4048;--paper:#15181c}}
@@ -28,7 +28,7 @@ pre{white-space:pre-wrap;color:var(--faint)}.key{font-weight:400;font-size:.85re
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A value and what is told of it where the pointer rests on it."""
+    """A value, and the text of its tooltip."""
 
     x: float
     y: float
@@ -37,7 +37,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`strewn` are dots beside the line, of a measurement's single rounds."""
+    """A line through `dots`; `strewn` are separate dots, for the single rounds of a measurement."""
 
     name: str
     dots: Sequence[Dot]
@@ -50,7 +50,10 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def chart(title: str, unit: str, axis: str, lines: Sequence[Line], *, every: bool = True) -> str:
-    """A figure; empty where no line has a dot. `every`: the x axis names each value."""
+    """Return the HTML of a chart, or "" if no line has a dot.
+
+    With `every`, the x axis labels each value; otherwise it labels round numbers.
+    """
     dots = [dot for line in lines for dot in (*line.dots, *line.strewn)]
     if not dots:
         return ""
@@ -103,7 +106,7 @@ def _grid(across: Scale, up: Scale, axis: str, named: Sequence[float]) -> str:
 
 
 class Scale:
-    """From values to pixels; logarithmic where the values spread far and none is zero."""
+    """Maps values to pixels; logarithmic if the values have a wide range and none is zero."""
 
     def __init__(
         self, values: Sequence[float], first: float, last: float, *, from_zero: bool
@@ -127,7 +130,7 @@ class Scale:
         return round(self._first + share * (self._last - self._first), 1)
 
     def ticks(self) -> list[float]:
-        """About five round numbers."""
+        """Return about five round numbers; powers of ten if logarithmic."""
         if self.logarithmic:
             return [10.0**power for power in range(int(self._low), int(self._high) + 1)]
         raw = (self._high - self._low) / 5

@@ -1,5 +1,7 @@
-"""The commands `penstock bench run` and `penstock bench compare`. Imports only what `--help`
-needs."""
+"""The commands `penstock bench run` and `penstock bench compare`.
+
+Only what `--help` needs is imported at the top, so that it is fast.
+"""
 
 from __future__ import annotations
 
@@ -19,53 +21,55 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-# The options of `run`, of which typer reads the type and the text here.
-Url = Annotated[str, typer.Option(help="The server, with or without /v1.")]
+# The options of `run`: typer reads their types and help texts from these annotations.
+Url = Annotated[str, typer.Option(help="URL of the server, with or without /v1.")]
 Concurrency = Annotated[
     str | None,
-    typer.Option(metavar="1,8,32", help="Closed loop: so many clients at a time, in turn."),
+    typer.Option(metavar="1,8,32", help="Closed loops: numbers of clients, measured in turn."),
 ]
 Rate = Annotated[
     str | None,
     typer.Option(
         metavar="2,4,120%",
-        help="Open loop: so many requests/s, in turn; with %, of what 64 clients reach.",
+        help="Open loops: requests/s, or with % a share of the rate that 64 clients reach.",
     ),
 ]
 Workload = Annotated[
     str,
     typer.Option(
-        help="Tokens of prompt/answer; or `mix`: chats and code, some prompts shared; or the "
-        "file of a trace (Mooncake, Azure) or of prompts.",
+        help="Prompt/answer length in tokens; or `mix`: chats and code, some with shared prompts; "
+        "or a file: a trace (Mooncake, Azure) or prompts.",
     ),
 ]
 LengthScale = Annotated[
-    str, typer.Option(metavar="0.01/0.2", help="A trace's prompts and answers, times this.")
+    str, typer.Option(metavar="0.01/0.2", help="Factors for a trace's prompt/answer lengths.")
 ]
 Arrivals = Annotated[
     Literal["poisson", "recorded"],
-    typer.Option(help="Of an open loop; recorded: the trace's, at the rate given."),
+    typer.Option(help="Arrivals of open loops; recorded: as in the trace, scaled to --rate."),
 ]
 Slo = Annotated[
     str | None,
     typer.Option(
-        metavar="ttft=500ms,itl=50ms", help="What a good request keeps (also e2e=10s): goodput."
+        metavar="ttft=500ms,itl=50ms", help="Goodput: limits a request must keep (also e2e=10s)."
     ),
 ]
-Seconds = Annotated[float, typer.Option(help="Of each load.", min=0.1)]
-Rounds = Annotated[int, typer.Option(help="All loads so often; medians are shown.", min=1)]
-Seed = Annotated[int, typer.Option(help="Same seed, same prompts and arrivals.")]
+Seconds = Annotated[float, typer.Option(help="Seconds per load.", min=0.1)]
+Rounds = Annotated[int, typer.Option(help="Repetitions of all loads; medians are shown.", min=1)]
+Seed = Annotated[int, typer.Option(help="The same seed repeats prompts and arrivals.")]
 Model = Annotated[str | None, typer.Option(help="Default: the server's first model.")]
 Key = Annotated[str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)]
-Api = Annotated[Literal["chat", "completions"], typer.Option(help="What is asked of the server.")]
+Api = Annotated[Literal["chat", "completions"], typer.Option(help="Endpoint of the requests.")]
 IgnoreEos = Annotated[
-    bool, typer.Option(help="Ask for answers of full length; not every server can.")
+    bool, typer.Option(help="Request answers of full length; some servers do not support it.")
 ]
-Timeout = Annotated[float, typer.Option(help="Seconds a request may take.", min=0.1)]
+Timeout = Annotated[float, typer.Option(help="Time limit of a request in seconds.", min=0.1)]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write the figures here, for `compare`.")
+    Path | None, typer.Option("--json", help="Write the figures to this file, for `compare`.")
 ]
-HtmlFile = Annotated[Path | None, typer.Option("--html", help="Write a page with curves here.")]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", help="Write a page with charts to this file.")
+]
 
 
 @app.command()
@@ -88,10 +92,10 @@ def run(
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
 ) -> None:
-    """Load a server and tell what its users would feel. Status 1 where a request failed.
+    """Load a server and measure throughput and latency. Exit with 1 if a request failed.
 
-    Without --concurrency and --rate: 1, 8 and 32 clients. Rejections (429, 503) are no failures:
-    they are counted, with their own latency.
+    Without --concurrency and --rate, the loads are 1, 8 and 32 clients. Rejections (429, 503) are
+    not failures. They are counted separately, with their own latency.
     """
     from loadtest.session import Asked
 
@@ -125,7 +129,7 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     targets = {file: write for file, write in writers.items() if file}
     try:
         if json_file and json_file == html_file:
-            raise BenchError(f"--json and --html are both {json_file}: one would be lost.")
+            raise BenchError(f"--json and --html are both {json_file}; give two different files.")
         for file in targets:
             report.check_target(file)
         measured = asyncio.run(_measure(asked, stops))
@@ -136,7 +140,7 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
     status = int(bool(measured.stopped) or any(point.failed for point in measured.points))
     if measured.stopped and stops:
         status = 128 + stops[0]
-    for file, write in targets.items():  # before the table, whose reader may be gone (`| head`)
+    for file, write in targets.items():  # before the table: stdout may be closed (`| head`)
         try:
             write(measured, file)
         except BenchError as error:
@@ -148,7 +152,10 @@ def _run(asked: Asked, json_file: Path | None, html_file: Path | None) -> int:
 
 
 async def _measure(asked: Asked, stops: list[int]) -> Report:
-    """A signal, which is noted in `stops`, ends it early: what has ended is kept."""
+    """Measure until done or until a signal; the report has the loads that have ended.
+
+    The number of the signal is appended to `stops`.
+    """
     import asyncio
 
     from loadtest.session import measure
@@ -156,14 +163,15 @@ async def _measure(asked: Asked, stops: list[int]) -> Report:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def stop(number: int, frame: object) -> None:
-        if task and not task.done():  # `timeout` sends it twice: the second is not to end us
+        # `timeout` sends SIGTERM twice; the second must not end the process.
+        if task and not task.done():
             stops.append(number)
             loop.call_soon_threadsafe(task.cancel)
         elif number == signal.SIGINT:  # while the files are written
             raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as in a shell's background
+        if signal.getsignal(number) != signal.SIG_IGN:  # a shell's background jobs ignore SIGINT
             signal.signal(number, stop)
     return await measure(asked)
 
@@ -178,7 +186,7 @@ def compare(
     a: Annotated[Path, typer.Argument(metavar="A.json")],
     b: Annotated[Path, typer.Argument(metavar="B.json")],
 ) -> None:
-    """Two runs side by side, load by load."""
+    """Compare two runs side by side, load by load."""
     from loadtest import report
 
     try:

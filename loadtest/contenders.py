@@ -1,4 +1,4 @@
-"""Whom `bench_cpu` measures: servers over HTTP, and transformers in this process."""
+"""The contenders of `bench_cpu`: servers over HTTP, and transformers in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadtest.servers import Server
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens of each request."""
+    """The prompt and output tokens of each request."""
 
     prompt: int
     new: int
@@ -35,14 +35,16 @@ def over_http(server: Server, load: Load, concurrency: int, requests: int, seed:
     bodies = [streamed(Ask(0.0, p, load.new).body) for p in load.prompts(requests, seed)]
     run = closed_loop(server.address, "/v1/completions", bodies, concurrency)
     wall, done = asyncio.run(run)
-    assert all(c.tokens == load.new for c in done), "a request came back short"
+    assert all(c.tokens == load.new for c in done), "a response has too few tokens"
     gaps = [gap for c in done for gap in c.gaps]
     return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3
 
 
 class LlamaCpp(Server):
-    """llama.cpp's server, with as many slots as there are `streams`, each with room for one `load`.
-    `program` is built for this machine; `model` a GGUF file."""
+    """llama.cpp's server with `streams` slots, each with room for one request of `load`.
+
+    `program` is an executable built for this machine, and `model` is a GGUF file.
+    """
 
     def __init__(self, program: Path, model: Path, load: Load, streams: int) -> None:
         threads, context = torch.get_num_threads(), streams * (load.prompt + load.new + 1)
@@ -52,7 +54,7 @@ class LlamaCpp(Server):
 
 
 class Transformers:
-    """`generate` in this process, a static batch, in the dtype of ours."""
+    """`generate` in this process, with a static batch, in the same dtype as Penstock."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
@@ -74,7 +76,7 @@ class Transformers:
         ids = torch.tensor(load.prompts(batch, seed))
         clock = self.clock()
         began = time.monotonic()
-        # generate streams only single sequences; longer batches are timed as a whole.
+        # generate streams only single sequences; larger batches are timed as a whole.
         with torch.inference_mode():
             out = self.model.generate(
                 ids,

@@ -1,7 +1,7 @@
-"""The one exception of the load tests."""
+"""The exception of the load tests."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """Why nothing can be measured, compared or written, for the user to read."""
+    """A measurement, comparison or report failed; the message is shown to the user."""

@@ -1,4 +1,4 @@
-"""The checkpoint of random_model.py once more, as llama.cpp reads it: GGUF."""
+"""Convert the checkpoint of random_model.py to GGUF, the format of llama.cpp."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = {
 
 
 def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
-    """Writes the Llama in `folder`, its matrices in `dtype`, bfloat16 or float32."""
+    """Write the Llama in `folder` to `path`, with matrices in `dtype` (bfloat16 or float32)."""
     c = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(c["max_position_embeddings"])
@@ -44,7 +44,7 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
     writer.add_token_list(sorted(ids, key=lambda token: ids[token]))
     kinds = gguf.TokenType
     writer.add_token_types([kinds.CONTROL if i in ends else kinds.NORMAL for i in range(len(ids))])
-    writer.add_token_merges(["Ġ w"])  # an empty list is refused, and prompts come as ids
+    writer.add_token_merges(["Ġ w"])  # an empty list is refused; prompts are token ids anyway
     writer.add_bos_token_id(ends[0])
     writer.add_eos_token_id(ends[1])
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -58,7 +58,7 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows [heads * dim, in] as llama.cpp rotates them: neighbours, not halves."""
+    """Reorder rows [heads * dim, in] so that rotary pairs are neighbours, as in llama.cpp."""
     pairs = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2)
     return pairs.reshape(weight.shape)
 
@@ -71,7 +71,7 @@ def _add(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, dtype: torch.
     else:
         name = f"{NAMES[module]}.weight"
     if dtype == torch.bfloat16 and tensor.ndim == 2:
-        rows = tensor.contiguous().view(torch.uint8).numpy()  # [out, bytes of a row]
+        rows = tensor.contiguous().view(torch.uint8).numpy()  # [out, bytes per row]
         writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
     else:
         writer.add_tensor(name, tensor.float().numpy())

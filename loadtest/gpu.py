@@ -1,7 +1,7 @@
-"""`make gpu-check`, second half: the GPU engine's figures against what the chip can do.
+"""`make gpu-check`, second half: compare the GPU engine's figures with the bounds of the chip.
 
-Each section runs in a process of its own, within what is left of the time; one that fails or runs
-out of it is a line of the table like the others. One table last, JSON beside it.
+Each section runs in a separate process, within the remaining time. A section that fails or times
+out becomes a line of the table. The table is printed at the end; --json writes the figures.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch
 from loadtest.gpu_bench import Row
 from loadtest.gpu_sections import SECTIONS
 
-BUDGET_SECONDS = 420.0  # with the tests before it, nine minutes
+BUDGET_SECONDS = 420.0  # nine minutes together with the tests that run before
 
 
 def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row], str]:
-    """(its rows, what went wrong)."""
+    """Run one section and return (its rows, the error or "")."""
     command = [sys.executable, "-m", "loadtest.gpu_sections", name, *flags]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -37,10 +37,10 @@ def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row],
         try:
             out, err = section.communicate(timeout=seconds)
         except BaseException as error:
-            # With the servers it started, to which Ctrl-C does not come.
+            # Kill the group: it includes servers that the section started, which get no Ctrl-C.
             os.killpg(section.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                return [], f"not done after {seconds:.0f} s"
+                return [], f"timed out after {seconds:.0f} s"
             raise
     if section.returncode:
         print(err[-4000:], file=sys.stderr)
@@ -49,9 +49,9 @@ def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row],
 
 
 def facts(command: str) -> dict[str, Any]:
-    """On what and with what it was measured."""
+    """Return the hardware and software versions of the measurement."""
     commit, describe = "", ["git", "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError):  # no git here: that must not cost the figures
+    with contextlib.suppress(OSError):  # a machine without git must not lose its figures
         commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout
     cuda = torch.cuda.is_available()
     return {
@@ -66,7 +66,7 @@ def facts(command: str) -> dict[str, Any]:
 
 
 def line(row: Row) -> str:
-    """Of the table."""
+    """Return one line of the table."""
     verdict = {True: "met", False: "MISSED", None: ""}
     sign = "at most" if row.at_most else "at least"
     goal = "" if row.goal is None else f"{sign} {row.goal:g}"
@@ -75,7 +75,7 @@ def line(row: Row) -> str:
 
 
 def table(rows: list[Row], failed: dict[str, str]) -> str:
-    """Markdown."""
+    """Return all rows and failed sections as a Markdown table."""
     lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|", *map(line, rows)]
     lines += [f"| {name} | FAILED | | | {why} |" for name, why in failed.items()]
     return "\n".join(lines)
@@ -84,15 +84,17 @@ def table(rows: list[Row], failed: dict[str, str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="comma-separated")
-    parser.add_argument("--json", type=Path, help="write every figure here")
-    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds in all")
-    parser.add_argument("--smoke", action="store_true", help="small models on the CPU: does it run")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="total seconds")
+    parser.add_argument(
+        "--smoke", action="store_true", help="only check that it runs, with small models on a CPU"
+    )
     options = parser.parse_args()
     names = options.sections.split(",")
     if unknown := set(names) - SECTIONS.keys():
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+        parser.error(f"no section {', '.join(sorted(unknown))}; available: {', '.join(SECTIONS)}")
     if not options.smoke and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; --smoke runs everything small on the CPU")
+        parser.error("torch finds no CUDA device; use --smoke to run small models on the CPU")
     began = time.monotonic()
     flags = ["--smoke"] if options.smoke else []
     rows: list[Row] = []
@@ -109,7 +111,7 @@ def main() -> int:
         if name == "ceilings" and found:
             read, matmul = (row.value * 1e12 for row in found)
             flags += ["--read", str(read), "--matmul", str(matmul)]
-        # At once: whoever ends this run early has paid for what it has found so far.
+        # Print each section at once, so that a run that is stopped early keeps its results.
         done = f"{name}: {why or 'done'} after {time.monotonic() - began:.0f} s"
         print("\n".join([done, *map(line, found)]), flush=True)
     said = facts(" ".join(["python -m loadtest.gpu", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""What every GPU section shares: rows of the table, engines of real shapes, time on the device."""
+"""Shared by all GPU sections: rows of the table, engines with real shapes, timing on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NANO_MODEL = "qwen3-0.6b"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `goal` is what it must reach; `at_most` turns that around."""
+    """One figure. It must be at least `goal`, or at most `goal` with `at_most`."""
 
     what: str
     value: float
@@ -39,10 +39,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how large to measure."""
+    """The device and the size of the measurements."""
 
     chip: Chip
-    smoke: bool  # on a CPU, with small models: does it run, not how fast
+    smoke: bool  # small models on a CPU, only to check that everything runs
     folder: Path
 
     @property
@@ -56,7 +56,7 @@ class Bench:
         return Shape.of(self.config(model))
 
     def model(self, name: str, **overrides: Any) -> Path:
-        """Its folder, to be served with `--load-format dummy`."""
+        """Write the model's folder, for `--load-format dummy`, and return its path."""
         return write_model(self.config(name) | overrides, self.folder / name)
 
     def engine(
@@ -82,7 +82,7 @@ class Bench:
         return (4, 12) if self.smoke else (100, 1024)
 
     def nano_limits(self, works: Sequence[Work]) -> dict[str, Any]:
-        """The settings under which all of `nano_works` run at once."""
+        """Return the settings under which all of `nano_works` run at once."""
         high = self.nano_length[1]
         return {
             "max_num_seqs": len(works),
@@ -91,7 +91,10 @@ class Bench:
         }
 
     def nano_works(self) -> list[Work]:
-        """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
+        """Return the workload of nano-vllm's benchmark.
+
+        It has 256 sequences with 100 to 1,024 tokens each of input and output.
+        """
         random, (low, high) = Random(0), self.nano_length
         last, prompts = min(self.config(NANO_MODEL)["vocab_size"] - 1, 10000), []
         for _ in range(8 if self.smoke else 256):
@@ -108,7 +111,7 @@ class Bench:
 
 
 def device_seconds(run: Callable[[], object]) -> float:
-    """Median seconds of `run` on the device, after a warm-up."""
+    """Return the median seconds of `run` on the device, after a warm-up."""
     run()
     times: list[float] = []
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""The chip by itself, and the decode attention on it: the denominators and the largest kernel."""
+"""Measure the chip's own limits, decode attention (the largest kernel) and the memory ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.gpu_bench import Bench, Row, device_seconds
 
 
 def ceilings(bench: Bench) -> list[Row]:
-    """What memory and matrix units do here, on random data: the denominators of all shares."""
+    """Measure memory bandwidth and bf16 matmul on random data; all shares are relative to these."""
     size, edge = (2**18, 256) if bench.smoke else (2**31, 8192)
     data = torch.randn(size, device=bench.device)
     read = data.nbytes / device_seconds(data.sum)
@@ -27,7 +27,10 @@ def ceilings(bench: Bench) -> list[Row]:
 
 
 def attention(bench: Bench) -> list[Row]:
-    """Paged decode attention of an 8B layer, eight layers' KV in turn so that no cache holds it."""
+    """Measure paged decode attention of an 8B layer.
+
+    Eight layers' KV are read in turn, so that the L2 cache does not hold them.
+    """
     rows = []
     cases = [(2, 48)] if bench.smoke else [(64, 1024), (1, 8192)]
     for batch, context in cases:
@@ -41,7 +44,7 @@ def attention(bench: Bench) -> list[Row]:
 
 @torch.inference_mode()
 def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
-    """(seconds, bytes of KV) of one layer."""
+    """Return (seconds, bytes of KV read) of one layer."""
     layers, size = 8, 64
     blocks = -(-context // size)
     engine = bench.engine(
@@ -87,7 +90,10 @@ def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
 
 
 def ledger(bench: Bench) -> list[Row]:
-    """What the banner says of memory, beside what is gone; the KV cache fills 95 % of the card."""
+    """Compare the banner's memory ledger with the memory in use.
+
+    The engine takes 95 % of the GPU's memory, mostly for the KV cache.
+    """
     before = available_memory(torch.device(bench.device))
     model, count = "qwen3-0.6b", 8 if bench.smoke else 256
     engine = bench.engine(model, max_num_seqs=count, gpu_memory_utilization=0.95)
@@ -100,8 +106,8 @@ def ledger(bench: Bench) -> list[Row]:
         sum(entry.foreseen for entry in entries),
     ):
         off.append(100 * abs(total - used) / used if used > 0 else 0.0)
-    note = f"{used:,} bytes are gone after a full step"
+    note = f"{used:,} bytes in use after a full step"
     return [
-        Row("memory ledger, found against used", off[0], "% off", 2, True, note),
-        Row("memory ledger, foreseen against used", off[1], "% off"),
+        Row("memory ledger, measured against used", off[0], "% off", 2, True, note),
+        Row("memory ledger, estimated against used", off[1], "% off"),
     ]

@@ -1,4 +1,4 @@
-"""Real shapes with random weights, and what no engine can exceed with them on a given chip."""
+"""Real model shapes with random weights, and lower bounds on their time on a given chip."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
     },
 }
-# What `--smoke` makes of them: the same architectures, small enough for a test on a CPU.
+# Overrides of `--smoke`: the same architectures, small enough for a test on a CPU.
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -98,7 +98,7 @@ SMALL = {
 
 
 def write_model(config: dict[str, Any], folder: Path) -> Path:
-    """A folder to serve with `--load-format dummy`: config.json and a byte-level tokenizer."""
+    """Write a folder for `--load-format dummy`: config.json and a byte-level tokenizer."""
     config = config | {"bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -108,7 +108,7 @@ def write_model(config: dict[str, Any], folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Measured rates: bytes/s of reading memory, FLOP/s of bf16 products."""
+    """Measured rates: bytes/s of memory reads, FLOP/s of bf16 matmul."""
 
     read: float
     matmul: float
@@ -116,12 +116,12 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model costs, in bf16. Windows are left out: contexts here are shorter."""
+    """The sizes of a model in bf16. Windows are ignored, because contexts here are shorter."""
 
-    linear: int  # weights multiplied by every token
+    linear: int  # weights that every token is multiplied by
     head: int  # weights of the projection to the vocabulary
-    kv_bytes: int  # of a token, in all layers
-    attention: int  # query heads times head_dim, over all layers
+    kv_bytes: int  # KV bytes per token, over all layers
+    attention: int  # query heads times head_dim, summed over all layers
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Shape:
@@ -134,18 +134,18 @@ class Shape:
         return cls(layer * layers, head, 2 * 2 * layers * keys, queries * layers)
 
     def decode_seconds(self, contexts: Sequence[int], chip: Chip) -> float:
-        """The least a step of one token for each context can take."""
+        """Return the minimum time of a decode step with one token for each context."""
         weights = self.linear + self.head
         read = 2 * weights / chip.read
         multiply = 2 * weights * len(contexts) / chip.matmul
         return max(read, multiply) + self.kv_bytes * sum(contexts) / chip.read
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of one prompt: causal attention costs half of the square."""
+        """Return the FLOP of one prompt; causal attention costs half of the full square."""
         return 2 * (self.linear * tokens + self.head + self.attention * tokens**2)
 
     def offline_seconds(self, prompts: Sequence[int], outputs: Sequence[int], chip: Chip) -> float:
-        """The least for requests of these lengths given at once, all resident."""
+        """Return the minimum time for requests of these lengths that all run at once."""
         total = sum(map(self.prefill_flops, prompts)) / chip.matmul
         for step in range(1, max(outputs)):
             live = [p + step for p, o in zip(prompts, outputs, strict=True) if o > step]

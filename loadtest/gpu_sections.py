@@ -1,4 +1,4 @@
-"""The measurements of `loadtest/gpu.py`, each in a process of its own: one leaves no memory behind.
+"""The measurements of `loadtest/gpu.py`, each in a separate process, which frees all its memory.
 
 `python -m loadtest.gpu_sections NAME` prints its rows as JSON on the last line.
 """
@@ -27,7 +27,7 @@ from loadtest.gpu_server import http, peer
 
 
 def nano(bench: Bench) -> list[Row]:
-    """256 sequences of 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
+    """Measure the workload of nano-vllm's benchmark: 256 sequences of 100 to 1,024 tokens."""
     works = bench.nano_works()
     engine = bench.engine(NANO_MODEL, **bench.nano_limits(works))
     engine.generate(works[: len(works) // 8])
@@ -38,14 +38,14 @@ def nano(bench: Bench) -> list[Row]:
     floor = bench.shape(NANO_MODEL).offline_seconds(prompts, outputs, bench.chip)
     share = 100 * floor / seconds
     rows = [Row("0.6B, nano workload", rate, "tok/s", 25_000)]
-    return [*rows, Row("0.6B, nano workload, share of the floor", share, "%", 70)]
+    return [*rows, Row("0.6B, nano workload, share of the bound", share, "%", 70)]
 
 
 BATCH_1 = {"llama-3.1-8b": 240.0, "qwen3-0.6b": 1250.0, "gemma-2-2b": 535.0, "gemma-2-9b": None}
 
 
 def decode(bench: Bench, model: str, batches: tuple[int, ...]) -> list[Row]:
-    """Steady decoding at context 1,024."""
+    """Measure steady decoding at context 1,024."""
     context, steps = (48, 8) if bench.smoke else (1024, 64)
     engine = bench.engine(
         model,
@@ -71,7 +71,7 @@ def decode(bench: Bench, model: str, batches: tuple[int, ...]) -> list[Row]:
 
 
 def prefill(bench: Bench) -> list[Row]:
-    """One prompt at a time, until its first token is on the host."""
+    """Measure prefill: one prompt at a time, until its first token is on the host."""
     model, lengths = "llama-3.1-8b", (32,) if bench.smoke else (1024, 2048, 4096, 8192)
     engine = bench.engine(
         model, max_num_seqs=4, max_model_len=2 * lengths[-1], max_num_batched_tokens=lengths[-1]
@@ -90,7 +90,7 @@ def prefill(bench: Bench) -> list[Row]:
 
 
 def idle(bench: Bench) -> list[Row]:
-    """The share of time in which no kernel runs, over 30 decode steps of 256 sequences."""
+    """Measure the share of time in which no kernel runs, over 30 decode steps of 256 sequences."""
     model, batch = "qwen3-0.6b", 4 if bench.smoke else 256
     engine = bench.engine(model, max_num_seqs=batch, max_model_len=512)
     works = bench.works(model, batch, 64, 200)
@@ -105,7 +105,7 @@ def idle(bench: Bench) -> list[Row]:
         for e in profile.events() or []
         if e.device_type == DeviceType.CUDA
     )
-    spans = spans[len(spans) // 2 :]  # prompts are over, what is left are decode steps
+    spans = spans[len(spans) // 2 :]  # the prompts are over; the rest are decode steps
     busy, reach = 0.0, spans[0][0]
     for begin, end in spans:
         busy += max(0.0, end - max(begin, reach))
@@ -114,8 +114,8 @@ def idle(bench: Bench) -> list[Row]:
     return [Row("0.6B, 256 streams, GPU idle", share, "%", 2, True)]
 
 
-# What each is worth: the same decoding without it. A fusion is off where its files are told that
-# kernels compute nowhere.
+# The value of each optimisation: the same decoding without it. A fusion is turned off by patching
+# `kernels_for` in its modules to return False.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "all on": {},
     "overlap off": {"depth": 0},
@@ -187,12 +187,12 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=SECTIONS)
-    parser.add_argument("--read", type=float, default=4.3e12, help="bytes/s, as measured")
-    parser.add_argument("--matmul", type=float, default=790e12, help="FLOP/s, as measured")
+    parser.add_argument("--read", type=float, default=4.3e12, help="measured bytes/s")
+    parser.add_argument("--matmul", type=float, default=790e12, help="measured FLOP/s")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     if options.smoke:
-        torch.set_num_threads(1)  # on cores that others use too, more of them wait for each other
+        torch.set_num_threads(1)  # several threads on shared cores would wait for each other
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Chip(options.read, options.matmul), options.smoke, Path(folder))
         rows = SECTIONS[options.name](bench)

@@ -1,6 +1,6 @@
-"""The same workload over HTTP and by `transformers`: what HTTP costs, what the engine is worth.
+"""The nano workload over HTTP and by `transformers`: the cost of HTTP, and a comparison.
 
-Clients are processes of their own, so that one Python loop does not read all streams.
+Clients run in separate processes, so that a single Python loop does not have to read all streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLIENTS = 8
 
 
 def http(bench: Bench) -> list[Row]:
-    """Start to ready, and the nano workload streamed over HTTP beside the engine alone."""
+    """Measure startup, and the nano workload streamed over HTTP and by the engine alone."""
     works, folder = bench.nano_works(), bench.model(NANO_MODEL)
     tokens, clients = sum(work.max_tokens for work in works), 1 if bench.smoke else CLIENTS
     flags = {
@@ -52,15 +52,15 @@ def http(bench: Bench) -> list[Row]:
     return [
         Row("0.6B, start to ready", ready, "s", 10, True),
         Row("0.6B, nano workload over HTTP", tokens / over_http, "tok/s"),
-        Row("what HTTP costs of it", 100 * (1 - alone / over_http), "%", 5, True),
+        Row("throughput lost to HTTP", 100 * (1 - alone / over_http), "%", 5, True),
     ]
 
 
 def _stream_all(address: str, bodies: list[dict[str, Any]], clients: int) -> float:
-    """Seconds until all, sent at once, have ended."""
+    """Send all requests at once and return the seconds until the last one has ended."""
     shares = [bodies[i::clients] for i in range(clients)]
     with ProcessPoolExecutor(clients, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_stream, [address] * clients, [bodies[:0]] * clients))  # imports are done
+        list(pool.map(_stream, [address] * clients, [bodies[:0]] * clients))  # import everything
         began = time.monotonic()
         list(pool.map(_stream, [address] * clients, shares))
         return time.monotonic() - began
@@ -71,7 +71,7 @@ def _stream(address: str, bodies: list[dict[str, Any]]) -> None:
 
 
 def peer(bench: Bench) -> list[Row]:
-    """The nano workload by `transformers` continuous batching, on the same shape."""
+    """Measure the nano workload with `transformers` continuous batching, on the same shape."""
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
     works = bench.nano_works()
@@ -81,7 +81,7 @@ def peer(bench: Bench) -> list[Row]:
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=attention
         ).eval()
-    # It has one number of new tokens for all: the mean, so that as many come in all.
+    # generate_batch takes a single output length; the mean gives the same total number of tokens.
     mean = sum(work.max_tokens for work in works) // len(works)
     settings = GenerationConfig(
         max_new_tokens=mean, do_sample=True, temperature=0.6, eos_token_id=-1, pad_token_id=0

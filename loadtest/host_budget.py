@@ -1,8 +1,8 @@
-"""What the host does for one decode step, without a device: `python -m loadtest.host_budget`.
+"""Measure the host's time per decode step, without a device: `python -m loadtest.host_budget`.
 
-The engine's own loop runs over the demo model with 256 sequences, at depth 1, but recordings are
-replayed by doing nothing: what is left is the time the host needs to schedule a step, launch it,
-and retire the one before. While it is below a step's time on the device, the device never waits.
+The engine's own loop serves the demo model with 256 sequences, at depth 1, but replaying a graph
+does nothing. The remaining time is the host's: it schedules a step, launches it and retires the
+previous one. As long as this takes less than a step on the device, the device never waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPT, WARM_UP = 20, 20
 
 
 class NoDevice:
-    """A Recorder whose replays cost nothing."""
+    """A Recorder whose replays do nothing."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         compute()
@@ -36,7 +36,7 @@ class NoDevice:
 
 
 class Requests:
-    """The core's endpoint: hands over requests once, and encodes what is sent as zmq's end does."""
+    """The core's endpoint: delivers requests once, and encodes messages like the zmq endpoint."""
 
     def __init__(self, requests: list[GenerateRequest]) -> None:
         self._requests = requests
@@ -51,7 +51,7 @@ class Requests:
 
 
 def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]:
-    """Microseconds of each part in each of `steps` decode steps."""
+    """Return the microseconds of each part in each of `steps` decode steps."""
     config = EngineConfig(
         device="cpu",
         dtype="float32",
@@ -90,7 +90,7 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
 
 
 def timed(owner: Any, name: str, took: dict[str, list[float]]) -> None:
-    """Note how long each call of a method takes."""
+    """Wrap a method so that `took` collects the microseconds of each call."""
     method = getattr(owner, name)
 
     def noting(*args: Any) -> Any:
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print a profile of the loop")
     options = parser.parse_args()
     took = measure(options.sequences, options.steps, options.profile)
     result: dict[str, Any] = {"sequences": options.sequences, "load": os.getloadavg()[0]}

@@ -1,4 +1,4 @@
-"""A report of `penstock bench run` as one HTML file that needs nothing else."""
+"""A report of `penstock bench run` as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHARTS: tuple[tuple[str, str, float, tuple[tuple[str, Figure], ...]], ...] = (
 
 
 def page(report: Report) -> str:
-    """The whole document."""
+    """Return the report as an HTML document."""
     groups = by_load(report.points)
     parts = [
         f"<h1>{escape(report.model)}: load test</h1>",
@@ -46,7 +46,7 @@ def page(report: Report) -> str:
         f"arrivals {escape(report.arrivals)}</p>",
     ]
     for loop, title, axis in (
-        ("open", "Open loop: latency from the intended arrival", "requests/s asked"),
+        ("open", "Open loop: latency from the intended arrival", "requests/s sent"),
         ("closed", "Closed loop", "clients"),
     ):
         some = {load: points for load, points in groups.items() if load.loop == loop}
@@ -61,7 +61,7 @@ def page(report: Report) -> str:
 
 
 def write(report: Report, path: Path) -> None:
-    """Raises BenchError naming the file."""
+    """Write the page. Raises BenchError if the file cannot be written."""
     write_bytes(page(report).encode(), path)
 
 
@@ -80,7 +80,7 @@ def _chart(
     factor: float,
     figures: Sequence[tuple[str, Figure]],
 ) -> str:
-    """A line through the medians of each load's rounds, and every round beside it."""
+    """Return a chart with lines through the medians of each load, and a dot for every round."""
     loads = sorted(groups, key=lambda load: load.value)
     lines = []
     for name, figure in figures:

@@ -1,8 +1,9 @@
-"""Requests to an OpenAI-compatible server, measured, at the least cost to the one who measures.
+"""A client that measures requests to an OpenAI-compatible server with little overhead.
 
-`Exchange` is one request and its answer without any IO. asyncio drives it below; whoever has other
-sockets (locust's users) hands it the bytes himself. Every request has a connection of its own, as
-a new client's has: a load balancer spreads them, and connecting is part of the time measured.
+`Exchange` is one request and its response, without IO. The functions below drive it with asyncio or
+with blocking sockets (for locust's users). Every request opens its own connection, as a new client
+would. A load balancer can therefore distribute the requests, and connecting is part of the measured
+time.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import orjson
 
 from loadtest.errors import BenchError
 
-PATH_CHARACTERS = "/%:@!$&'()*+,;=~"  # of which a path may be (RFC 3986), % of what is quoted
-REJECTIONS = (429, 503)  # the server is full and says so: no failure
+PATH_CHARACTERS = "/%:@!$&'()*+,;=~"  # allowed in a path (RFC 3986); % because it may be quoted
+REJECTIONS = (429, 503)  # the server reports that it is full; not a failure
 Kind = Literal["", "rejected", "refused", "cut off", "timeout", "no connection", "not HTTP"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the server is; `prefix` is what comes before /v1 in its paths."""
+    """The address of a server; `prefix` is the part of its paths before /v1."""
 
     host: str
     port: int
@@ -40,16 +41,14 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, key: str = "") -> Target:
-        """Of a URL with or without /v1 at its end; raises BenchError."""
+        """Parse a URL with or without a trailing /v1. Raises BenchError if it is invalid."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port, host = parts.port, (parts.hostname or "").encode("idna").decode()
         except ValueError as error:
             raise BenchError(f"{url}: {error}") from None
         if parts.scheme not in ("http", "https") or not host:
-            raise BenchError(
-                f"{url} is not the URL of a server; give one like http://127.0.0.1:8000"
-            )
+            raise BenchError(f"{url} is not an HTTP URL; give one like http://127.0.0.1:8000")
         tls = parts.scheme == "https"
         path = quote(parts.path, safe=PATH_CHARACTERS, errors="surrogateescape")
         prefix = path.rstrip("/").removesuffix("/v1")
@@ -58,21 +57,21 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one streamed request came to; times in seconds of CLOCK_MONOTONIC."""
+    """The result of one streamed request; times are seconds of CLOCK_MONOTONIC."""
 
     started: float
     ended: float
-    arrivals: tuple[float, ...]  # of each event that carried text
-    tokens: int  # from the usage event; where there is none, one for each event with text
+    arrivals: tuple[float, ...]  # one for each event with text
+    tokens: int  # from the usage event; without one, the number of events with text
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, where the server tells
-    error: Kind = ""  # empty: it is whole
-    status: int = 0  # 0 where no answer came
-    message: str = ""  # the server's words, or the system's
+    cached_tokens: int = 0  # of the prompt, if the server reports it
+    error: Kind = ""  # empty if the response is complete
+    status: int = 0  # 0 if there was no response
+    message: str = ""  # the error message of the server or the system
 
     @property
     def gaps(self) -> list[float]:
-        """Between events; a server that sends several tokens at once has fewer, longer ones."""
+        """The times between events; several tokens in one event give fewer and longer gaps."""
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
@@ -112,8 +111,11 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class Exchange:
-    """One request and its answer. `request` goes out; what comes in goes to `receive`, b"" for the
-    end of the connection, until `done`."""
+    """One request and its response.
+
+    Send the bytes of `request`, then pass received bytes to `receive` until `done`. Pass b"" when
+    the connection is closed.
+    """
 
     def __init__(self, target: Target, path: str, body: dict[str, Any] | None) -> None:
         self.started = time.monotonic()
@@ -123,7 +125,7 @@ class Exchange:
         self.message = ""
         self._http = h11.Connection(h11.CLIENT)
         self._target, self._path, self._body = target, path, body
-        self._rest = b""  # of an event that has not come whole, or a body that is no stream
+        self._rest = b""  # the start of an incomplete event, or a body that is not a stream
         self._arrivals: list[float] = []
         self._usage: _Usage | None = None
         self._said_done = False
@@ -161,8 +163,8 @@ class Exchange:
                 elif not isinstance(event, h11.InformationalResponse):
                     return self._finish()
         except h11.RemoteProtocolError as error:
-            if not (data or self.status):  # h11 names its states then
-                self.fail("cut off", "the connection was closed before an answer came")
+            if not (data or self.status):  # h11's message would name its internal states
+                self.fail("cut off", "the connection was closed before a response arrived")
             else:
                 self.fail("cut off" if self.status else "not HTTP", str(error))
 
@@ -170,15 +172,15 @@ class Exchange:
         self.error, self.message, self.done = error, message, True
 
     def went_wrong(self, error: OSError, limit_s: float) -> None:
-        """What the connection raised; TimeoutError is one of these."""
+        """Record an error of the connection; TimeoutError is an OSError, too."""
         if isinstance(error, TimeoutError):
-            self.fail("timeout", f"not whole after {limit_s:g} s")
+            self.fail("timeout", f"incomplete after {limit_s:g} s")
         else:
             self.fail("cut off" if self.status else "no connection", str(error))
 
     @property
     def body(self) -> bytes:
-        """Of an answer that is no stream."""
+        """The body of a response that is not a stream."""
         return self._rest
 
     def completion(self) -> Completion:
@@ -213,7 +215,7 @@ class Exchange:
         try:
             event = _decode(data)
         except msgspec.DecodeError as error:
-            self.fail("cut off", f"an event is not what OpenAI's API sends: {error}")
+            self.fail("cut off", f"an event does not match OpenAI's API: {error}")
             return
         if event.error is not None:
             self.fail("cut off", said(data))
@@ -234,7 +236,7 @@ class Exchange:
 
 
 def said(body: bytes) -> str:
-    """The words of an error body, or what there is instead."""
+    """Return the message of an error body, or the start of a body in another format."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -244,7 +246,7 @@ def said(body: bytes) -> str:
 async def exchange(
     target: Target, path: str, body: dict[str, Any] | None, limit_s: float
 ) -> Exchange:
-    """The whole exchange; raises nothing: what went wrong is in it."""
+    """Run an exchange to its end. Errors are stored in it and not raised."""
     this = Exchange(target, path, body)
     try:
         async with asyncio.timeout(limit_s):
@@ -256,7 +258,7 @@ async def exchange(
 
 @functools.cache
 def tls_context() -> ssl.SSLContext:
-    return ssl.create_default_context()  # reads the machine's certificates, which takes 20 ms
+    return ssl.create_default_context()  # loading the system's certificates takes 20 ms
 
 
 async def _drive(this: Exchange, target: Target) -> None:
@@ -273,14 +275,14 @@ async def _drive(this: Exchange, target: Target) -> None:
 async def stream(
     target: Target, path: str, body: dict[str, Any], limit_s: float = 300
 ) -> Completion:
-    """POST `body`, streamed; what it came to, good or bad."""
+    """POST `body` as a streaming request and return its result, also if it failed."""
     return (await exchange(target, path, streamed(body), limit_s)).completion()
 
 
 def stream_blocking(
     target: Target, path: str, body: dict[str, Any], limit_s: float = 300
 ) -> Completion:
-    """As `stream`, over a blocking socket: for threads, and for gevent's greenlets."""
+    """Like `stream`, over a blocking socket, for threads and gevent's greenlets."""
     this = Exchange(target, path, streamed(body))
     try:
         with socket.create_connection((target.host, target.port), timeout=limit_s) as plain:
@@ -304,9 +306,10 @@ def streamed(body: dict[str, Any]) -> dict[str, Any]:
 async def closed_loop(
     address: str, path: str, bodies: Iterable[dict[str, Any]], clients: int
 ) -> tuple[float, list[Completion]]:
-    """POSTs all bodies, by so many clients at a time; wall seconds and what came of each.
+    """POST all bodies from `clients` concurrent clients; return (wall seconds, completions).
 
-    Raises RuntimeError with the server's words where one does not come back whole."""
+    Raises RuntimeError with the server's message if a response is incomplete.
+    """
     target, queue = Target.parse(address), iter(bodies)
     done: list[Completion] = []
 

@@ -1,4 +1,4 @@
-"""The engine in this process, without HTTP: what a figure of the server is compared with."""
+"""The engine in this process, without HTTP, for comparison with the figures of the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARM_UP = 8  # steps
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request: its prompt and how many tokens are wanted, no more and no fewer."""
+    """One request: its prompt and the exact number of output tokens."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -35,10 +35,10 @@ class Work:
 
 
 class Engine:
-    """Loaded once, then driven turn by turn as the engine process does it."""
+    """An engine that is loaded once and then driven turn by turn, like the engine process."""
 
     def __init__(self, config: EngineConfig, depth: int | None = None) -> None:
-        """`depth` as of EngineCore; None: the device's own."""
+        """`depth` is that of EngineCore; None selects the device's default."""
         self.runner = ModelRunner(config)
         if depth is None:
             depth = 1 if self.runner.device.type == "cuda" else 0
@@ -60,7 +60,7 @@ class Engine:
             self._begun.update(output.id for output in message.tokens)
 
     def settle(self) -> None:
-        """What idle turns of a server do by and by: record the steps that are not yet."""
+        """Capture all remaining graphs now, which a server does while it is idle."""
         while self.runner.improve():
             pass
 
@@ -75,7 +75,7 @@ class Engine:
         return list(range(first, self._ids + 1))
 
     def generate(self, works: Sequence[Work]) -> float:
-        """Wall seconds for all of them, given at once."""
+        """Run all of `works`, submitted at once, and return the wall seconds."""
         began = time.monotonic()
         self.submit(works)
         while self.busy:
@@ -85,7 +85,7 @@ class Engine:
         return time.monotonic() - began
 
     def decode_seconds(self, works: Sequence[Work], steps: int) -> list[float]:
-        """Seconds of each of `steps` decode steps with all of `works` running and none waiting."""
+        """Return the seconds of each of `steps` decode steps in which all of `works` run."""
         ids = self.submit(works)
         self._begun.clear()
         while not self._begun.issuperset(ids):

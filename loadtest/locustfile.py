@@ -1,9 +1,10 @@
-"""locust users who read streams: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
+"""locust users that read streams: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
 
-Each user asks, reads the answer to its end, and asks again: a closed loop. An answer is one locust
-request, so that locust's own charts, failures and rates are those of answers. Beside it the table
-has `ttft`, `itl` (each gap) and `tokens/s` (of an answer) of their own, and /tokens of the web
-interface, or the file of --tokens-html, charts them over time.
+Each user is a closed loop: it sends a request, reads the response to its end, and sends the next
+one. A response is one locust request, so locust's own charts, failures and rates count responses.
+
+The table has additional rows for `ttft`, `itl` (each gap) and `tokens/s` (per response). The page
+/tokens of the web interface, or the file of --tokens-html, charts them over time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TIMEOUT_S = 300.0
 
 
 class Test:
-    """One test run: what is asked of whom, and what came of it."""
+    """One test run: its server, its prompts, and its results over time."""
 
     def __init__(self, environment: Environment) -> None:
         options = environment.parsed_options
@@ -52,12 +53,12 @@ class Test:
         self.began, self.cpu = time.monotonic(), time.process_time()
 
     def client_cpu(self) -> float:
-        """Of this process, as a share of one core."""
+        """Return the CPU time of this process as a share of one core."""
         return (time.process_time() - self.cpu) / (time.monotonic() - self.began)
 
 
 def _seed(environment: Environment) -> int | str:
-    """Each worker its own: the same prompts from all would be found in the prefix cache."""
+    """Return a different seed for each worker: equal prompts would hit the prefix cache."""
     assert environment.parsed_options is not None
     seed: int = environment.parsed_options.seed
     worker = environment.runner.worker_index if isinstance(environment.runner, WorkerRunner) else 0
@@ -65,7 +66,7 @@ def _seed(environment: Environment) -> int | str:
 
 
 class Reader(User):
-    """Reads a whole stream before it asks again."""
+    """A user that reads a whole stream before it sends its next request."""
 
     wait_time = constant(0)
 
@@ -85,7 +86,7 @@ class Reader(User):
             context={"completion": done},
         )
         if done.error:
-            time.sleep(BACK_OFF_S)  # gevent's: locust has put it there
+            time.sleep(BACK_OFF_S)  # locust has replaced it by gevent's sleep
 
 
 def running(environment: Environment) -> Test:
@@ -96,20 +97,20 @@ def running(environment: Environment) -> Test:
 @events.init_command_line_parser.add_listener
 def _(parser: LocustArgumentParser) -> None:
     group = parser.add_argument_group("Streams")
-    group.add_argument("--workload", default="mix", help="as of `penstock bench run`")
-    group.add_argument("--length-scale", default="1", help="as of `penstock bench run`")
-    group.add_argument("--model", default="", help="default: the server's first")
+    group.add_argument("--workload", default="mix", help="as for `penstock bench run`")
+    group.add_argument("--length-scale", default="1", help="as for `penstock bench run`")
+    group.add_argument("--model", default="", help="default: the server's first model")
     group.add_argument("--api", choices=sorted(PATHS), default="chat")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--no-ignore-eos", dest="ignore_eos", action="store_false")
-    group.add_argument("--tokens-html", default="", help="write the charts over time here")
-    group.add_argument("--tokens-json", default="", help="write the figures of the whole test here")
+    group.add_argument("--tokens-html", default="", help="write charts over time to this file")
+    group.add_argument("--tokens-json", default="", help="write the test's figures to this file")
 
 
 @events.init.add_listener
 def _(environment: Environment, **_: Any) -> None:
-    # gevent's clock has stood since before the imports, which take seconds on a busy machine:
-    # without a turn of its loop --run-time would be over as much too early.
+    # gevent's clock has not advanced since before the imports, which take seconds on a busy
+    # machine. Without a turn of its loop, --run-time would end too early by the same amount.
     time.sleep(0.001)
     if environment.web_ui and environment.web_ui.app:
         environment.web_ui.app.add_url_rule("/tokens", "tokens", lambda: _page(environment))
@@ -124,19 +125,19 @@ def _(environment: Environment, **_: Any) -> None:
 @events.test_start.add_listener
 def _(environment: Environment, **_: Any) -> None:
     if isinstance(environment.runner, MasterRunner):
-        return  # its workers ask
+        return  # only its workers send requests
     try:
         environment.penstock_test = Test(environment)  # type: ignore[attr-defined]
     except BenchError as error:
         if environment.web_ui is None:
             raise SystemExit(f"locust: {error}") from None
-        logging.error(error)  # the web interface stays, for another try
+        logging.error(error)  # the web interface stays up, so that the user can retry
         assert environment.runner is not None
         environment.runner.quit()
 
 
 def _log(environment: Environment, done: Completion) -> None:
-    """Beside the answer's own entry and not by events, which would count as answers."""
+    """Log figures directly, because request events would count as responses."""
     test = running(environment)
     test.timeline.add(done)
     if done.error or not done.arrivals:
@@ -164,7 +165,7 @@ def _page(environment: Environment) -> str:
     if not hasattr(environment, "penstock_test"):
         return document("Nothing has been measured yet", [])
     test = running(environment)
-    return test.timeline.page(f"{test.server.model}: what users felt", _notes(test))
+    return test.timeline.page(f"{test.server.model}: latency over time", _notes(test))
 
 
 @events.test_stop.add_listener
@@ -192,4 +193,6 @@ def _(environment: Environment, **_: Any) -> None:
     for note in _notes(test):
         logging.info(note)
     if test.client_cpu() > BUSY_CLIENT:
-        logging.warning("This client was busy, so latencies are partly its own: use --processes.")
+        logging.warning(
+            "This client was busy, so the latencies include its own delays. Use --processes."
+        )

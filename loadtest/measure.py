@@ -1,9 +1,14 @@
-"""From completions to figures: percentiles, rates, goodput under a stated objective.
+"""Compute figures from completions: percentiles, rates, and goodput under an objective (SLO).
 
-Definitions, as `vllm bench serve` has them: time to first token (ttft) from the send, or from the
-intended arrival where there is one, to the first event with text; itl each gap between such
-events; tpot of a request (last - first) / (tokens - 1); e2e to the end of the answer. Percentiles
-interpolate linearly. Seconds everywhere.
+The definitions are those of `vllm bench serve`:
+
+- ttft, time to first token: from the send (open loop: the intended arrival) to the first event with
+  text;
+- itl: each gap between such events;
+- tpot of a request: (last event - first event) / (tokens - 1);
+- e2e: from the same start as ttft to the end of the response.
+
+Percentiles interpolate linearly. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +29,10 @@ SLO_UNITS = {"ms": 1e-3, "s": 1.0}
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """Most seconds a good request may take; None is no bound. `itl` bounds a request's tpot, the
-    mean time between its tokens."""
+    """Upper bounds in seconds for a good request; None means no bound.
+
+    `itl` bounds a request's tpot, the mean time between its tokens.
+    """
 
     ttft: float | None = None
     itl: float | None = None
@@ -33,12 +40,17 @@ class Slo(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """`ttft=500ms,itl=50ms,e2e=10s`, each of which may be absent; raises BenchError."""
+        """Parse bounds like `ttft=500ms,itl=50ms,e2e=10s`; each is optional.
+
+        Raises BenchError if a part is not a bound.
+        """
         bounds: dict[str, float] = {}
         for part in text.split(","):
             match = re.fullmatch(r"(ttft|itl|e2e)=(\d+(?:\.\d+)?)(ms|s)", part.strip())
             if not match:
-                raise BenchError(f"--slo: {part!r} is none of ttft=500ms, itl=50ms, e2e=10s.")
+                raise BenchError(
+                    f"--slo: {part!r} is not a bound; give bounds as ttft=500ms,itl=50ms,e2e=10s."
+                )
             bounds[match[1]] = float(match[2]) * SLO_UNITS[match[3]]
         return cls(**bounds)
 
@@ -57,20 +69,20 @@ class Slo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A completion and when it should have been sent."""
+    """A completion and its intended send time."""
 
     completion: Completion
     intended: float
 
     @property
     def ttft(self) -> float | None:
-        """None of an answer without text."""
+        """The time to first token, or None if the response has no text."""
         arrivals = self.completion.arrivals
         return arrivals[0] - self.intended if arrivals else None
 
     @property
     def tpot(self) -> float | None:
-        """None of an answer with less than two events: nothing to take a mean of."""
+        """The mean time between tokens, or None with fewer than two events."""
         done = self.completion
         if len(done.arrivals) < 2 or done.tokens < 2:
             return None
@@ -82,7 +94,7 @@ class Measured:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of some durations, in seconds."""
+    """Statistics of a set of durations, in seconds."""
 
     count: int
     mean: float
@@ -96,7 +108,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    # `inclusive` is numpy's linear interpolation; it wants two values.
+    # `inclusive` is numpy's linear interpolation; it needs at least two values.
     cuts = statistics.quantiles(known * 2 if len(known) == 1 else known, n=100, method="inclusive")
     return Spread(
         count=len(known),
@@ -109,11 +121,11 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What was asked of the server: `value` clients at a time, or `value` requests/s."""
+    """The load on the server: `value` concurrent clients (closed) or `value` requests/s (open)."""
 
     loop: Literal["closed", "open"]
     value: float
-    share: float | None = None  # of saturation, where the rate was given so
+    share: float | None = None  # of saturation, if the rate was given in percent
 
     def __str__(self) -> str:
         if self.loop == "closed":
@@ -123,7 +135,10 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One load for some seconds. Requests are those sent meanwhile, also where they end later."""
+    """The figures of one load over `seconds`. They cover all requests sent in this time.
+
+    A request may end later.
+    """
 
     load: Load
     round: int
@@ -132,20 +147,20 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     completed: int
     rejected: int
     failed: dict[str, int]  # by kind
-    messages: dict[str, str]  # of the first of each kind, and of the first rejection
+    messages: dict[str, str]  # the first message of each kind of failure, and of rejections
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    tokens_per_s: float  # output tokens that came in these seconds, over them
-    requests_per_s: float  # answered in these seconds
+    tokens_per_s: float  # output tokens that arrived within `seconds`, per second
+    requests_per_s: float  # requests that completed within `seconds`, per second
     goodput: float | None  # requests/s that kept the objective
     ttft: Spread | None
     itl: Spread | None
     tpot: Spread | None
     e2e: Spread | None
-    reject: Spread | None  # how long a rejection took
-    lateness: Spread | None  # of the client: sent after the intended arrival
-    client_cpu: float  # of the client's process, as a share of one core
+    reject: Spread | None  # duration of rejections
+    lateness: Spread | None  # delay of the client's sends after the intended arrivals
+    client_cpu: float  # CPU time of the client's process, as a share of one core
 
 
 def point(
@@ -156,15 +171,16 @@ def point(
     slo: Slo | None,
     client_cpu: float,
 ) -> Point:
-    """The figures of what was sent within `window` (begin, end)."""
+    """Return the figures of the requests sent within `window` (begin, end)."""
     begin, end = window
     seconds = end - begin
     whole = [m for m in measured if not m.completion.error]
     rejected = [m for m in measured if m.completion.error == "rejected"]
     failed = [m for m in measured if m.completion.error not in ("", "rejected")]
     ended = [m for m in whole if m.completion.ended <= end]
-    # Of an open loop every arrival counts, however late it was answered: the objective says
-    # whether that was good. A closed loop's last requests were never waited for.
+    # In an open loop every arrival counts, even if its response ended after the window: the
+    # objective decides if it was good. In a closed loop, requests that end after the window do not
+    # count.
     judged = whole if load.loop == "open" else ended
     return Point(
         load=load,
@@ -198,7 +214,7 @@ def _kind(done: Completion) -> str:
 
 
 def _tokens_until(done: Completion, end: float) -> float:
-    """Tokens that had come by `end`, each event holding equally many."""
+    """Return the number of tokens that arrived by `end`, assuming equally many in each event."""
     if not done.arrivals:
         return 0.0
     return done.tokens * sum(at <= end for at in done.arrivals) / len(done.arrivals)

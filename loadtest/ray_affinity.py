@@ -1,9 +1,9 @@
-"""What prefix affinity is worth: prompt tokens found in the KV caches of two replicas behind Ray
-Serve, routed by prefix, at random and to the least loaded, on the Mooncake conversation trace.
+"""Measure prefix affinity: the prefix cache hits of two replicas behind Ray Serve, by routing.
 
-A block of 512 tokens in the trace becomes one KV block of 16, other lengths shrink alike, and
-prompts that do not fit the demo model's context are left out. Requests go out in the trace's order
-from a closed loop of CLIENTS. `usage` says how many tokens of each prompt were found.
+The Mooncake conversation trace is routed by prefix, at random and to the least loaded replica.
+A block of 512 tokens in the trace becomes one KV block of 16 tokens, and other lengths shrink by
+the same factor. Prompts that do not fit the demo model's context are left out. A closed loop of
+CLIENTS sends the requests in the trace's order. `usage` reports the cached tokens of each prompt.
 
 Run with an interpreter that has the extra [ray]: python -m loadtest.ray_affinity TRACE.jsonl
 """
@@ -33,7 +33,7 @@ from loadtest.workload import Scale, workload
 BLOCK = 16  # tokens of one KV block, and of one block of the trace
 REPLICAS = 2
 CLIENTS = 16
-LONGEST = 1023  # tokens of the demo model's context, without the first
+LONGEST = 1023  # tokens of the demo model's context after the first token
 STOP_S = 120
 
 
@@ -45,7 +45,7 @@ def bodies(trace: Path, count: int, seed: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def cluster(routing: str, kv_blocks: int) -> Iterator[str]:
-    """`python -m deploy.ray` on a free port of the loopback address, which it yields."""
+    """Run `python -m deploy.ray` on a free port of the loopback address; yield the address."""
     [port] = free_ports(1)
     settings = {
         "threads": 1,
@@ -66,7 +66,7 @@ def cluster(routing: str, kv_blocks: int) -> Iterator[str]:
     assert process.stderr is not None
     try:
         if not any("Ray Serve listens" in line for line in process.stderr):  # ends with the process
-            raise SystemExit("Ray Serve did not start; try `python -m deploy.ray` by hand")
+            raise SystemExit("Ray Serve did not start; run `python -m deploy.ray` to see why")
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -89,7 +89,7 @@ def measure(routing: str, requests: list[dict[str, Any]], kv_blocks: int) -> dic
 
 
 def ideal(requests: list[dict[str, Any]]) -> float:
-    """The hit rate of one cache that never forgets."""
+    """Return the hit rate of a single cache that never evicts."""
     seen: set[tuple[int, ...]] = set()
     asked = found = 0
     for request in requests:
@@ -106,10 +106,10 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kv-blocks", type=int, default=4096, help="of each replica")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of each replica")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     results: dict[str, list[dict[str, float]]] = {}
     for number in range(options.rounds):
         requests = bodies(options.trace, options.requests, seed=number)
@@ -127,7 +127,7 @@ def main() -> None:
     }
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"one cache that never forgets: {report['ideal_hit_rate']:.1%}")
+    print(f"a single cache that never evicts: {report['ideal_hit_rate']:.1%}")
 
 
 if __name__ == "__main__":

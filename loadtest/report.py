@@ -1,4 +1,4 @@
-"""What `penstock bench` has measured: as a JSON file, as a table, and two of them side by side."""
+"""Reports of `penstock bench`: as a JSON file, as a table, and compared side by side."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, Spread
 
-BUSY_CLIENT = 0.7  # of a core: above it the client's own waits show in the latencies
-LATE_CLIENT = 0.010  # seconds after the intended moment, at the 90th percentile
+BUSY_CLIENT = 0.7  # of a core; above this, the client's own delays show in the latencies
+LATE_CLIENT = 0.010  # seconds after the intended arrival, at the 90th percentile
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; all a reader needs to judge or repeat it."""
+    """The report of one run, with everything needed to judge or repeat it."""
 
     version: int
     command: str
@@ -28,25 +28,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     workload: str
     arrivals: str
-    left_out: int  # requests of the trace that are too long for the model
+    left_out: int  # requests of the trace that exceed the model's context
     seed: int
     tokens_per_word: float
     slo: Slo | None
-    client: dict[str, str | float]  # the machine: cores, load average, Python
+    client: dict[str, str | float]  # the client's machine: cores, load average, Python
     points: list[Point]
-    stopped: str = ""  # why, before all that was asked for was measured
+    stopped: str = ""  # why the run ended before all loads were measured
 
 
 def check_target(path: Path) -> None:
-    """Makes the folder; raises BenchError where a file in it could not be written. So much is known
-    before a measurement that would be lost."""
+    """Create the folder of `path` and check that the file can be written.
+
+    Called before a measurement whose results would otherwise be lost. Raises BenchError.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_folder, there = path.is_dir(), path.exists()
     except OSError as error:
         raise BenchError(f"{path} cannot be written: {error}") from None
     if is_folder or not os.access(path if there else path.parent, os.W_OK):
-        why = "it is a folder" if is_folder else "there is no permission"
+        why = "it is a folder" if is_folder else "permission denied"
         raise BenchError(f"{path} cannot be written: {why}.")
 
 
@@ -55,7 +57,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def write_bytes(data: bytes, path: Path) -> None:
-    """Raises BenchError naming the file."""
+    """Write the file and create its folder. Raises BenchError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -64,18 +66,19 @@ def write_bytes(data: bytes, path: Path) -> None:
 
 
 def read(path: Path) -> Report:
-    """Raises BenchError naming the file."""
+    """Read a report. Raises BenchError if the file cannot be read or has another format."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{path} holds no report of `penstock bench run`: {error}") from None
+        raise BenchError(f"{path} is not a report of `penstock bench run`: {error}") from None
 
 
 def by_load(points: Iterable[Point]) -> dict[Load, list[Point]]:
-    """The rounds of each load, in the order they were measured.
+    """Return the rounds of each load, in the order in which they were measured.
 
-    A share of saturation is one load, whatever saturation came to in each round: its value is
-    then their median."""
+    A share of saturation is one load, although each round measures its own saturation. The value of
+    this load is the median over the rounds.
+    """
     groups: dict[Load, list[Point]] = {}
     for point in points:
         load = point.load if point.load.share is None else replace(point.load, value=0.0)
@@ -88,7 +91,7 @@ Figure = Callable[[Point], float | None]
 
 
 def of(name: str, percentile: str) -> Figure:
-    """A percentile of one of a point's spreads, in seconds."""
+    """Return a function that takes a percentile of a point's spread `name`, in seconds."""
 
     def figure(point: Point) -> float | None:
         value: Spread | None = getattr(point, name)
@@ -98,7 +101,7 @@ def of(name: str, percentile: str) -> Figure:
 
 
 def median(points: Sequence[Point], figure: Figure) -> float | None:
-    """Over rounds; None where no round has the figure."""
+    """Return the median over rounds, or None if no round has the figure."""
     values = [value for point in points if (value := figure(point)) is not None]
     return statistics.median(values) if values else None
 
@@ -121,7 +124,7 @@ def cached_share(point: Point) -> float | None:
     return point.cached_tokens / point.prompt_tokens if point.prompt_tokens else None
 
 
-Column = tuple[str, Figure, Callable[[float | None], str]]  # title, what, how it is written
+Column = tuple[str, Figure, Callable[[float | None], str]]  # title, figure, format
 COLUMNS: tuple[Column, ...] = (
     ("done/s", lambda p: p.requests_per_s, rate),
     ("goodput/s", lambda p: p.goodput, rate),
@@ -142,7 +145,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def table(report: Report) -> str:
-    """Medians over the rounds; times in milliseconds."""
+    """Return a table of the medians over the rounds; times are in milliseconds."""
     rows = [["load", *(title for title, _, _ in COLUMNS)]]
     for load, points in by_load(report.points).items():
         rows.append([str(load), *(show(median(points, figure)) for _, figure, show in COLUMNS)])
@@ -150,7 +153,7 @@ def table(report: Report) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that also reads well where nobody renders it."""
+    """Return a Markdown table with aligned columns, which is also readable as plain text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * (width - 1) + ":" for width in widths]
     lines = [rows[0], rule, *rows[1:]]
@@ -161,17 +164,19 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader of the table must know beside it: failures, and a client that was the limit."""
+    """Return notes for readers of the table: failures, and warnings about a slow client."""
     lines = ["Times in ms, percentiles over requests (itl: over gaps)."]
     rounds = max((point.round for point in report.points), default=1)
     if report.stopped:
-        lines.append(f"INCOMPLETE ({report.stopped}): these are the loads that had ended.")
+        lines.append(f"INCOMPLETE ({report.stopped}): only the loads that had ended are shown.")
     if rounds > 1:
         lines[0] += f" Medians of {rounds} rounds."
     if report.slo:
         lines.append(f"Goodput: requests/s with {report.slo}.")
     if report.left_out:
-        lines.append(f"{report.left_out} requests of the trace do not fit the model: left out.")
+        lines.append(
+            f"{report.left_out} requests of the trace exceed the model's context: left out."
+        )
     told: set[str] = set()
     for point in report.points:
         for kind, message in point.messages.items():
@@ -180,14 +185,14 @@ def notes(report: Report) -> list[str]:
                 lines.append(f"First {kind}, at {point.load}: {message}")
     if (worst := max((p.client_cpu for p in report.points), default=0)) > BUSY_CLIENT:
         lines.append(
-            f"WARNING: this client used up to {worst:.0%} of a core, so latencies are partly its "
-            "own. Lower the load, or run several clients."
+            f"WARNING: this client used up to {worst:.0%} of a core, so the latencies include its "
+            "own delays. Lower the load, or run several clients."
         )
     late = [p.lateness.p90 for p in report.points if p.lateness]
     if late and max(late) > LATE_CLIENT:
         lines.append(
-            f"WARNING: requests left up to {max(late) * 1e3:.0f} ms (p90) after their moment: this "
-            "client's machine was busy. The delay is part of the latencies shown."
+            f"WARNING: this client sent requests up to {max(late) * 1e3:.0f} ms (p90) late, as its "
+            "machine was busy. The latencies shown include this delay."
         )
     return lines
 
@@ -203,10 +208,11 @@ COMPARED: tuple[Column, ...] = (
 
 
 def compare(a: Report, b: Report) -> str:
-    """Both runs' figures at each load that both have; raises BenchError where there is none.
+    """Return both runs' figures for each load that they have in common.
 
-    Loads match by what was asked: so many clients, so many requests/s, or such a share of
-    saturation."""
+    Loads match if they have the same number of clients, the same rate or the same share of
+    saturation. Raises BenchError if no load matches.
+    """
     ours, theirs = ({_asked(load): p for load, p in by_load(r.points).items()} for r in (a, b))
     common = [asked for asked in ours if asked in theirs]
     if not common:
@@ -232,7 +238,7 @@ def _asked(load: Load) -> str:
 
 def _differences(a: Report, b: Report) -> str:
     return (
-        "WARNING: not the same test. "
+        "WARNING: the two runs are different tests. "
         f"A: workload {a.workload}, objective {a.slo or 'none'}; "
         f"B: workload {b.workload}, objective {b.slo or 'none'}."
     )

@@ -1,10 +1,11 @@
-"""A rolling restart under load: two servers behind nginx, locust's users, one server replaced
-after the other.
+"""A rolling restart under load: locust's users call two servers behind nginx, which are replaced
+one after the other.
 
     python -m loadtest.rolling_restart --users 20 --calm 10
 
-Passes (status 0) where every request was answered: those a server had when it was told to leave
-were finished by it, those that came later went to the other. nginx's log tells who served what.
+Passes (status 0) if every request was answered. A server must finish the requests it holds when it
+gets SIGTERM, and later requests must go to the other server. nginx's log shows which server
+answered each request.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from loadtest.servers import Penstock, free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "deploy" / "nginx" / "penstock.conf"
-PATIENCE_S = 180  # for a drain, or locust, on a busy machine
+PATIENCE_S = 180  # time limit for a drain, or for locust, on a busy machine
 FLAGS = ("--threads", "1", "--drain-timeout", "60")
 FRAME = """
 daemon off;
@@ -49,13 +50,13 @@ http {{
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request as nginx saw it; times are Unix seconds."""
+    """One request in nginx's log; times are Unix seconds."""
 
     began: float
     ended: float
     status: int
     whole: bool
-    servers: tuple[str, ...]  # host:port of all that were asked, the one that answered last
+    servers: tuple[str, ...]  # host:port of all servers that were tried; the last one answered
 
     @classmethod
     def parse(cls, line: str) -> Exchange:
@@ -81,7 +82,7 @@ class Restart:
 
 
 def replace(server: Penstock) -> Restart:
-    """Tells a server to leave, and starts another one in its place."""
+    """Send SIGTERM to a server, wait for its exit, and start another one in its place."""
     told = time.time()
     server.process.send_signal(signal.SIGTERM)
     status = server.process.wait(PATIENCE_S)
@@ -93,7 +94,7 @@ def replace(server: Penstock) -> Restart:
 
 @contextlib.contextmanager
 def nginx(folder: Path, ports: list[int]) -> Iterator[None]:
-    """nginx with our site on the first port, the servers on the others."""
+    """Run nginx with our site on the first of `ports`, for servers on the other two."""
     site = SITE.read_text()
     for written, port in zip(("8000", "8001", "8002"), ports, strict=True):
         site = site.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
@@ -120,16 +121,18 @@ def read_log(folder: Path) -> list[Exchange]:
 
 
 def wait_for_answers(folder: Path, count: int, load: subprocess.Popen[bytes]) -> None:
-    """Until so many requests were answered: locust's start takes a while."""
+    """Wait until `count` requests were answered, because locust takes a while to start."""
     deadline = time.monotonic() + PATIENCE_S
     while len(read_log(folder)) < count:
         if load.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"fewer than {count} answers within {PATIENCE_S} s; locust tells why")
+            raise SystemExit(
+                f"fewer than {count} responses within {PATIENCE_S} s; see locust's output for why"
+            )
         time.sleep(0.2)
 
 
 def account(restart: Restart, exchanges: list[Exchange]) -> dict[str, Any]:
-    """What became of the requests around one restart."""
+    """Count the requests around one restart by their outcome."""
     held = [
         e
         for e in exchanges
@@ -148,7 +151,7 @@ def account(restart: Restart, exchanges: list[Exchange]) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Runs it and returns the report."""
+    """Run the rolling restart and return the report."""
     front, *behind = free_ports(3)
     figures = folder / "figures.json"
     with contextlib.ExitStack() as stack:
@@ -170,7 +173,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         load.terminate()
         status = load.wait(PATIENCE_S)
     exchanges = read_log(folder)
-    # Its users leave in the middle of an answer when locust stops: what ends then is no failure.
+    # When locust stops, its users disconnect in mid-stream. Requests that end then are no failures.
     failed = [e for e in exchanges if not e.good and e.ended < stopped]
     measured = json.loads(figures.read_text())
     return {
@@ -189,7 +192,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Nothing failed, and each server finished what it held and left with 0."""
+    """Return whether nothing failed and each server finished its requests and exited with 0."""
     return report["failures"] == report["failures_in_nginx_log"] == 0 and all(
         restart["exit_status"] == 0
         and restart["held_when_told_to_leave"] == restart["of_those_finished"]
@@ -202,13 +205,13 @@ def main() -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--calm", type=float, default=10, help="seconds around each restart")
-    parser.add_argument("--json", type=Path, help="write the report here, too")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     if shutil.which("nginx") is None:
         raise SystemExit("rolling_restart needs nginx (Debian: apt-get install nginx-light)")
     with tempfile.TemporaryDirectory(prefix="restart-") as folder:
-        os.chmod(folder, 0o755)  # nginx's workers have a user of their own
+        os.chmod(folder, 0o755)  # nginx's workers run as another user
         report = run(options, Path(folder))
     text = json.dumps(report, indent=1) + "\n"
     print(text, end="")

@@ -1,6 +1,6 @@
-"""A workload as a timetable: which prompt of token ids is sent when, the same for all who run it.
+"""A workload as a timetable: prompts of token ids with arrival times, the same in every run.
 
-The simulator and the measurement it is held against take the same timetable.
+The simulator and the measurement it is compared with use the same timetable.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from loadtest.workload import Shape, Workload, poisson
 
-DEMO_VOCABULARY = range(300, 2000)  # of the demo model, without special tokens
+DEMO_VOCABULARY = range(300, 2000)  # token ids of the demo model without special tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: seconds after the beginning, ids of the prompt, tokens of the answer."""
+    """One request: its arrival in seconds, its prompt's token ids, its number of output tokens."""
 
     at: float
     prompt: list[int]
@@ -25,7 +25,7 @@ class Ask:
 
     @property
     def body(self) -> dict[str, Any]:
-        """For /v1/completions."""
+        """The body of a request to /v1/completions."""
         return {
             "prompt": self.prompt,
             "max_tokens": self.output_tokens,
@@ -35,7 +35,7 @@ class Ask:
 
 
 def token_ids(shape: Shape, vocabulary: range, rng: random.Random) -> list[int]:
-    """Equal names of blocks are equal ids; what no block names is drawn from `rng`."""
+    """Return the prompt of `shape`. Equal block names give equal ids; `rng` draws the rest."""
     ids: list[int] = []
     for block in shape.blocks:
         size = round(shape.block_tokens)
@@ -45,7 +45,7 @@ def token_ids(shape: Shape, vocabulary: range, rng: random.Random) -> list[int]:
 
 
 def asks(workload: Workload, vocabulary: range, seed: int) -> Iterator[Ask]:
-    """Requests without end, all of them due at once."""
+    """Yield requests without end, all with arrival time 0."""
     rng = random.Random(seed)
     for shape in workload.shapes(rng):
         yield Ask(0.0, token_ids(shape, vocabulary, rng), shape.output_tokens)
@@ -54,7 +54,7 @@ def asks(workload: Workload, vocabulary: range, seed: int) -> Iterator[Ask]:
 def timetable(
     workload: Workload, rate: float, seconds: float, vocabulary: range, seed: int
 ) -> list[Ask]:
-    """Arrivals as a Poisson process of `rate` requests/s, for so many seconds."""
+    """Return requests that arrive as a Poisson process of `rate` requests/s, for `seconds`."""
     at, gaps = 0.0, poisson(random.Random(f"arrivals {seed}"))
     found: list[Ask] = []
     for ask in asks(workload, vocabulary, seed):

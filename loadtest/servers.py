@@ -1,4 +1,4 @@
-"""Servers to measure, each a process of its own on a port of the loopback address."""
+"""Servers to measure, each in its own process on a port of the loopback address."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-START_S = 180  # on a busy machine
+START_S = 180  # long enough for a busy machine
 STOP_S = 30
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones: all are taken before the first is given back."""
+    """Return distinct free ports. All are bound at the same time, so that none repeats."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in found]
 
 
 class Server:
-    """Started at once; a `with` waits until it is ready and ends it. `command` lacks the port;
-    `ready` is the path that answers 200 once the model is loaded."""
+    """A server that starts at once; `with` waits until it is ready and stops it at the end.
+
+    `--port` is appended to `command`. `ready` is the path that returns 200 once the model is
+    loaded.
+    """
 
     def __init__(self, command: Sequence[str], ready: str, port: int | None = None) -> None:
         self.port = port or free_ports(1)[0]
         self.address = f"127.0.0.1:{self.port}"
         self._command = [*command, "--port", str(self.port)]
         self._ready = f"http://{self.address}{ready}"
-        # `stop` closes it.
+        # `stop` closes this file.
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self.start()
 
@@ -42,7 +45,10 @@ class Server:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=self._log)
 
     def wait_ready(self) -> None:
-        """Raises SystemExit with its last words where it ends or takes too long."""
+        """Wait until the server is ready.
+
+        Raises SystemExit with the end of its stderr if it exits or takes too long.
+        """
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > self._began + START_S:
                 self._log.seek(0)

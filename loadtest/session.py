@@ -1,4 +1,4 @@
-"""One `penstock bench run` from its options to its report, with its progress on stderr."""
+"""One `penstock bench run`, from its options to its report, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from loadtest.workload import Scale, workload
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of the command, as they were given."""
+    """The options of the command, as given."""
 
     url: str
     key: str
@@ -50,18 +50,27 @@ class Asked:
 
 
 async def measure(asked: Asked) -> Report:
-    """Raises BenchError where nothing can be measured. Cancelled, or where nothing can be any more,
-    it returns what it has."""
+    """Measure all loads and return the report.
+
+    If it is cancelled or an error occurs after the first load, the report has the loads that have
+    ended. Raises BenchError if nothing can be measured.
+    """
     loads, scale = _loads(asked), Scale.parse(asked.length_scale)
     slo = Slo.parse(asked.slo) if asked.slo else None
     if not (asked.key.isascii() and asked.key.isprintable()):
-        raise BenchError("The API key has characters that no header can carry; see --api-key.")
+        raise BenchError(
+            "The API key has characters that an HTTP header cannot carry; only printable ASCII is "
+            "allowed in --api-key and PENSTOCK_API_KEY."
+        )
     target = Target.parse(asked.url, asked.key)
     model, longest = await find(target, asked.url, asked.model)
     chosen = workload(asked.workload, scale, longest)
     as_recorded = asked.arrivals == "recorded"
     if as_recorded and chosen.gaps is None:
-        raise BenchError(f"--arrivals recorded: {asked.workload} is no trace with arrivals.")
+        raise BenchError(
+            f"--arrivals recorded: {asked.workload} is not a trace with arrival times. Give a "
+            "trace, or use --arrivals poisson."
+        )
     server = Server(target, asked.url, model, asked.api, asked.ignore_eos, asked.timeout)
     prose = await calibrate(server)
     run = Run(server, prose, chosen, asked.seconds, asked.seed, slo, show_progress, as_recorded)
@@ -102,7 +111,8 @@ async def measure(asked: Asked) -> Report:
 async def _measure_all(run: Run, loads: list[Load], rounds: int, points: list[Point]) -> None:
     for number in range(1, rounds + 1):
         now = loads
-        if any(load.share is not None for load in loads):  # anew: the machine may have others' work
+        # Saturation is measured in every round, because other work may slow the machine down.
+        if any(load.share is not None for load in loads):
             now = _from_shares(loads, await run.saturation(number))
         for load in now:
             points.append(await run.measure(load, number))
@@ -110,11 +120,14 @@ async def _measure_all(run: Run, loads: list[Load], rounds: int, points: list[Po
 
 
 def _loads(asked: Asked) -> list[Load]:
-    """Closed ones first; of a share of saturation the value is not known yet."""
+    """Parse the loads, closed loops first. The value of a share of saturation is not known yet."""
     loads = []
     for text in filter(None, asked.concurrency.split(",")):
         if not text.strip().isdecimal() or len(text.strip()) > 5 or int(text) < 1:
-            raise BenchError(f"--concurrency: {text!r} is no number of clients; give it as 1,8,32.")
+            raise BenchError(
+                f"--concurrency: {text!r} is not a number of clients from 1 to 99999; give numbers "
+                "as 1,8,32."
+            )
         loads.append(Load("closed", int(text)))
     for text in filter(None, asked.rate.split(",")):
         try:
@@ -123,25 +136,25 @@ def _loads(asked: Asked) -> list[Load]:
             value = 0.0
         if not 0 < value < 1e6:
             raise BenchError(
-                f"--rate: {text!r} is no number of requests/s; give it as 2,4 or as 50%,120%."
+                f"--rate: {text!r} is not a number of requests/s; give rates as 2,4 or 50%,120%."
             )
         share = value / 100 if text.strip().endswith("%") else None
         loads.append(Load("open", value, share))
     if not loads:
-        raise BenchError("No load is given; give --concurrency as 1,8,32 or --rate as 2,4.")
+        raise BenchError("No load is given; pass --concurrency as 1,8,32 or --rate as 2,4.")
     return loads
 
 
 def _from_shares(loads: list[Load], saturation: Point) -> list[Load]:
     if not saturation.completed:
         kinds = ", ".join(saturation.messages.values())
-        raise BenchError(f"No request was answered while saturation was looked for. {kinds}")
+        raise BenchError(f"No request succeeded while saturation was measured. {kinds}")
     if not saturation.tokens_per_s:
         raise BenchError(
-            f"No token came within {saturation.seconds:g} s while saturation was looked for. "
-            "Measure longer, with --seconds."
+            f"No token arrived within {saturation.seconds:g} s while saturation was measured. "
+            "Measure longer with --seconds."
         )
-    # By tokens: few requests may both begin and end within the seconds of the measurement.
+    # Derived from tokens, because few requests may both begin and end within the measured seconds.
     each = saturation.output_tokens / saturation.completed
     rate = saturation.tokens_per_s / each
     _line(f"saturation: {saturation.load} reach {rate:.3g} req/s")
@@ -151,11 +164,11 @@ def _from_shares(loads: list[Load], saturation: Point) -> list[Load]:
 
 
 def show_progress(now: Progress) -> None:
-    """One line that is overwritten; nothing where stderr is no terminal."""
+    """Show progress in one line that is overwritten; show nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         return
     left = now.seconds - now.elapsed
-    state = f"{left:.0f} s to go" if left > 0 else "waiting for the last ones"
+    state = f"{left:.0f} s left" if left > 0 else "waiting for the last requests"
     sys.stderr.write(
         f"\r\x1b[K{now.load}, round {now.round}: {now.ended} ended, {now.running} running, {state}"
     )
@@ -167,7 +180,7 @@ def _show_point(point: Point, rounds: int) -> None:
     failed = "".join(f", {count} {kind}" for kind, count in point.failed.items())
     ttft = f", ttft p50 {point.ttft.p50 * 1e3:.0f} ms" if point.ttft else ""
     _line(
-        f"{point.load}{of_rounds}: {point.completed} of {point.requests} whole, "
+        f"{point.load}{of_rounds}: {point.completed} of {point.requests} completed, "
         f"{point.tokens_per_s:.0f} tokens/s{ttft}, {point.rejected} rejected{failed}"
     )
 

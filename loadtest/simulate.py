@@ -1,12 +1,12 @@
-"""How many replicas a trace needs, what they cost, and how many requests keep an objective.
+"""Predict how many replicas a trace needs, their cost, and how many requests keep an objective.
 
-A simulation of discrete events: requests arrive by a timetable, a routing policy sends each to a
-replica, and every replica is the engine's own Scheduler, block for block and step for step. Only
-the device is missing: a step takes as long as StepTime says, and answers are as long as asked.
+This is a discrete-event simulation. Requests arrive by a timetable, a routing policy sends each to
+a replica, and every replica runs the engine's own Scheduler, with its blocks and steps. Only the
+device is replaced: StepTime gives the duration of a step, and answers have the given lengths.
 
     python -m loadtest.simulate TRACE --model MODEL.json --rate 20 --slo ttft=500ms --price 1.5
 
-MODEL.json comes from `python -m loadtest.simulator_check`, which also shows how far to trust it.
+`python -m loadtest.simulator_check` writes MODEL.json and measures how accurate the simulation is.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from loadtest.schedule import Ask, timetable
 from loadtest.step_time import StepTime
 from loadtest.workload import Scale, workload
 
-TOKEN = SampledToken(0)  # what every answer is made of
+TOKEN = SampledToken(0)  # every token of every answer
 MOST_REPLICAS = 64
-VOCABULARY = range(1, 1000)  # of prompts that nobody reads
+VOCABULARY = range(1, 1000)  # token ids of the prompts, which no model reads
 
 
 class FittedReplica(msgspec.Struct, frozen=True):
-    """What the simulation knows of a replica: how `penstock serve` was started, what it made of
-    that, and how long its steps take. Its KV is that of full attention."""
+    """The parameters of a simulated replica.
+
+    These are the configuration of `penstock serve`, the sizes derived from it, and the duration of
+    its steps. The KV cache is that of full attention.
+    """
 
     config: EngineConfig
     num_blocks: int
@@ -54,11 +57,11 @@ class FittedReplica(msgspec.Struct, frozen=True):
 
 @dataclass
 class Request:
-    """One request on its way; times in seconds after the beginning."""
+    """One request in the simulation; times are seconds since the start."""
 
     at: float
     ask: Ask
-    ended: Callable[[], None] | None = None  # called when its answer is whole
+    ended: Callable[[], None] | None = None  # called when its answer is complete
     arrivals: list[float] = field(default_factory=list)
     cached_tokens: int = 0
     rejected: bool = False
@@ -78,7 +81,7 @@ class Request:
 
 
 class Replica:
-    """A Scheduler, the queue in front of it, and the clock of its steps."""
+    """A Scheduler with the queue in front of it and the timing of its steps."""
 
     def __init__(self, fitted: FittedReplica, clock: Callable[[], float]) -> None:
         config = fitted.config
@@ -93,12 +96,12 @@ class Replica:
             max_num_batched_tokens=fitted.max_num_batched_tokens,
             prefix_caching=config.enable_prefix_caching,
         )
-        self._requests: dict[int, Request] = {}  # queued or running, by the engine's ids
+        self._requests: dict[int, Request] = {}  # queued or running, by engine id
         self._step: Step | None = None
-        self.open = 0  # requests sent here and not answered, whether they have arrived or not
+        self.open = 0  # unanswered requests routed here, including those that have not arrived yet
 
     def add(self, number: int, request: Request) -> None:
-        """Queues it, or rejects it where the queue is full."""
+        """Queue the request, or reject it if the queue is full."""
         prompt, params = request.ask.prompt, SamplingParams(max_tokens=request.ask.output_tokens)
         try:
             self._queue.check(1, len(prompt), self._scheduler.stats())
@@ -111,7 +114,7 @@ class Replica:
         self._requests[number] = request
 
     def launch(self) -> float | None:
-        """Begins a step and says how many seconds it takes; None where one runs or none is due."""
+        """Start a step and return its seconds, or None if one is running or there is no work."""
         if self._step is not None or (step := self._scheduler.schedule()) is None:
             return None
         self._step = step
@@ -120,7 +123,7 @@ class Replica:
         return self._step_time.seconds(step.num_tokens - decode, decode, context)
 
     def retire(self) -> list[Request]:
-        """The step has ended; returns the requests it has finished."""
+        """End the running step and return the requests it has finished."""
         assert self._step is not None
         step, self._step = self._step, None
         now = self._clock()
@@ -139,7 +142,7 @@ class Replica:
 
 
 class Simulation:
-    """Events in the order of their time; those of one moment in the order they were made."""
+    """Processes events in order of time; events at the same time in order of creation."""
 
     def __init__(self, fitted: FittedReplica, count: int, policy: Policy[int]) -> None:
         self._now = 0.0
@@ -151,7 +154,7 @@ class Simulation:
         self._numbers = itertools.count()
 
     def open_loop(self, asks: Iterable[Ask]) -> list[Measured]:
-        """Requests that arrive when they are due."""
+        """Simulate requests that arrive at their scheduled times."""
         requests = [Request(ask.at, ask) for ask in asks]
         for request in requests:
             self._in(request.at, functools.partial(self._arrive, request))
@@ -159,7 +162,7 @@ class Simulation:
         return [request.measured() for request in requests]
 
     def closed_loop(self, endless: Iterator[Ask], clients: int, seconds: float) -> list[Measured]:
-        """Clients, each of whom asks again when his last answer is whole, for so many seconds."""
+        """Simulate clients that each send the next request when the last answer is complete."""
         requests: list[Request] = []
 
         def ask() -> None:
@@ -181,7 +184,7 @@ class Simulation:
         heapq.heappush(self._events, (self._now + seconds, next(self._numbers), happens))
 
     def _arrive(self, request: Request) -> None:
-        """The router sends it on; the engine has it after what the frontend takes."""
+        """Route the request; the engine gets it after the frontend's delay."""
         loads = {index: replica.open for index, replica in enumerate(self._replicas)}
         prefix = prefix_hashes(request.ask.prompt, self._block_size)
         chosen = self._policy.rank(prefix, loads)[0]
@@ -207,7 +210,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What `replicas` make of a timetable. `price` is of one replica, in money per hour."""
+    """The figures of `replicas` for a timetable. `price` is that of one replica per hour."""
 
     replicas: int
     point: Point
@@ -216,7 +219,7 @@ class Prediction:
 
     @property
     def cost(self) -> float:
-        """Money per million output tokens, while this load lasts."""
+        """The cost per million output tokens under this load."""
         tokens_per_hour = self.point.tokens_per_s * 3600
         return self.replicas * self.price / tokens_per_hour * 1e6 if tokens_per_hour else 0.0
 
@@ -236,7 +239,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What arrives, and what is asked of those who answer."""
+    """The requests that arrive, and the objective and price of the replicas that serve them."""
 
     fitted: FittedReplica
     asks: Sequence[Ask]
@@ -259,8 +262,10 @@ class Question:
         return Prediction(replicas, figures, kept, self.price)
 
     def fewest(self, attainment: float) -> Iterator[Prediction]:
-        """One replica, two, and so on until they keep the objective; or only the most there may
-        be, where not even these do."""
+        """Yield predictions for one replica, two and so on, until they keep the objective.
+
+        If not even MOST_REPLICAS keep it, yield only the prediction for these.
+        """
         most = self.predict(MOST_REPLICAS)
         if (most.attainment or 0.0) < attainment:
             yield most
@@ -281,13 +286,13 @@ def main() -> None:
     except (OSError, msgspec.DecodeError, BenchError) as error:
         sys.exit(f"simulate: {error}")
     if slo is None and options.replicas is None:
-        sys.exit("simulate: give an objective, --slo ttft=500ms, or the number of --replicas.")
+        sys.exit("simulate: give an objective, as --slo ttft=500ms, or a number of --replicas.")
     asks = timetable(chosen, options.rate, options.seconds, VOCABULARY, options.seed)
     question = Question(
         fitted, asks, options.rate, options.seconds, options.policy, slo, options.price
     )
     left_out = (
-        f"; {chosen.left_out} of its requests are too long and left out" if chosen.left_out else ""
+        f"; {chosen.left_out} of its requests are too long: left out" if chosen.left_out else ""
     )
     print(f"{len(asks)} requests of {chosen.name}{left_out}")
     if options.replicas is not None:
@@ -304,16 +309,16 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("workload", help="a trace, or what `penstock bench --workload` takes")
-    add("--model", type=Path, required=True, help="a replica, fitted")
-    add("--length-scale", default="1", help="of a trace, as for `penstock bench`")
-    add("--rate", type=float, required=True, help="requests/s that arrive, on average")
-    add("--seconds", type=float, default=120.0, help="for which they arrive")
+    add("workload", help="a trace, or any --workload of `penstock bench run`")
+    add("--model", type=Path, required=True, help="MODEL.json with the fitted replica")
+    add("--length-scale", default="1", help="factors for a trace, as for `penstock bench run`")
+    add("--rate", type=float, required=True, help="mean arrival rate in requests/s")
+    add("--seconds", type=float, default=120.0, help="duration of the arrivals")
     add("--policy", choices=POLICIES, default="prefix")
-    add("--replicas", type=int, help="default: as few as keep the objective")
+    add("--replicas", type=int, help="default: the fewest that keep the objective")
     add("--slo", help="the objective: ttft=500ms,itl=50ms,e2e=10s")
     add("--attainment", type=float, default=0.99, help="share of requests that must keep it")
-    add("--price", type=float, default=0.0, help="of one replica, per hour")
+    add("--price", type=float, default=0.0, help="price of one replica per hour")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -1,10 +1,13 @@
-"""How far the simulator can be trusted: two real replicas beside their prediction.
+"""Check the accuracy of the simulator: compare two real replicas with their prediction.
 
-Rounds alternate between what StepTime is fitted to (other requests of the same workload, by few
-clients and by more) and what it is to foretell: a closed loop and an open loop below saturation.
-One fit to all rounds predicts each, and the medians over the rounds are compared: rented and shared
-cores change their speed from minute to minute, and so both meet the same. All runs on the same
-cores: both replicas and the client. The machine's load is written down with every round.
+Rounds alternate between calibration and measurement. StepTime is fitted to the calibration: other
+requests of the same workload, from few clients and from more. The measurement is a closed loop and
+an open loop below saturation. One fit to all rounds predicts every round, and the medians over the
+rounds are compared.
+
+The speed of rented and shared cores changes from minute to minute; alternating exposes calibration
+and measurement to the same changes. Both replicas and the client run on the same cores. The
+machine's load is recorded with every round.
 
     python -m loadtest.simulator_check conversation_trace.jsonl --json FIGURES --save MODEL.json
 """
@@ -40,21 +43,21 @@ from loadtest.step_time import Scrape, fit
 from loadtest.workload import Scale, Workload, workload
 
 REPLICAS = 2
-# The demo model; one thread each, so that a replica does not spin on the other's core.
+# The demo model, with one thread per replica, so that no replica spins on the other's core.
 CONFIG = EngineConfig(block_size=16, num_gpu_blocks_override=4096, threads=1)
 MAX_MODEL_LEN, STEP_TOKENS = 1024, 256
 SCALE = Scale(16 / 512, 16 / 512)  # a block of the Mooncake trace becomes a KV block
-# Clients of each replica: few, so that prompts fill the steps, and more, so that decodes do, too.
+# Clients per replica: with few, steps are mostly prefill; with more, they are mostly decode.
 CALIBRATION = (1, 2, 8)
-LATER = 300  # requests of the workload that are left to the measurement
+LATER = 300  # calibration skips this number of requests, which the measurement uses
 SCRAPE_S = 0.5
 POLICY = "prefix"
-CLIENTS = 16  # of the closed loop
+CLIENTS = 16  # clients of the closed loop
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The requests of one measurement, the same each time they are asked for."""
+    """The requests of one measurement, which are the same for every call."""
 
     workload: Workload
     seed: int
@@ -66,18 +69,19 @@ class Asked:
         return timetable(self.workload, rate, seconds, DEMO_VOCABULARY, self.seed)
 
     def other(self) -> Asked:
-        """Others, of which the caches know nothing."""
+        """Return different requests, which share no cached prefix with these."""
         return replace(self, seed=self.seed + 1_000_000)
 
 
 @dataclass
 class Calibration:
-    """What has been seen of the replicas under later requests of the workload: scrapes, one list
-    for each server and load, and the seconds to first token that clients saw between the first and
-    the last of them.
+    """Measurements of the replicas under later requests of the workload.
 
-    Loads of fixed lengths are not enough: where lengths differ, decodes fall into several groups,
-    and long prompts attend to much, which StepTime has no terms for.
+    `runs` has a list of scrapes for each server and load. `ttft` has the seconds to first token
+    that clients saw between the first and the last scrape.
+
+    Loads with fixed lengths would not be enough. With different lengths, decodes fall into several
+    groups, and long prompts attend to many tokens; StepTime has no terms for either.
     """
 
     workload: Workload
@@ -85,7 +89,7 @@ class Calibration:
     ttft: list[float] = field(default_factory=list)
 
     async def take(self, targets: Sequence[Target], seconds: float, seed: int) -> None:
-        """Every load in turn on all replicas at once, `seconds` long."""
+        """Run every load in turn, on all replicas at once, for `seconds` each."""
         for number, clients in enumerate(CALIBRATION):
             seeds = (2_000_000 + 1000 * seed + 10 * number + i for i in range(len(targets)))
             await asyncio.gather(
@@ -95,7 +99,7 @@ class Calibration:
     async def _load(self, target: Target, clients: int, seconds: float, seed: int) -> None:
         endless = islice(asks(self.workload, DEMO_VOCABULARY, seed), LATER, None)
         done = asyncio.Event()
-        firsts: list[tuple[float, float]] = []  # when the first token came, and after how long
+        firsts: list[tuple[float, float]] = []  # (time of the first token, seconds it took)
 
         async def client() -> None:
             while not done.is_set():
@@ -105,7 +109,7 @@ class Calibration:
                     firsts.append((first, first - completion.started))
 
         waiting = [asyncio.create_task(client()) for _ in range(clients)]
-        await asyncio.sleep(SCRAPE_S)  # until all are at work
+        await asyncio.sleep(SCRAPE_S)  # until all clients have sent a request
         scrapes = [await scrape(target)]
         while scrapes[-1].at < scrapes[0].at + seconds:
             await asyncio.sleep(SCRAPE_S)
@@ -123,7 +127,7 @@ async def scrape(target: Target) -> Scrape:
 
 
 class Router:
-    """Sends requests to real replicas as the simulation does."""
+    """Sends requests to real replicas by the same policy as the simulation."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = targets
@@ -132,7 +136,7 @@ class Router:
         self.measured: list[Measured] = []
 
     async def send(self, ask: Ask, intended: float | None = None) -> None:
-        """`intended` is the moment of CLOCK_MONOTONIC it is due; default: now."""
+        """Send one request. `intended` is its arrival on CLOCK_MONOTONIC (default: now)."""
         prefix = prefix_hashes(ask.prompt, CONFIG.block_size)
         chosen = self._policy.rank(prefix, self._loads)[0]
         self._policy.record(prefix, chosen)
@@ -156,7 +160,7 @@ class Router:
 
 
 async def measure(targets: Sequence[Target], load: Load, seconds: float, asked: Asked) -> Point:
-    """The point of `load`, as real replicas have it."""
+    """Measure `load` on the real replicas and return its point."""
     router, cpu, begin = Router(targets), time.process_time(), time.monotonic()
     if load.loop == "open":
         await router.open_loop(asked.timetable(load.value, seconds), begin)
@@ -167,7 +171,7 @@ async def measure(targets: Sequence[Target], load: Load, seconds: float, asked: 
 
 
 def predict(fitted: FittedReplica, load: Load, seconds: float, asked: Asked) -> Point:
-    """The same point, simulated."""
+    """Simulate `load` and return its point."""
     simulation = Simulation(fitted, REPLICAS, POLICIES[POLICY]())
     if load.loop == "open":
         measured = simulation.open_loop(asked.timetable(load.value, seconds))
@@ -178,15 +182,15 @@ def predict(fitted: FittedReplica, load: Load, seconds: float, asked: Asked) -> 
 
 @dataclass(frozen=True)
 class Round:
-    """What was measured in one round, and by which load."""
+    """The measurements of one round."""
 
     asked: Asked
     closed: Point
     open: Point
-    machine_load: float  # of the last minute, at its end
+    machine_load: float  # load average of the last minute, at the end of the round
 
     def figures(self, fitted: FittedReplica, seconds: float) -> dict[str, Any]:
-        """Beside what was foretold of the same requests."""
+        """Return the measured and the predicted figures of the same requests."""
         found: dict[str, Any] = {"load_1min": self.machine_load}
         for real, asked in ((self.closed, self.asked), (self.open, self.asked.other())):
             foretold = predict(fitted, real.load, seconds, asked)
@@ -220,7 +224,7 @@ def summary(p: Point) -> dict[str, float]:
 
 
 def errors(rounds: Sequence[dict[str, Any]], loop: str) -> dict[str, float]:
-    """Of the medians over all rounds: predicted / measured - 1."""
+    """Return predicted / measured - 1 for the median of each figure over all rounds."""
     found = {}
     for name in ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "tokens_per_s", "hit_rate"):
         measured, predicted = (
@@ -268,20 +272,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("workload", help="the Mooncake trace, or what `penstock bench --workload` takes")
+    add("workload", help="the Mooncake trace, or any --workload of `penstock bench run`")
     add("--rounds", type=int, default=6)
-    add("--seconds", type=float, default=12.0, help="of each of the two loads")
-    add("--calibration-seconds", type=float, default=4.0, help="of each of its loads")
+    add("--seconds", type=float, default=12.0, help="duration of each of the two loads")
+    add("--calibration-seconds", type=float, default=4.0, help="duration of each calibration load")
     add(
         "--share",
         type=float,
         default=0.7,
-        help="of the closed loop's rate that arrives in the open one",
+        help="rate of the open loop, as a share of the closed loop's rate",
     )
-    add("--json", type=Path, help="write the figures here")
-    add("--save", type=Path, help="write the fitted replica here, for loadtest.simulate")
+    add("--json", type=Path, help="write the figures to this file")
+    add("--save", type=Path, help="write the fitted replica to this file, for loadtest.simulate")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     scale = SCALE if Path(options.workload).is_file() else Scale()
     try:
         chosen = workload(options.workload, scale, MAX_MODEL_LEN - 1)

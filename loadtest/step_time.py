@@ -1,8 +1,8 @@
-"""How long a step of the engine takes, fitted to what running servers say of themselves.
+"""The duration of an engine step, fitted to the metrics of running servers.
 
-Everything comes from /metrics, scraped each second of a closed loop that never lets the engine
-rest: then the wall time between two scrapes is that of the steps between them, with all that goes
-on around a step on the same cores. So the fit holds for the contention it was made under.
+All data come from /metrics, scraped regularly while a closed loop keeps the engine busy. The wall
+time between two scrapes is then the time of the steps between them, including everything else that
+runs on the same cores. The fit is therefore valid for the contention under which it was made.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import msgspec
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-ROUNDS = 20  # of reweighting; it settles within a few
+ROUNDS = 20  # of reweighting, which converges within a few
 TERMS = ("step", "prefill_token", "decode_token", "context_token")
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """Seconds of a step, a sum over its parts; `frontend` is what a request spends outside of the
-    engine until its first token has reached the client."""
+    """The seconds of a step, as a sum over its parts.
+
+    `frontend` is the time a request spends outside the engine until the client has its first token.
+    """
 
     step: float
     prefill_token: float
     decode_token: float
-    context_token: float  # of KV that running sequences hold
+    context_token: float  # per token in the KV cache of running sequences
     frontend: float = 0.0
 
     def seconds(self, prefill_tokens: int, decode_tokens: int, context_tokens: int) -> float:
@@ -40,14 +42,14 @@ class StepTime(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Counters of one server at one moment; `context` is a gauge, of tokens."""
+    """Counters of one server at one time; `context` is a gauge, in tokens."""
 
     at: float
     steps: float
-    prefill: float  # prompt tokens computed, those found in the cache left out
+    prefill: float  # prompt tokens computed, without those found in the prefix cache
     decode: float
     context: float
-    waited: float  # seconds from submission to first token, over all requests
+    waited: float  # seconds from submission to first token, summed over all requests
     requests: float
 
     @classmethod
@@ -65,7 +67,7 @@ class Scrape:
             at=at,
             steps=samples["engine_step_seconds_count"],
             prefill=samples["prefix_cache_queries_total"] - samples["prefix_cache_hits_total"],
-            # The step that ends a prompt samples its first token, too.
+            # The first token of a request comes from its last prefill step, not from a decode.
             decode=samples["generation_tokens_total"] - samples[f"{waits[1]}_count"],
             context=samples["kv_cache_usage_perc"] * blocks * size,
             waited=sum(samples[f"{name}_sum"] for name in waits),
@@ -74,10 +76,11 @@ class Scrape:
 
 
 def fit(runs: Sequence[Sequence[Scrape]], ttft: Sequence[float]) -> StepTime:
-    """Least squares over the times between scrapes; each run is one server under one load.
+    """Fit a StepTime by least squares to the times between scrapes.
 
-    `ttft` are the seconds to first token that clients saw in all these runs together. A term that
-    comes out negative is left out: nothing makes a step shorter. Raises ValueError for too little.
+    Each run is one server under one load. `ttft` has the seconds to first token that clients saw in
+    all runs. Terms that come out negative are set to 0, as nothing makes a step shorter. Raises
+    ValueError if there are too few intervals.
     """
     rows, seconds = [], []
     for run in runs:
@@ -88,7 +91,10 @@ def fit(runs: Sequence[Sequence[Scrape]], ttft: Sequence[float]) -> StepTime:
             rows.append(parts)
             seconds.append(after.at - before.at)
     if len(rows) < 3 * len(TERMS) or not ttft:
-        raise ValueError(f"{len(rows)} intervals are too few; {3 * len(TERMS)} are the least.")
+        raise ValueError(
+            f"{len(rows)} intervals between scrapes are too few; at least {3 * len(TERMS)} are "
+            "needed, with at least one time to first token. Measure longer."
+        )
     terms = dict(zip(TERMS, _balanced(np.array(rows, float), np.array(seconds)), strict=True))
     waited = sum(run[-1].waited - run[0].waited for run in runs)
     requests = sum(run[-1].requests - run[0].requests for run in runs)
@@ -97,10 +103,11 @@ def fit(runs: Sequence[Sequence[Scrape]], ttft: Sequence[float]) -> StepTime:
 
 
 def _balanced(features: np.ndarray, wall: np.ndarray) -> list[float]:
-    """Least squares in which a row weighs as 1 / its expected time, as for counts (quasi-Poisson).
+    """Solve least squares with weights 1 / expected time, as for counts (quasi-Poisson).
 
-    The times foretold then add up to those measured. Unweighted, the moments at which a shared
-    machine was fast, and so many steps fell into one interval, would win: half the true times.
+    The predicted times then add up to the measured times. Without weights, intervals in which a
+    shared machine was fast, and which therefore have many steps, would dominate. The predicted
+    times would be half of the true ones.
     """
     expected = wall
     for _ in range(ROUNDS):
@@ -111,7 +118,7 @@ def _balanced(features: np.ndarray, wall: np.ndarray) -> list[float]:
 
 
 def _non_negative(features: np.ndarray, wall: np.ndarray) -> np.ndarray:
-    """Least squares with the most negative coefficient left out until none is."""
+    """Solve least squares, dropping the most negative coefficient until none is negative."""
     kept = list(range(features.shape[1]))
     while True:
         found, *_ = np.linalg.lstsq(features[:, kept], wall, rcond=None)

@@ -1,4 +1,4 @@
-"""What a load test's users felt, second by second: the page of charts beside locust's own."""
+"""Latency and throughput of a load test second by second, as a page of charts for locust."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from html import escape
 from loadtest.charts import Dot, Line, chart, document
 from loadtest.http_client import Completion
 
-MOST_DOTS = 120  # of a line: a longer test is told in wider slices
+MOST_DOTS = 120  # per line; a longer test is shown in wider slices
 
 Values = Callable[["Slice"], Sequence[float]]
 Figure = Callable[[Sequence[float]], float | None]
@@ -20,7 +20,7 @@ Figure = Callable[[Sequence[float]], float | None]
 
 @dataclass(slots=True)
 class Slice:
-    """What came within one second; durations in seconds."""
+    """The events of one second; durations are in seconds."""
 
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -52,7 +52,7 @@ TIMES: tuple[tuple[str, Values], ...] = (
 
 
 class Timeline:
-    """Completions, sorted into the seconds in which each thing happened."""
+    """Completions, with each event sorted into the second in which it happened."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -76,7 +76,7 @@ class Timeline:
         return self._slices[int(moment - self._began)]
 
     def slices(self) -> tuple[int, list[Slice]]:
-        """How many seconds a slice has, and all of them without a hole."""
+        """Return (seconds per slice, all slices without gaps)."""
         length = max(self._slices, default=0) + 1
         width = -(-length // MOST_DOTS)
         wide = [Slice() for _ in range(-(-length // width))]
@@ -85,7 +85,7 @@ class Timeline:
         return width, wide
 
     def page(self, title: str, notes: Sequence[str]) -> str:
-        """One HTML document with the charts and `notes`."""
+        """Return an HTML document with the charts and `notes`."""
         width, slices = self.slices()
 
         def line(name: str, value: Callable[[Slice], float | None]) -> Line:
@@ -109,7 +109,7 @@ class Timeline:
         return document(title, parts + [f"<p>{escape(note)}</p>" for note in notes])
 
     def summary(self) -> dict[str, float | None]:
-        """Milliseconds over the whole test, and tokens/s over its seconds."""
+        """Return latencies over the whole test in milliseconds, and its tokens/s."""
         width, slices = self.slices()
         found: dict[str, float | None] = {
             "tokens_per_s": statistics.fmean(s.tokens for s in slices) / width

@@ -1,9 +1,11 @@
 """Workloads from files: published traces of production traffic, and lists of real prompts.
 
-Mooncake's JSON lines (FAST '25): milliseconds, lengths, and a hash for each 512 tokens of the
-prompt, equal where prompts begin alike. Azure's CSV (Splitwise, ISCA '24): times and lengths. A
-trace says how long texts are, not what they say: `Prose` writes them. JSON lines with a `question`
-(GSM8K), `turns` (MT-bench) or `prompt` are asked as they are.
+- Mooncake's JSON lines (FAST '25) have times in milliseconds, lengths, and a hash for each 512
+  tokens of the prompt. Prompts with a common prefix begin with the same hashes.
+- Azure's CSV (Splitwise, ISCA '24) has times and lengths.
+- JSON lines with a `question` (GSM8K), `turns` (MT-bench) or `prompt` are sent unchanged.
+
+A trace has the lengths of texts but not the texts; `Prose` generates them.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from loadtest.errors import BenchError
 from loadtest.workload import Scale, Shape, Workload
 
 MOONCAKE_BLOCK = 512  # tokens under one hash
-PROMPT_ANSWER = 128  # tokens of an answer to a real prompt
+PROMPT_ANSWER = 128  # output tokens for a real prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One recorded request: seconds, tokens, and names of its blocks."""
+    """One recorded request: its time in seconds, its lengths, and the hashes of its blocks."""
 
     at: float
     prompt_tokens: int
@@ -36,7 +38,10 @@ class Entry:
 
 
 def from_file(path: Path, scale: Scale, longest: int | None) -> Workload:
-    """Raises BenchError. Of a trace, requests over `longest` tokens are left out and counted."""
+    """Read a workload. Requests of a trace over `longest` tokens are left out and counted.
+
+    Raises BenchError if the file has another format or no request fits.
+    """
     try:
         with path.open(encoding="utf-8") as lines:
             first = lines.readline()
@@ -49,7 +54,7 @@ def from_file(path: Path, scale: Scale, longest: int | None) -> Workload:
             return _prompts(path, [_prompt(row) for row in rows])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BenchError(
-            f"{path} is neither a trace of Mooncake or Azure nor lines of prompts: {error!r}"
+            f"{path} is neither a trace of Mooncake or Azure nor JSON lines of prompts: {error!r}"
         ) from None
 
 
@@ -82,15 +87,15 @@ def _trace(path: Path, entries: Sequence[Entry], scale: Scale, longest: int | No
     kept = [e for e in scaled if longest is None or e.prompt_tokens + e.output_tokens <= longest]
     if len(kept) < 2:
         raise BenchError(
-            f"No two requests of {path} fit {longest} tokens; the median has "
+            f"Fewer than two requests of {path} fit in {longest} tokens; the median request has "
             f"{sorted(e.prompt_tokens + e.output_tokens for e in scaled)[len(scaled) // 2]}. "
-            "Shrink them with --length-scale."
+            "Reduce the lengths with --length-scale."
         )
     mean = (kept[-1].at - kept[0].at) / (len(kept) - 1)
 
     def shapes(rng: random.Random) -> Iterator[Shape]:
         while True:
-            salt = rng.getrandbits(64)  # another text each time, or it would be in the cache
+            salt = rng.getrandbits(64)  # different texts each time, so that no cache has them
             for entry in kept:
                 yield Shape(
                     entry.prompt_tokens,
@@ -104,7 +109,7 @@ def _trace(path: Path, entries: Sequence[Entry], scale: Scale, longest: int | No
         while True:
             for before, after in itertools.pairwise(kept):
                 yield (after.at - before.at) / mean
-            yield 1.0  # from the trace's end to its beginning
+            yield 1.0  # from the end of the trace back to its start
 
     scaling = "" if scale == Scale() else f" x {scale}"
     biggest = max(e.prompt_tokens + e.output_tokens for e in kept)
@@ -114,7 +119,7 @@ def _trace(path: Path, entries: Sequence[Entry], scale: Scale, longest: int | No
 
 def _prompts(path: Path, prompts: Sequence[str]) -> Workload:
     if not prompts:
-        raise BenchError(f"{path} holds no prompts.")
+        raise BenchError(f"{path} contains no prompts.")
 
     def shapes(rng: random.Random) -> Iterator[Shape]:
         while True:

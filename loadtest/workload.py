@@ -1,7 +1,7 @@
-"""What a load test asks: how long prompts and answers are and what they share, as text.
+"""The requests of a load test: the lengths of prompts and answers, and the prefixes they share.
 
-A workload is a stream of Shapes, the same for the same seed. `Prose` writes the text of a Shape;
-how many words make a token is found out by asking the server (`loadtest/bench.py`).
+A workload is a stream of Shapes, which is the same for the same seed. `Prose` writes the text of a
+Shape. The number of tokens per word is measured on the server (`loadtest/bench.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ WORDS = ENGLISH.split()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One request: lengths in tokens. `blocks` name the pieces its prompt is made of, each of
-    `block_tokens`: prompts that begin with the same names begin with the same text. Where there is
-    a `text`, it is the prompt, however long."""
+    """One request, with lengths in tokens.
+
+    `blocks` names the pieces of its prompt, each of `block_tokens` tokens. Prompts that begin with
+    the same names begin with the same text. A `text`, if given, is used as the prompt unchanged.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -45,26 +47,29 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`shapes` and `gaps` never end. `gaps` are the times between arrivals as they were recorded,
-    1 on average; None where nothing was recorded."""
+    """A named stream of requests; `shapes` and `gaps` are endless.
+
+    `gaps` yields the recorded times between arrivals, scaled to a mean of 1. It is None if no times
+    were recorded.
+    """
 
     name: str
     shapes: Callable[[random.Random], Iterator[Shape]]
     longest: int  # prompt plus answer, in tokens
     gaps: Callable[[], Iterator[float]] | None = None
-    left_out: int = 0  # requests of a trace that are too long for the model
+    left_out: int = 0  # requests of a trace that exceed the model's context
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the lengths of a trace are multiplied by."""
+    """Factors for the prompt and output lengths of a trace."""
 
     prompt: float = 1.0
     output: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> Scale:
-        """`0.05`, or `0.01/0.2` for prompts and answers; raises BenchError."""
+        """Parse `0.05`, or `0.01/0.2` for prompts and answers. Raises BenchError."""
         prompt, _, output = text.partition("/")
         try:
             scale = cls(float(prompt), float(output or prompt))
@@ -72,8 +77,8 @@ class Scale:
             scale = cls(0.0)
         if not (0 < scale.prompt < 1e3 and 0 < scale.output < 1e3):
             raise BenchError(
-                f"--length-scale: {text!r} is none; give it as 0.05, or as 0.01/0.2 for prompts "
-                "and answers."
+                f"--length-scale: {text!r} is not a factor between 0 and 1000; give it as 0.05, or "
+                "as 0.01/0.2 for prompts and answers."
             )
         return scale
 
@@ -82,13 +87,13 @@ class Scale:
 
 
 def poisson(rng: random.Random) -> Iterator[float]:
-    """Times between independent arrivals, 1 on average."""
+    """Yield times between independent arrivals, with a mean of 1."""
     while True:
         yield rng.expovariate(1.0)
 
 
 def fixed(prompt: int, output: int) -> Workload:
-    """Every prompt and every answer equally long; nothing shared."""
+    """Return a workload with prompts and answers of fixed lengths and no shared prefixes."""
 
     def shapes(rng: random.Random) -> Iterator[Shape]:
         while True:
@@ -97,20 +102,23 @@ def fixed(prompt: int, output: int) -> Workload:
     return Workload(f"{prompt}/{output}", shapes, prompt + output)
 
 
-# Of `mix`: share of the requests, median prompt, longest prompt, median answer, longest answer.
+# For `mix`: share of requests, median prompt, longest prompt, median answer, longest answer.
 CHAT, CODE = (0.7, 96, 384, 64, 192), (0.3, 320, 640, 24, 96)
 SYSTEM_PROMPTS, SYSTEM_TOKENS = 3, 128
 
 
 def mix() -> Workload:
-    """Short chats under one of three system prompts, and long code contexts with short answers;
-    lengths are lognormal, as those of the published traces, and fit a context of 1024."""
+    """Return a mix of short chats with one of three system prompts, and code completions.
+
+    Code completions have long prompts and short answers. Lengths are lognormal, like those of
+    published traces, and fit in a context of 1024 tokens.
+    """
 
     def length(rng: random.Random, median: int, most: int) -> int:
         return min(most, max(4, round(median * rng.lognormvariate(0, 0.6))))
 
     def shapes(rng: random.Random) -> Iterator[Shape]:
-        salt = rng.getrandbits(64)  # another text each time, or it would be in the cache
+        salt = rng.getrandbits(64)  # different texts each time, so that no cache has them
         while True:
             chat = rng.random() < CHAT[0]
             _, prompt, most_prompt, output, most_output = CHAT if chat else CODE
@@ -125,44 +133,48 @@ def mix() -> Workload:
 
 
 def workload(name: str, scale: Scale, longest: int | None) -> Workload:
-    """By what `--workload` was given, for a model with so long a context; raises BenchError."""
+    """Return the workload for a value of `--workload`.
+
+    `longest` is the model's context length, if known. Raises BenchError if the workload is unknown
+    or does not fit the model.
+    """
     if match := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", name):
         chosen = fixed(int(match[1]), int(match[2]))
     elif name == "mix":
         chosen = mix()
     elif Path(name).is_file():
-        from loadtest.traces import from_file  # which needs this module
+        from loadtest.traces import from_file  # it imports this module
 
         return from_file(Path(name), scale, longest)
     else:
         raise BenchError(
-            f"There is no workload {name}: give the tokens of prompt and answer as `128/64`, "
-            "`mix`, or the file of a trace or of prompts."
+            f"Unknown workload {name}; give prompt and answer lengths in tokens as `128/64`, or "
+            "`mix`, or the path of a file with a trace or prompts."
         )
     if scale != Scale():
-        raise BenchError(f"--length-scale is for traces; {name} says how long its texts are.")
+        raise BenchError(f"--length-scale applies only to traces; {name} defines its own.")
     if longest and chosen.longest > longest:
         raise BenchError(
             f"The workload {name} has requests of {chosen.longest} tokens, but the model takes at "
-            f"most {longest}. Choose a shorter one."
+            f"most {longest}. Choose a workload with shorter texts."
         )
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Words for a number of tokens, as measured on the server that is asked."""
+    """Generates texts of a given number of tokens, from the tokens per word of the server."""
 
     tokens_per_word: float
     overhead: float  # tokens of the chat template
 
     def texts(self, workload: Workload, rng: random.Random) -> Iterator[tuple[str, int]]:
-        """Prompts of a workload without end, each with the tokens of its answer."""
+        """Yield prompts of a workload without end, each with its number of output tokens."""
         for shape in workload.shapes(rng):
             yield self.text(shape, rng), shape.output_tokens
 
     def text(self, shape: Shape, rng: random.Random) -> str:
-        """The prompt of `shape`; what no block names is drawn from `rng`."""
+        """Return the prompt of `shape`; `rng` draws the words that no block defines."""
         if shape.text:
             return shape.text
         left = max(1, round((shape.prompt_tokens - self.overhead) / self.tokens_per_word))

@@ -1,4 +1,4 @@
-"""`python -m server`: the command `penstock` without an installation."""
+"""`python -m server`: run the command `penstock` from the source tree, without installing it."""
 
 from engine.command import stopped_at_once
 

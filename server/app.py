@@ -1,4 +1,4 @@
-"""create_app: the HTTP service around one engine."""
+"""Build the HTTP application around one engine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ from server.tokenizer import Tokenizer
 from server.tracing import Tracing
 
 ROUTERS = [module.router for module in (generate, embeddings, models, tokenize, ops)]
-# What clients may ask for by default, and what it is.
+# Paths of other APIs that clients often try; the 404 names a supported path.
 FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
 def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
-    """Reads tokenizer, template and keys, not the weights. The app starts `client` with its
-    lifespan and answers at once; until the model is loaded, /v1 is a 503. Raises ConfigError."""
+    """Return the FastAPI application that serves `client`.
+
+    Reads the tokenizer, the chat template and the API keys, but not the weights. The application's
+    lifespan starts and stops `client`. The server answers requests immediately; /v1 returns 503
+    until the model is loaded. Raises ConfigError if one of these files cannot be used.
+    """
     configure(config)
     version = importlib.metadata.version("penstock")
     folder = model_folder(engine_config.model)
@@ -71,39 +75,39 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service
-    app.state.most_connections = math.inf  # until `run` has asked how many files may be open
+    app.state.most_connections = math.inf  # `server.launch.run` lowers it
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Gate, config=config, keys=service.keys)
     app.add_middleware(RequestBoundary, service=service)
-    if config.allowed_origins:  # outermost: a page may read refusals, too
+    if config.allowed_origins:  # outermost: refusals need CORS headers, too
         app.add_middleware(CrossOrigin, service=service)
     return app
 
 
 async def _raise(request: Request, error: Exception) -> Response:
-    """FastAPI's own answers to 404 and 405 have another shape: the boundary writes ours."""
+    """Raise `error` again, so that RequestBoundary writes the 404 or 405 in OpenAI's format."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404 and (hint := _hint(request.url.path)):
         raise ApiError(404, "not_found", hint)
     if error.status_code == 405:
         allowed = set((error.headers or {})["Allow"].split(", "))
-        allowed |= {"HEAD"} if "GET" in allowed else set()  # see Exchange.routed
+        allowed |= {"HEAD"} if "GET" in allowed else set()  # Exchange.routed serves HEAD as GET
         detail = error.detail
         if request.method == "OPTIONS":
-            detail += ": pages of other origins may ask with --allowed-origins only"
+            detail += ": cross-origin requests from web pages require --allowed-origins"
         raise HTTPException(405, detail, {"Allow": ", ".join(sorted(allowed))})
     raise error
 
 
 def _hint(path: str) -> str:
-    """What to ask instead of a path that is not served, where that can be guessed."""
+    """Return a 404 message that suggests a served path, or "" if none resembles `path`."""
     names = [name for name in path.split("/") if name not in ("", "v1")]
     meant = "/".join(["/v1", *names])
     if meant in FOREIGN:
-        return f"{FOREIGN[meant]} is not served here: ask /v1/chat/completions."
+        return f"{FOREIGN[meant]} is not supported by this server; use /v1/chat/completions."
     if meant in PATHS:
-        return f"Not Found: did you mean {meant}? A client's base URL ends in /v1 here."
+        return f"Not Found: did you mean {meant}? The client's base URL must end in /v1."
     meant = "/".join(["", *names])
     return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
 

@@ -1,4 +1,4 @@
-"""What a person sees on stderr while the model loads and once it serves."""
+"""The load progress and the start-up banner that `penstock serve` writes to stderr."""
 
 from __future__ import annotations
 
@@ -19,26 +19,35 @@ from server.listen import address_of, is_loopback
 from server.service import Service
 from server.voice import say
 
-UNKNOWN_KEY = "KEY"  # where one stands that the shell cannot find
-UNEVEN = {  # why logits depend on what shares a step, and what makes them equal
+UNKNOWN_KEY = "KEY"  # placeholder in the curl line for a key that the shell cannot look up
+# By Ready.uneven: why logits depend on the other requests in a step, and how to prevent it.
+UNEVEN = {
     "amx": (
-        "this CPU's AMX computes bf16",
-        "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 makes them equal, and slower",
+        "this CPU computes bf16 with AMX",
+        "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 to prevent it (slower)",
     ),
     "onednn": (
-        "threads share a sum in this torch's oneDNN",
-        "torch 2.11 and newer makes them equal, and so does --threads 1",
+        "oneDNN in this version of torch splits a sum across threads",
+        "use torch 2.11 or newer, or --threads 1, to prevent it",
     ),
     "unpacked": (
-        "linear weights are not prepacked",
-        "--prepack makes them equal, with a torch that has oneDNN",
+        "linear weights are not stored in oneDNN's layout",
+        "use --prepack and a torch build with oneDNN to prevent it",
     ),
+}
+# The engine's names of memory entries that a user would not understand.
+MEMORY_NAMES = {
+    "rows": "state of running requests",
+    "packed weights": "weights in oneDNN's layout",
+    "graphs": "CUDA graphs",
+    "largest step": "working memory of the largest step",
+    "margin": "safety margin",
 }
 
 
 @contextlib.contextmanager
 def load_progress(tell: Callable[[str], None]) -> Iterator[Callable[[Progress], None]]:
-    """Shows each Progress it is given: a bar on a terminal, else a line for each new stage."""
+    """Yield a function that shows a Progress: a bar on a terminal, else a line per new stage."""
     if tell is not say or not sys.stderr.isatty():
         stages: set[str] = set()
 
@@ -58,7 +67,7 @@ def load_progress(tell: Callable[[str], None]) -> Iterator[Callable[[Progress], 
 
 
 def base_url(host: str, port: int) -> str:
-    """A URL that works from this machine: the wildcard addresses become the loopback ones."""
+    """Return a URL that works on this machine: loopback in place of a wildcard address."""
     address, host = address_of(host), host.strip("[]")
     if address is not None and address.is_unspecified:
         host = "127.0.0.1" if address.version == 4 else "::1"
@@ -66,7 +75,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> str:
-    """The facts of the loaded model and a curl line that works as printed."""
+    """Return the facts of the loaded model and a curl command that works as printed."""
     config = service.config
     has_keys = bool(config.api_key or config.api_key_file)
     access = "on" if has_keys else "off"
@@ -84,41 +93,45 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
         f"  try       {curl(service, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:
-        lines.append(f"            with a key of yours for {key}")
+        lines.append(f"            (replace {key} by one of your API keys)")
     lines += [*arithmetic(ready), *not_followed(service.tokenizer.not_followed)]
     if not is_loopback(config.host) and not has_keys:
         lines.append(
-            f"  warning   {config.host} without an API key: whoever reaches this machine may use "
-            "it; see --api-key-file"
+            f"  warning   listening on {config.host} without an API key: everyone who can reach "
+            "this machine can use it; set --api-key-file"
         )
     return "\n".join(lines)
 
 
 def vectors(service: Service, ready: Ready) -> list[str]:
-    """What an encoder makes of which texts; it keeps no KV."""
+    """Return the lines of an encoder, which has no KV cache."""
     return [
-        f"  vectors   of {ready.embedding_size} numbers, {service.pooling}",
-        f"  texts     of at most {service.longest()} tokens",
+        f"  vectors   {ready.embedding_size} dimensions, {service.pooling}",
+        f"  texts     up to {service.longest()} tokens",
     ]
 
 
 def sequences(engine: EngineConfig, ready: Ready) -> list[str]:
+    """Return the lines of a model that generates."""
     prefixes = "on" if engine.enable_prefix_caching else "off"
-    text = f"prefix cache {prefixes}, at most {ready.max_num_seqs} sequences in a step"
+    text = (
+        f"prefix cache {prefixes}, up to {ready.max_num_seqs} requests at a time "
+        "(with n > 1 each choice counts)"
+    )
     return [*kv_cache(ready), f"  features  {text}"]
 
 
 def kv_cache(ready: Ready) -> list[str]:
-    """What the blocks hold, and what windows save."""
+    """Return the capacity of the KV cache and the share that sliding windows save."""
     length = ready.max_model_len
     each = sum(
         g.most_blocks(length, ready.max_num_batched_tokens, ready.block_size)
         for g in ready.kv_groups
     )
     lines = [
-        f"  KV cache  {ready.num_blocks} blocks of {ready.block_size} tokens "
-        f"({decimal(ready.kv_cache_bytes)}): {ready.num_blocks / each:.1f} requests "
-        f"of full length ({length} tokens)"
+        f"  KV cache  {decimal(ready.kv_cache_bytes)} "
+        f"({ready.num_blocks} blocks of {ready.block_size} tokens): room for "
+        f"{ready.num_blocks / each:.1f} requests of {length} tokens, the longest supported"
     ]
     layers = sum(group.layers for group in ready.kv_groups)
     windows = sorted({group.window for group in ready.kv_groups if group.window})
@@ -128,50 +141,50 @@ def kv_cache(ready: Ready) -> list[str]:
         saved = 1 - each * per_block / (layers * -(-length // ready.block_size))
         sizes = " or ".join(map(str, windows))
         lines.append(
-            f"  windows   {windowed} of {layers} layers keep the last {sizes} tokens: "
-            f"{saved:.0%} less KV for a request of full length"
+            f"  windows   {windowed} of {layers} layers keep only the last {sizes} tokens: "
+            f"{saved:.0%} less KV cache for a request of {length} tokens"
         )
     return lines
 
 
 def memory(ready: Ready) -> list[str]:
-    """Bytes of everything on the device, as foreseen from shapes and as found after loading."""
+    """Return a table of device memory: calculated from shapes, and measured after loading."""
     entries = [entry for entry in ready.memory if entry.foreseen or entry.found]
     if not entries:
         return []
-    lines = [f"  memory    {'bytes foreseen':>18} {'found':>18}"]
+    lines = [f"  memory    {'calculated':>18} {'measured':>18}"]
     for entry in entries:
-        found = "" if entry.found is None else f"{entry.found:,}"
-        lines.append(f"            {entry.foreseen:>18,} {found:>18}  {entry.what}")
+        found = "" if entry.found is None else decimal(entry.found)
+        name = MEMORY_NAMES.get(entry.what, entry.what)
+        lines.append(f"            {decimal(entry.foreseen):>18} {found:>18}  {name}")
     return lines
 
 
 def arithmetic(ready: Ready) -> list[str]:
-    """What the dtype costs on this CPU: equal bits, or time."""
+    """Return a note where the dtype costs bitwise reproducibility or speed on this CPU."""
     if ready.uneven:
         why, cure = UNEVEN[ready.uneven]
         return [
-            f"  note      {why}: logits differ in their last bits with what shares a step; {cure}"
+            f"  note      {why}: the last bits of logits depend on the other requests in a step; "
+            f"{cure}"
         ]
     if ready.emulated:
         return [
-            "  note      this CPU has no instructions for bf16: prompts and many streams are "
-            "several times slower than with --dtype float32, which takes twice the memory"
+            "  note      this CPU has no bf16 instructions: prompts and concurrent streams are "
+            "several times slower than with --dtype float32, which needs twice the memory"
         ]
     return []
 
 
 def not_followed(settings: Sequence[str]) -> list[str]:
-    """What the checkpoint asks for of whoever generates, in vain."""
+    """Return a note on settings in generation_config.json that Penstock ignores."""
     if not settings:
         return []
-    return [
-        f"  note      of the checkpoint's generation settings not followed: {', '.join(settings)}"
-    ]
+    return [f"  note      generation settings of the checkpoint ignored: {', '.join(settings)}"]
 
 
 def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
-    """What a shell on this machine makes a key of, without the banner showing it."""
+    """Return a shell expression for an API key, so that the banner does not show the key."""
     if config.api_key_file:
         file = shlex.quote(os.path.abspath(config.api_key_file))
         return f"$(grep -m1 '^[^#[:space:]]' {file})"
@@ -181,7 +194,7 @@ def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
 
 
 def curl(service: Service, ready: Ready, url: str, key: str) -> str:
-    """One request for the shell; a model that cannot chat gets a completion."""
+    """Return a curl command that fits the model: chat, completion or embedding."""
     body: dict[str, object] = {"model": service.names[0]}
     most = min(64, ready.max_model_len // 4)
     if ready.kind == "encoder":

@@ -1,4 +1,4 @@
-"""`penstock chat`: a conversation in the terminal over the HTTP API, like any client's."""
+"""`penstock chat`: a terminal client of the HTTP API."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ import httpx2
 
 from server.listen import is_loopback
 
-# What comes in fewer pieces, or in less time, tells of the network's packets and not of a rate.
+# With fewer pieces or in less time, a rate would measure network packets instead of generation.
 RATE_PIECES = 4
 RATE_S = 0.1
 COMMANDS = (
-    "/reset forgets the conversation; /exit, Ctrl-D or Ctrl-C leave. "
-    "While it answers, Ctrl-C stops the answer."
+    "/reset forgets the conversation; /exit, Ctrl-D or Ctrl-C ends the chat. "
+    "While the model answers, Ctrl-C stops the answer."
 )
 
 
 class ChatError(Exception):
-    """Something the user should read in one line."""
+    """An error that is shown to the user in one line."""
 
 
 class Chat:
-    """A conversation with one model. Its messages are sent anew with each question, and so are
-    `options`, parameters of the API of which None are not given. Raises ChatError where no server
-    can be asked so."""
+    """A conversation with one model.
+
+    Every question sends all messages of the conversation and `options`, parameters of the API.
+    Options that are None are not sent. Raises ChatError if an argument cannot be sent to a server.
+    """
 
     def __init__(
         self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
-        self.summary = ""  # of the last answer, empty where nothing came
+        self.summary = ""  # statistics of the last answer; empty if it had no text
         full = url if "://" in url else f"http://{url}"
         self._url = full.rstrip("/").removesuffix("/v1")
         self._model = model
@@ -47,11 +49,14 @@ class Chat:
         self._options = {name: value for name, value in options.items() if value is not None}
         for name, value in self._options.items():
             if not math.isfinite(value):
-                raise ChatError(f"--{name.replace('_', '-')}: {value} is no finite number.")
+                raise ChatError(f"--{name.replace('_', '-')}: {value} is not a finite number.")
         if not (key.isascii() and key.isprintable()):
-            raise ChatError("The API key has characters that no header can carry; see --api-key.")
+            raise ChatError(
+                "The API key has characters that are not allowed in an HTTP header; "
+                "correct --api-key or PENSTOCK_API_KEY."
+            )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # A long prompt on a busy server may take minutes to its first token: no read timeout.
+        # No read timeout: the first token of a long prompt may take minutes on a busy server.
         timeout = httpx2.Timeout(10, read=None)
         with self._errors():
             address = httpx2.URL(self._url)
@@ -63,8 +68,8 @@ class Chat:
             raise ChatError(
                 f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
             )
-        # No proxy reaches what only this machine does; of TLS the environment names certificates.
-        # A name is the proxy's to look up.
+        # No proxy can reach a loopback server, so proxy settings are ignored for it. With TLS the
+        # environment is still read for certificates. Names are resolved by the proxy, not here.
         here, tls = is_loopback(address.host, look_up=False), address.scheme == "https"
         try:
             self._http = httpx2.Client(
@@ -75,19 +80,19 @@ class Chat:
             )
         except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
             raise ChatError(
-                "The proxy or the certificates of the environment (HTTP_PROXY, HTTPS_PROXY, "
-                f"ALL_PROXY, SSL_CERT_FILE) cannot be used: {error}"
+                "A proxy or certificate setting in the environment (HTTP_PROXY, HTTPS_PROXY, "
+                f"ALL_PROXY, SSL_CERT_FILE) is not valid: {error}"
             ) from None
 
     def close(self) -> None:
         self._http.close()
 
     def reset(self) -> None:
-        """Forgets the conversation, but not the system message."""
+        """Forget the conversation, except for the system message."""
         self._messages = list(self._start)
 
     def connect(self) -> str:
-        """The model that answers. Raises ChatError where there is no usable server."""
+        """Return the name of the model. Raises ChatError if the server has no usable model."""
         with self._errors():
             response = self._http.get("/v1/models")
             _check(response)
@@ -95,20 +100,23 @@ class Chat:
             kinds = {entry["id"]: entry.get("kind") for entry in response.json()["data"]}
             self._model = self._model or next(iter(kinds))
         except (ValueError, LookupError, TypeError, StopIteration):
-            raise ChatError(
-                f"{self._url}/v1/models lists no models; is it the right --url?"
-            ) from None
+            raise ChatError(f"{self._url}/v1/models lists no models; check --url.") from None
         if self._model not in kinds:
-            raise ChatError(f"The server has no model {self._model}, but {', '.join(kinds)}.")
+            raise ChatError(
+                f"The server has no model {self._model}; give one of: {', '.join(kinds)}."
+            )
         if kinds[self._model] == "encoder":
             raise ChatError(
-                f"{self._model} makes embeddings (POST /v1/embeddings); it cannot chat."
+                f"{self._model} computes embeddings (POST /v1/embeddings) and cannot chat."
             )
-        self._remembers = kinds[self._model] != "encoder-decoder"  # which reads one text
+        self._remembers = kinds[self._model] != "encoder-decoder"  # it accepts a single message
         return self._model
 
     def ask(self, question: str) -> Generator[str, None, None]:
-        """The answer, piece by piece. Closing the iterator stops it and keeps what has come."""
+        """Yield the answer piece by piece.
+
+        Closing the iterator stops the answer; the conversation keeps the text received so far.
+        """
         if not self._remembers:
             self.reset()
         self._messages.append({"role": "user", "content": question})
@@ -156,7 +164,7 @@ class Chat:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise ChatError(
                 f"No server answers at {self._url} ({error}). Start one with `penstock serve`, "
-                "or name another with --url."
+                "or give the URL of another with --url."
             ) from None
         except httpx2.HTTPError as error:
             raise ChatError(f"The connection to {self._url} failed: {error}") from None
@@ -165,11 +173,11 @@ class Chat:
                 f"{self._url}: {error}. Give --url one like http://127.0.0.1:8000."
             ) from None
         except UnicodeEncodeError:
-            raise ChatError("What was given or typed is no UTF-8, so it cannot be sent.") from None
+            raise ChatError("The input is not valid UTF-8 and cannot be sent.") from None
 
 
 def _summary(tokens: int, moments: list[float]) -> str:
-    """Of one answer; each piece's seconds from the question."""
+    """Return the statistics of an answer. `moments` has the seconds from question to each piece."""
     span = moments[-1] - moments[0]
     enough = len(moments) >= RATE_PIECES and span >= RATE_S
     rate = f" {(tokens - 1) / span:.1f} tok/s," if enough else ""
@@ -183,36 +191,45 @@ def _check(response: httpx2.Response) -> None:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = response.text[:200]
-    hint = " Give the key with PENSTOCK_API_KEY." if response.status_code == 401 else ""
-    raise ChatError(f"The server answered {response.status_code}: {message}{hint}")
+    hint = " Set PENSTOCK_API_KEY or --api-key." if response.status_code == 401 else ""
+    raise ChatError(f"The server returned {response.status_code}: {message}{hint}")
 
 
 def _chunks(events: Iterable[httpx2.ServerSentEvent]) -> Iterator[dict[str, Any]]:
-    """The JSON of each event up to [DONE]. Raises ChatError for an error event or a cut."""
+    """Yield the JSON of each event before [DONE].
+
+    Raises ChatError for an error event, an invalid event or a stream that ends early.
+    """
     for event in events:
         if event.data == "[DONE]":
             return
-        if not event.data:  # of a server that only says when to come again
+        if not event.data:  # an event that only sets the retry time
             continue
         try:
             chunk = json.loads(event.data)
         except ValueError as error:
-            raise ChatError(f"The answer was cut off: an event is no JSON ({error}).") from None
+            raise ChatError(f"The answer was cut off: an event is not JSON ({error}).") from None
         if not isinstance(chunk, dict):
-            raise ChatError(f"The answer was cut off: an event is no JSON object ({chunk!r:.99}).")
+            raise ChatError(
+                f"The answer was cut off: an event is not a JSON object ({chunk!r:.99})."
+            )
         if cause := chunk.get("error"):
             message = cause.get("message") if isinstance(cause, dict) else cause
             raise ChatError(f"The answer was cut off: {message}")
         yield chunk
-    raise ChatError("The answer was cut off: the stream ended early.")
+    raise ChatError("The answer was cut off: the stream ended without [DONE].")
 
 
 def converse(chat: Chat, quick: str | None) -> int:
-    """Asks `quick`, or what is typed until the end; the exit status, 1 where something failed."""
-    # Started in the background of a script, SIGINT would be ignored: here it stops an answer.
+    """Send `quick`, or else every line of stdin, and print the answers.
+
+    Returns the exit status: 1 if the server cannot be used or a question failed. Failed questions
+    of an interactive chat do not count.
+    """
+    # A process that a script starts in the background ignores SIGINT. Here it stops an answer.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # `ask` tells of bytes that are no text
+        sys.stdin.reconfigure(errors="surrogateescape")  # `ask` reports bytes that are not UTF-8
     try:
         model = chat.connect()
         if quick is not None:
@@ -222,7 +239,7 @@ def converse(chat: Chat, quick: str | None) -> int:
         return _complain(error)
     interactive = sys.stdin.isatty()
     if interactive:
-        import readline  # noqa: F401  gives `input` its line editing and history
+        import readline  # noqa: F401  adds line editing and history to `input`
 
         sys.stderr.write(f"{model}: {COMMANDS}\n")
     status = 0
@@ -238,7 +255,7 @@ def converse(chat: Chat, quick: str | None) -> int:
             except ChatError as error:
                 status = _complain(error)
     except (EOFError, KeyboardInterrupt):
-        if interactive:  # the shell's prompt is not to stand behind ours
+        if interactive:  # so that the shell's prompt begins on a new line
             sys.stdout.write("\n")
     return 0 if interactive else status
 

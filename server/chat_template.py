@@ -1,8 +1,8 @@
-"""Chat messages to the prompt text, by the checkpoint's own Jinja template.
+"""Render chat messages to the prompt text with the checkpoint's own Jinja template.
 
-Templates are code from a stranger: they run in Jinja's immutable sandbox, on plain JSON data, with
-bounded output, loops and time. What they see and how they render follows transformers
-(utils/chat_template_utils.py), so that the prompt is the one the model was trained on.
+Templates are untrusted code. They run in Jinja's immutable sandbox on plain JSON data; their
+output, loops and time are bounded. Their variables, filters and options follow transformers
+(utils/chat_template_utils.py), so that the model gets the prompt format it was trained on.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from jinja2.utils import Namespace
 from engine.errors import ConfigError
 from server.tokenizer import read_optional, special_tokens
 
-RANGE_BUDGET = 200_000  # items all `range` calls of one rendering may give together
-RENDER_S = 1.0  # processor time of one rendering: published templates take milliseconds, mostly
-BEGAN = "processor time before"  # of its thread; as no name has spaces, no template reaches it
-MOST_BITS = 128  # of a number a template multiplies
-MOST_ITEMS = 2**20  # of a text or list it repeats
+RANGE_BUDGET = 200_000  # total items of all `range` calls in one rendering
+RENDER_S = 1.0  # CPU time limit of one rendering; most published templates take milliseconds
+# Context variable with the thread's CPU time at the start. No template can name it: it has spaces.
+BEGAN = "processor time before"
+MOST_BITS = 128  # limit of the factors of a product, and of a power
+MOST_ITEMS = 2**20  # limit of a text or list that a template repeats with `*`
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(Exception):
-    """The template refused the messages, or failed on them; the text is for the client."""
+    """The template refused the messages or failed on them. The client gets the text."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it only groups."""
+    """`{% generation %}` marks the assistant's text for training. Here it only opens a scope."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as a mutable class attribute)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -52,7 +53,10 @@ class GenerationTag(Extension):
 
 
 class PlainNamespace(Namespace):
-    """Without underscore names: `__call__` or `__html__` stored here would reach Jinja itself."""
+    """A Jinja namespace that refuses names with a leading underscore.
+
+    Otherwise Jinja itself would call a `__call__` or `__html__` that a template stores here.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -76,15 +80,16 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter it escapes no HTML: models were trained on plain JSON."""
+    """Return `value` as JSON. Unlike Jinja's own filter this does not escape HTML: models were
+    trained on plain JSON."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """In which nothing grows without bound by one multiplication, and no loop or recursion goes on
-    for ever: jinja2 bounds neither."""
+    """Jinja's immutable sandbox, with limits on multiplication and on the time of loops and
+    recursion. jinja2 limits neither."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -92,39 +97,47 @@ class Sandbox(ImmutableSandboxedEnvironment):
         size, times = (left, right) if hasattr(left, "__len__") else (right, left)
         if hasattr(size, "__len__"):
             if isinstance(times, int) and len(size) * times > MOST_ITEMS:
-                raise TemplateError(f"The chat template repeats to more than {MOST_ITEMS} items.")
+                raise TemplateError(
+                    f"The chat template repeats a text or list to more than {MOST_ITEMS} items."
+                )
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length()
             if max(bits, right.bit_length()) > MOST_BITS:
-                raise TemplateError(f"The chat template computes beyond {MOST_BITS} bits.")
+                raise TemplateError(
+                    f"The chat template computes with numbers of more than {MOST_BITS} bits."
+                )
         return super().call_binop(context, operator, left, right)
 
     def timed(self, source: str) -> nodes.Template:
-        """A template that looks at the time wherever it can come by more than once."""
+        """Return the parsed template with a time check in everything that can run repeatedly."""
         tree = self.parse(source)
         repeated: Any = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
         for node in repeated:
             node.body.insert(0, nodes.ExprStmt(_look()))
-            if isinstance(node, nodes.For) and node.test is not None:  # may pass the body over
+            if isinstance(node, nodes.For) and node.test is not None:  # may skip the body
                 node.test = nodes.Or(_look(), node.test)
         tree.set_environment(self)
         return tree
 
 
 def _look() -> nodes.Filter:
+    """Return the AST node of a time check."""
     return nodes.Filter(nodes.Const(""), "in_time", [], [], None, None)
 
 
 @jinja2.pass_context
 def _in_time(context: Context, value: str) -> str:
-    """The value, which is false. Not computed while compiling, as it has the context."""
+    """Return `value`, which is false, or raise TemplateError if the rendering takes too long.
+
+    The filter takes the context so that Jinja does not evaluate it at compile time.
+    """
     if time.thread_time() - context.parent[BEGAN] > RENDER_S:
         raise TemplateError(f"The chat template took more than {RENDER_S:g} s for these messages.")
     return value
 
 
 def _environment() -> Sandbox:
-    """The only place that makes an environment, so that none is ever without the sandbox."""
+    """Return a sandboxed environment. No other function creates one, so none lacks the sandbox."""
     environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
@@ -133,13 +146,15 @@ def _environment() -> Sandbox:
     environment.globals.update(
         raise_exception=_raise_exception,
         strftime_now=lambda form: datetime.now().strftime(form),
-        dict=lambda *args, **kwargs: dict(*args, **kwargs),  # the type's own methods mutate
+        # A function, because the type `dict` has methods that change their argument.
+        dict=lambda *args, **kwargs: dict(*args, **kwargs),
         namespace=PlainNamespace,
     )
     return environment
 
 
 def _bounded_range() -> Callable[..., range]:
+    """Return a `range` whose calls raise TemplateError after RANGE_BUDGET items in total."""
     left = RANGE_BUDGET
 
     def bounded(*args: int) -> range:
@@ -154,8 +169,11 @@ def _bounded_range() -> Callable[..., range]:
 
 
 def _prepare(message: dict[str, Any]) -> dict[str, Any]:
-    """As transformers prepares a message: no null fields, which templates would print as "None",
-    and the reasoning under each of the names templates read."""
+    """Return the message as transformers prepares it for a template.
+
+    Null fields are dropped, because templates would print them as "None". The reasoning is stored
+    under each name that templates read.
+    """
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[f] for f in REASONING_FIELDS if f in message), None)
     if reasoning is None:
@@ -164,10 +182,10 @@ def _prepare(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChatTemplate:
-    """The compiled template of one checkpoint; rendering is thread-safe.
+    """The compiled template of one checkpoint. Rendering is thread-safe.
 
-    `variables` are the names it reads from outside: a request for tools or with template arguments
-    that are not among them would be ignored silently, so the caller can refuse it.
+    `variables` are the names that the template reads from its context. The template would silently
+    ignore tools or template arguments that are not among them, so the caller can refuse those.
     """
 
     def __init__(self, source: str, special: dict[str, str], path: Path) -> None:
@@ -185,8 +203,11 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, override: Path | None) -> ChatTemplate | None:
-        """The template in `override`, chat_template.jinja, chat_template.json or
-        tokenizer_config.json, the first there is. Raises ConfigError naming the file."""
+        """Return the checkpoint's template, or None if it has none.
+
+        The first of these is used: `override`, chat_template.jinja, chat_template.json,
+        tokenizer_config.json. Raises ConfigError naming the file if the template is broken.
+        """
         path = override or folder / "chat_template.jinja"
         if override or path.is_file():
             try:
@@ -208,10 +229,17 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt text; with `continue_final_message` it ends where the last message's content
-        does. Raises TemplateError with the template's own words where it refuses, where it fails,
-        takes too long or writes more than 64 Ki characters and four times its input, and where it
-        does not show that content whole and once."""
+        """Return the prompt text.
+
+        With `continue_final_message` the prompt ends where the last message's content ends.
+
+        Raises TemplateError
+        - with the template's own message, if the template refuses the messages;
+        - if the template fails, takes too long, or writes more than 64 Ki characters plus four
+          times its input;
+        - with `continue_final_message`, if the template does not render the last message's content
+          unchanged and exactly once.
+        """
         if continue_final_message:
             marked, mark = _marked(messages)
             text = self.render(marked, add_generation_prompt=False, **kwargs)
@@ -233,28 +261,35 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise TemplateError(f"The chat template failed: {error.message}") from error
-        except Exception as error:  # a template is a program: it may raise anything
+        except Exception as error:  # a template is a program: it may raise any exception
             raise TemplateError(f"The chat template failed: {error!r}") from error
 
 
 def _marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The messages with a word behind the last one's content that no text has, and that word."""
+    """Return the messages with a random mark appended to the last one's content, and the mark."""
     *others, last = messages
     if not isinstance(last.get("content"), str) or last.get("tool_calls"):
-        raise TemplateError("The last message does not end with a text that could go on.")
+        raise TemplateError(
+            "The last message cannot be continued: it must have text content and no tool_calls."
+        )
     mark = f"END{secrets.token_hex(16)}"
-    # The space tells whether the template trims: then it would have trimmed the content, too.
+    # A template that trims this space would also have trimmed the content.
     return [*others, {**last, "content": f"{last['content']}{mark} "}], mark
 
 
 def _before(text: str, mark: str, content: str) -> str:
+    """Return `text` up to `mark`, trimmed if the template trims the content."""
     shown, found, rest = text.rpartition(mark)
     if not found or mark in shown or not shown.rstrip().endswith(content.strip()):
-        raise TemplateError("The chat template does not show the last message as it is, and once.")
+        raise TemplateError(
+            "The last message cannot be continued: the chat template does not render its content "
+            "unchanged and exactly once."
+        )
     return shown if rest.startswith(" ") else shown.rstrip()
 
 
 def _collect(pieces: Iterable[str], limit: int) -> str:
+    """Join the pieces. Raises TemplateError if they have more than `limit` characters."""
     text, size = [], 0
     for piece in pieces:
         text.append(piece)
@@ -265,15 +300,17 @@ def _collect(pieces: Iterable[str], limit: int) -> str:
 
 
 def _default_template(found: Any, path: Path) -> str:
-    """The one named "default", where there are several."""
+    """Return the template, or the one named "default" if the file has several."""
     if isinstance(found, str):
         return found
     try:
         named = {entry["name"]: str(entry["template"]) for entry in found}
     except (TypeError, KeyError) as error:
         raise ConfigError(
-            f"{path}: chat_template must be text or a list of name and template."
+            f"{path}: chat_template must be a string or a list of objects with name and template."
         ) from error
     if "default" not in named:
-        raise ConfigError(f"{path}: of the chat templates {sorted(named)} none is named default.")
+        raise ConfigError(
+            f"{path} has the chat templates {sorted(named)}; one of them must be named default."
+        )
     return named["default"]

@@ -1,4 +1,7 @@
-"""The command `penstock`. Imports only what `--help` needs; each command imports its own work."""
+"""The command `penstock`.
+
+This module imports only what `--help` needs. Each command imports its implementation when it runs.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ from server.voice import say, voice
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help=f"YAML file with settings ({CONFIG_VARIABLE})"),
+    typer.Option("--config", metavar="FILE", help=f"YAML file of settings ({CONFIG_VARIABLE})"),
 ]
 
-# The kernel allows a socket's path 107 bytes (103 on macOS); this one's ends so.
+# The kernel limits a Unix socket's path to 107 bytes (103 on macOS). Penstock appends this suffix.
 LONGEST_TMPDIR = 103 - len("/penstock-12345678/from_engine")
 
 
 class Penstock(TyperGroup):
-    """The command, from its first word of help on with standard streams as they should be."""
+    """A command group that sets up the standard streams before it runs or prints help."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with standard_streams():
@@ -43,7 +46,7 @@ class Penstock(TyperGroup):
 
 
 class Serve(TyperCommand):
-    """The command with many options: its help has them under headings."""
+    """A command whose help groups its options under headings."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -67,8 +70,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 importing = typer.Typer(no_args_is_help=True)
-app.add_typer(importing, name="import", help="Turn another program's checkpoint into a folder.")
-app.add_typer(bench, name="bench", help="Load an OpenAI-compatible server and measure it.")
+app.add_typer(importing, name="import", help="Convert another program's checkpoint.")
+app.add_typer(bench, name="bench", help="Measure an OpenAI-compatible server under load.")
 
 
 def _print_version(asked: bool) -> None:
@@ -83,10 +86,10 @@ def _print_version(asked: bool) -> None:
 def main(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show it and exit."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    # Without a handler, the first process of a container ignores SIGTERM.
+    # The first process of a container ignores SIGTERM unless it has a handler.
     signal.signal(signal.SIGTERM, _leave)
 
 
@@ -106,20 +109,26 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _become(module: str, *arguments: object) -> NoReturn:
-    """Goes on as a process with torch: its output, its status and every signal are its own."""
+    """Replace this process with one that runs `module`, which may import torch.
+
+    The new process has the same output, receives the signals and returns its own exit status.
+    """
     from engine.child import python_module
 
     command = [*python_module("engine.command"), module, *map(str, arguments)]
-    # Python would tell of a Ctrl-C before that module is there to take it.
+    # A Ctrl-C before `module` can handle it would make Python print a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         os.execv(command[0], command)
-    except OSError as error:  # the system bounds what a process may be given
-        raise _fail(f"Cannot begin {module}: {error.strerror}", exits.BAD_CONFIG) from None
+    except OSError as error:  # the system limits the size of a process's arguments
+        raise _fail(f"Cannot start {module}: {error.strerror}", exits.BAD_CONFIG) from None
 
 
 def _option(setting: Setting) -> inspect.Parameter:
-    """One flag. Values stay text, so that only `load` validates and knows the source."""
+    """Return the command-line option of a setting.
+
+    Its values stay strings, because `load` validates the values of every source.
+    """
     kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
     default = f" (default: {setting.default_text})" if setting.default_text else ""
     option = typer.Option(
@@ -137,7 +146,7 @@ def serve(**values: Any) -> None:
     folder, file, only_plan = (values.pop(name) for name in ("folder", "config", "plan"))
     if folder is not None:
         if values["model"] is not None:
-            raise _fail("give the model once, as MODEL or as --model", exits.BAD_CONFIG)
+            raise _fail("The model was given twice; use either MODEL or --model.", exits.BAD_CONFIG)
         values["model"] = folder
     try:
         server_config, engine_config, warnings = load(values, os.environ, file)
@@ -165,7 +174,7 @@ def serve(**values: Any) -> None:
         raise fail(error, exits.BAD_CONFIG) from None
     except ListenError as error:
         raise fail(error, exits.CANNOT_LISTEN) from None
-    from engine.child import EngineChild  # only now: what is wrong so far is told within 0.5 s
+    from engine.child import EngineChild  # not earlier, so that errors above appear within 0.5 s
 
     with EngineChild(engine_config) as child:  # it imports torch while we import the server
         from engine.client import ProcessClient
@@ -177,27 +186,29 @@ def serve(**values: Any) -> None:
 
 
 def _check_temporary_folder() -> None:
+    """Raise ConfigError if the socket to the engine cannot be made in the temporary folder."""
     import tempfile
 
     try:
         folder = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(
-            f"There is no room for the socket between Penstock's two processes: {error.strerror}. "
-            "Set TMPDIR to a folder that can be written, in a container the cache mount."
+            "Penstock's two processes need a temporary folder for the socket between them: "
+            f"{error.strerror}. Set TMPDIR to a folder that can be written; in a container, the "
+            "cache mount."
         ) from None
     if len(os.fsencode(folder)) > LONGEST_TMPDIR:
         raise ConfigError(
-            f"The socket between Penstock's two processes cannot lie in {folder}: the system allows"
-            f" {LONGEST_TMPDIR} bytes for that folder's name, not {len(os.fsencode(folder))}. "
-            "Set TMPDIR to a folder with a shorter name."
+            "The path of the temporary folder is too long for the socket between Penstock's two "
+            f"processes: {folder} has {len(os.fsencode(folder))} bytes; the system allows "
+            f"{LONGEST_TMPDIR} bytes. Set TMPDIR to a folder with a shorter name."
         )
 
 
-# typer reads the parameters of a command from its signature: here they are the fields.
+# typer reads the options of a command from its signature, which is built from the settings here.
 MODEL = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
 OnlyPlan = Annotated[
-    bool, typer.Option("--plan", help="Print what it will take in memory, and load nothing.")
+    bool, typer.Option("--plan", help="Print how much memory serving takes, and load nothing.")
 ]
 serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
@@ -214,7 +225,7 @@ app.command(cls=Serve)(serve)
 @app.command()
 def chat(
     url: Annotated[
-        str, typer.Option(help="The server, with or without /v1.")
+        str, typer.Option(help="URL of the server, with or without /v1.")
     ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
     api_key: Annotated[
@@ -222,12 +233,12 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens in one answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens in an answer.")] = None,
     quick: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, leave.")
+        str | None, typer.Option(metavar="TEXT", help="Send TEXT, print the answer and exit.")
     ] = None,
 ) -> None:
-    """Chat with a running server; Ctrl-C stops an answer."""
+    """Chat with a running server. Ctrl-C stops an answer."""
     from server.chat import Chat, ChatError, converse
 
     key = api_key or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
@@ -243,17 +254,17 @@ def chat(
 @importing.command()
 def nanochat(
     directory: Annotated[
-        Path, typer.Argument(help="A checkpoint folder (…/d20), or nanochat's base folder.")
+        Path, typer.Argument(help="A checkpoint folder (…/d20) or nanochat's base folder.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write. Default: nanochat-d20, after its model.")
+        Path | None, typer.Option(help="Folder to write. Default: nanochat-TAG.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Default: the highest there is.")] = None,
+    step: Annotated[int | None, typer.Option(help="Default: the highest step.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of tokenizer.pkl. Default: the base folder's.")
+        Path | None, typer.Option(help="Folder of tokenizer.pkl. Default: in the base folder.")
     ] = None,
 ) -> None:
-    """A nanochat checkpoint of any generation. Nothing in its files is executed."""
+    """Convert a nanochat checkpoint of any version. Code in its files is never executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
     _become("engine.weights.nanochat.command", directory, *options)
@@ -266,13 +277,13 @@ def pull(
         str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
     ] = None,
 ) -> None:
-    """Load a model from huggingface.co and print its folder. Weights come as safetensors, with
-    what describes them; never code, pickles or GGUF."""
+    """Download a model from huggingface.co and print its folder. Only safetensors weights, the
+    tokenizer and configuration files are downloaded; never code, pickles or GGUF."""
     try:
         from server.model import check_served
         from server.pull import pull as pull_now
 
-        here = name in DEMO_FOLDERS  # they come with Penstock
+        here = name in DEMO_FOLDERS  # these ship with Penstock
         typer.echo(model_folder(name) if here else pull_now(name, revision, check_served))
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
@@ -280,28 +291,28 @@ def pull(
 
 @app.command()
 def merge(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to make.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to create.")],
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...")] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file in mergekit's vocabulary, instead of flags.")
+        Path | None, typer.Option(help="YAML file in mergekit's format, instead of flags.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="linear, ema, slerp or liti.")] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="Where slerp and liti begin; default: the first MODEL.")
+        str | None, typer.Option(help="slerp, liti: model at t = 0; default: the first MODEL.")
     ] = None,
     weight: Annotated[
-        list[float] | None, typer.Option(help="linear: one for each MODEL; default: equal.")
+        list[float] | None, typer.Option(help="linear: one per MODEL; default: equal weights.")
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option(help="linear: whether weights are shares; default: yes.")
+        bool | None, typer.Option(help="linear: divide weights by their sum; default: yes.")
     ] = None,
-    decay: Annotated[float | None, typer.Option(help="ema: share the average keeps.")] = None,
+    decay: Annotated[float | None, typer.Option(help="ema: weight of the running average.")] = None,
     t: Annotated[float | None, typer.Option(help="slerp, liti: 0 is the base model.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of the result; default: what the base model has.")
+        str | None, typer.Option(help="dtype of the result; default: the base model's.")
     ] = None,
 ) -> None:
-    """Merge model folders of one architecture into a new one."""
+    """Merge models of one architecture into a new model folder."""
     from server.merge import recipe_of
 
     try:
@@ -312,15 +323,15 @@ def merge(
         text = json.dumps(document, default=str)
     except ConfigError as error:
         raise _fail(error, exits.BAD_CONFIG) from None
-    except (TypeError, ValueError) as error:  # YAML has circles, and keys that are no texts
-        raise _fail(f"The recipe cannot be followed: {error}", exits.BAD_CONFIG) from None
+    except (TypeError, ValueError) as error:  # circular references, or keys that are no strings
+        raise _fail(f"The recipe is not valid: {error}", exits.BAD_CONFIG) from None
     _become("engine.weights.merge", output, text)
 
 
 @app.command()
 def doctor(config: ConfigFile = None) -> None:
-    """Check machine, versions, settings and model. Status 1 where something fails. Settings are
-    those of the environment, and of a file."""
+    """Check the machine, versions, settings and model. Exits with status 1 if a check fails.
+    Settings come from the environment and from a file."""
     from server.doctor import examine, render
 
     findings = examine(config, os.environ)
@@ -330,5 +341,5 @@ def doctor(config: ConfigFile = None) -> None:
 
 @app.command()
 def flags() -> None:
-    """Print docs/flags.md: each setting, its flag, variable, default."""
+    """Print docs/flags.md: flag, variable and default of settings."""
     typer.echo(flags_page(), nl=False)

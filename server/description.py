@@ -1,4 +1,4 @@
-"""openapi.json: what is served, for programs that read it (OpenAPI 3.1)."""
+"""The OpenAPI 3.1 document at /openapi.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REFERENCE = "#/components/schemas/{model}"
 ERROR = {
     "type": "object",
     "title": "Error",
-    "description": "What every answer that is not 2xx holds, those of probes apart.",
+    "description": "Body of every response outside 2xx, except those of the probes.",
     "required": ["error"],
     "properties": {
         "error": {
@@ -21,29 +21,32 @@ ERROR = {
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "The field it is about."},
+                "param": {"type": ["string", "null"], "description": "The field at fault."},
                 "code": {"type": ["string", "null"]},
             },
         }
     },
 }
 BEARER = {"type": "http", "scheme": "bearer"}
-# Of an application: whatever its operations answer beside what they say themselves.
+# Response that every operation has in addition to those it declares.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {
-        "description": "Refused, or failed",
+        "description": "The request was refused or failed.",
         "content": {JSON: {"schema": {"$ref": REFERENCE.format(model="Error")}}},
     }
 }
-# Of an operation that is open to all, and answers a 503 with the same body as a 200.
+# For an operation that needs no key and whose 503 has the same body as its 200.
 PROBE: dict[str, Any] = {
-    "responses": {"503": {"description": "No, with the reason as status", "content": {JSON: {}}}},
+    "responses": {"503": {"description": "Unavailable; see `status`.", "content": {JSON: {}}}},
     "security": [],
 }
 
 
 def documented(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
-    """Of an operation that reads such a body, and may answer with events."""
+    """Return the `openapi_extra` of an operation that reads a body of type `kind`.
+
+    With `streams`, its response may also be a stream of server-sent events.
+    """
     schema = kind.model_json_schema(ref_template=REFERENCE)
     extra: dict[str, Any] = {
         "requestBody": {"required": True, "content": {JSON: {"schema": schema}}}
@@ -54,7 +57,7 @@ def documented(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
 
 
 class DescribedApp(FastAPI):
-    """An application whose description is of one piece: schemas refer to its components."""
+    """A FastAPI application whose OpenAPI schemas are all under `components`."""
 
     def __init__(self, *, keyed: bool, **facts: Any) -> None:
         super().__init__(**facts)
@@ -62,7 +65,7 @@ class DescribedApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self._complete(super().openapi())  # which keeps it
+            self._complete(super().openapi())  # FastAPI caches the document
         return super().openapi()
 
     def _complete(self, document: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""Token ids to text while they come: the streamed text equals the whole decoding, to the letter.
+"""Convert a stream of token ids to text. The streamed text equals the text of decoding all ids.
 
-A byte-level token is a string of bytes, so an incremental UTF-8 decoder does it all. The other
-families decode token by token; only a run of byte-fallback tokens waits for its end, because one
-invalid byte turns the whole run into U+FFFD (tokenizers, decoders/byte_fallback.rs). Each token
-is looked at once, however invalid the bytes are.
+A byte-level token is a string of bytes, so an incremental UTF-8 decoder is enough. The other
+families decode token by token. Only a run of byte-fallback tokens is held until it ends, because
+one invalid byte turns the whole run into U+FFFD (tokenizers, decoders/byte_fallback.rs). Each token
+is processed once, even in long runs of invalid bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from server.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Text of one sequence; `push` never returns half a character.
+    """Streaming text of one sequence. `push` never returns part of a character.
 
-    The pushed and flushed texts together equal `tokenizer.decode` of all ids. With `continues`
-    the ids follow a prompt, and the leading space that whole decoding strips is kept.
+    The texts returned by `push` and `flush` together equal `tokenizer.decode` of all ids. With
+    `continues` the ids follow a prompt, so the leading space that `decode` strips is kept.
     """
 
     def __init__(
@@ -27,11 +27,14 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._run: list[int] = []  # byte-fallback tokens that wait for the end of their run
+        self._run: list[int] = []  # byte-fallback tokens of a run that has not ended
         self._begun = continues
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain now; "" where `ids` end inside a character or a byte run."""
+        """Return the text that later ids cannot change.
+
+        An unfinished character or run of byte-fallback tokens at the end is held back.
+        """
         token_bytes = self._tokenizer.token_bytes
         ids = [i for i in ids if i not in self._skipped]
         if self._tokenizer.byte_level:
@@ -47,7 +50,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left at the end; unfinished characters become U+FFFD."""
+        """Return the text still held back at the end; unfinished characters become U+FFFD."""
         return self._end_run() + self._utf8.decode(b"", final=True)
 
     def _end_run(self) -> str:
@@ -62,10 +65,11 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds stop strings in a text that comes in pieces, however it is cut.
+    """Find stop strings in a text that arrives in pieces. The result does not depend on the cuts.
 
-    The stop that is complete first wins, because generation ends there; of two that end together,
-    the longer. With `include` the stop itself is part of the text. No stop is empty.
+    The stop string that is complete first wins, because generation ends there. If two end at the
+    same character, the longer one wins. With `include` the emitted text contains the stop string.
+    Stop strings must not be empty.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -74,9 +78,12 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, *, too_early: bool = False) -> tuple[str, str | None]:
-        """The text that is safe to emit, and the stop that was hit or None. After a hit there is
-        nothing more to push or flush. What ends in a text that is `too_early` is no hit; what only
-        begins there may become one."""
+        """Return the text that is safe to emit, and the stop string that was found, or None.
+
+        After a match the rest of the text is dropped, and nothing is left to push or flush. With
+        `too_early`, a stop string that ends in this text does not match; one that only begins in
+        it may match later.
+        """
         seen = len(self._held)
         text = self._held + text
         ends = [
@@ -93,13 +100,16 @@ class StopMatcher:
         return text[:safe], None
 
     def flush(self) -> str:
-        """The text held back at the end: no stop came of it."""
+        """Return the text held back as the possible start of a stop string."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _safe_length(text: str, stop: str) -> int:
-        """Where the longest suffix of `text` that is a proper prefix of `stop` begins."""
+        """Return where the longest suffix of `text` that is a proper prefix of `stop` begins.
+
+        Returns len(text) if there is no such suffix.
+        """
         at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
         while at >= 0 and not stop.startswith(text[at:]):
             at = text.find(stop[0], at + 1)

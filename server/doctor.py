@@ -1,4 +1,4 @@
-"""`penstock doctor`: what of this machine and its settings would hinder serving."""
+"""`penstock doctor`: find problems of the machine, settings or model that would prevent serving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; `fix` is a line that says what to do where it is not ok."""
+    """The result of one check. `fix` is one line of advice, unless `level` is "ok"."""
 
     name: str
     level: Level
@@ -34,23 +34,23 @@ class Finding:
 
 
 def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
-    """All findings, in the order a reader wants them."""
+    """Return all findings, in the order in which they are printed."""
     findings = [*_versions(), *_machine(), _gpu()]
     try:
         server_config, engine_config, warnings = load({}, environ, config)
         usable = _usable(server_config, engine_config)
     except ConfigError as error:
-        return [*findings, Finding("settings", "fail", str(error), "correct the value named")]
-    except ImportError as error:  # `_versions` may have told of it
+        return [*findings, Finding("settings", "fail", str(error), "correct the named setting")]
+    except ImportError as error:  # `_versions` checks only some packages
         return [*findings, Finding("settings", "fail", str(error), "make setup")]
     findings += [Finding("settings", "warn", text, "see `penstock flags`") for text in warnings]
     if not warnings:
-        findings.append(Finding("settings", "ok", f"can be used{usable}"))
+        findings.append(Finding("settings", "ok", f"valid{usable}"))
     return [*findings, _port(server_config)]
 
 
 def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
-    """Where the model is, in words; raises ConfigError where `serve` would before it loads."""
+    """Describe where the model is. Raises the ConfigError that `serve` raises before loading."""
     from server.chat_template import ChatTemplate
     from server.keys import read_keys
     from server.pull import cached, is_offline_mode
@@ -63,8 +63,10 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
         ChatTemplate.from_folder(folder or Path(model), override)
     if folder is None:
         if is_offline_mode():
-            raise ConfigError(f"{model} is not here, and HF_HUB_OFFLINE forbids to load it.")
-        return f"; {model} is not here yet: serve will pull it"
+            raise ConfigError(
+                f"{model} is not in the cache, and HF_HUB_OFFLINE forbids the download; unset it."
+            )
+        return f"; {model} is not in the cache, `penstock serve` will download it"
     check_weights(engine_config, folder)
     check_folder(engine_config, folder)
     return f", with the model in {folder}"
@@ -96,26 +98,26 @@ def _machine() -> Iterator[Finding]:
     dtype = "float32" if BF16_CPU_FEATURES.isdisjoint(flags | arm) else "bfloat16"
     text = (
         f"{name}, cores for this process: {cpu_count()}; "
-        f"{', '.join(present) or 'features unknown'}; --dtype auto is {dtype} on it"
+        f"{', '.join(present) or 'features unknown'}; --dtype auto selects {dtype}"
     )
     slow = bool(flags) and "avx2" not in flags
-    fix = "expect a slow engine: this CPU has no AVX2" if slow else ""
+    fix = "this CPU has no AVX2, so the engine is slow; use a newer CPU" if slow else ""
     yield Finding("cpu", "warn" if slow else "ok", text, fix)
-    if Path("/proc/meminfo").exists():  # elsewhere what is free is not known
+    if Path("/proc/meminfo").exists():  # other systems do not report the free memory
         total, free = machine_memory() / 2**30, free_memory() / 2**30
         low = free < 1
         yield Finding(
             "memory",
             "warn" if low else "ok",
             f"{free:.1f} of {total:.1f} GiB available",
-            "end other programs, raise the container's limit, or serve a smaller model"
+            "stop other programs, raise the container's limit, or serve a smaller model"
             if low
             else "",
         )
 
 
 def _key_values(file: Path) -> dict[str, str]:
-    """`key : value` lines of the first record of a file in /proc; empty where there is none."""
+    """Parse `key : value` lines of the first record of a file in /proc; {} if it is missing."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -130,13 +132,13 @@ def _key_values(file: Path) -> dict[str, str]:
 def _gpu() -> Finding:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return Finding("gpu", "ok", "no nvidia-smi: the CPU serves")
+        return Finding("gpu", "ok", "nvidia-smi not found; the model will run on the CPU")
     query = "--query-gpu=name,memory.total,memory.used,driver_version"
     command = [tool, query, "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        text = getattr(error, "stdout", None) or error  # it says on stdout what is wrong
+        text = getattr(error, "stdout", None) or error  # nvidia-smi prints errors to stdout
         return Finding("gpu", "warn", f"nvidia-smi failed: {text}", "check the NVIDIA driver")
     return Finding("gpu", "ok", "; ".join(done.stdout.strip().splitlines()))
 

@@ -1,8 +1,8 @@
-"""The error contract: one table from exceptions to what a client sees.
+"""The error contract: one table from exceptions to error responses.
 
-Every answer that is not 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
-with a string or null as `code`. The text of a 5xx is fixed: an exception's own words, which may
-hold paths or addresses, go to the log only.
+Every response outside 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
+with a string or null as `code`. The message of a 5xx is fixed. An exception's own text may
+contain paths or addresses and goes to the log only.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from server.chat_template import TemplateError
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 NO_RETRY = {"x-should-retry": "false"}  # the same request would fail again
-# How pydantic's error types are called on the wire; whatever is not here is an invalid_value.
+# Error codes for pydantic's error types; all other types become invalid_value.
 VALIDATION_CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unsupported_parameter",
     "unsupported": "unsupported_parameter",
 }
 JSON_WORDS = dict.fromkeys(("model_type", "dict_type"), "Input should be an object")
-OF_THE_VALUE = re.compile(r".*_type|(greater|less)_than(_equal)?")  # errors of what it is itself
+OF_THE_VALUE = re.compile(r".*_type|(greater|less)_than(_equal)?")  # the message quotes the value
 UNAVAILABLE = {
     "loading": ("model_loading", "The model is still loading.", {"retry-after": "5"}),
     "draining": (
@@ -39,12 +39,12 @@ UNAVAILABLE = {
     ),
     "dead": ("engine_unavailable", "The engine is not running.", {"retry-after": "10"}),
 }
-STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}|[0-9]{1,9}")  # longer ones are not told again
+STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}|[0-9]{1,9}")  # `param` omits longer names
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An answer that is not 2xx; the type follows from the status."""
+    """An error response. Its `type` follows from the status."""
 
     status: int
     code: str
@@ -67,11 +67,11 @@ class ApiError(Exception):
 
 
 class StreamBroken(Exception):
-    """A stream has sent its error event: its body ends, without `[DONE]`."""
+    """A stream has sent its error event; its body ends without `[DONE]`."""
 
 
 class ClientGone(Exception):
-    """The client has closed the connection: nobody reads an answer."""
+    """The client has closed the connection, so no response is sent."""
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
@@ -86,21 +86,23 @@ def numerical_error() -> ApiError:
     return ApiError(
         500,
         "numerical_error",
-        "The model computed no finite numbers for this request.",
+        "The model's output for this request contains NaN or infinity.",
         headers=NO_RETRY,
     )
 
 
 def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
-    """What the client is told about any exception at all. While the server drains, the engine's
-    end is the end of the drain and no fault."""
+    """Return the error response for any exception.
+
+    While the server drains, an unavailable engine is reported as `shutting_down`, not as a fault.
+    """
     match error:
         case ApiError():
             return error
         case pydantic.ValidationError():
             return _from_validation(error)
         case TemplateError():
-            return invalid("messages", f"The messages do not fit the chat template: {error}")
+            return invalid("messages", f"The chat template cannot render the messages: {error}")
         case RequestRejectedError():
             return ApiError(400, error.code, error.message)
         case EngineOverloadedError():
@@ -112,12 +114,12 @@ def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
             return ApiError(503, code, message, headers=headers)
         case HTTPException():
             code = HTTP_CODES.get(error.status_code, "invalid_value")
-            message = f"{error.detail}. GET /openapi.json lists what is served here."
+            message = f"{error.detail}. GET /openapi.json lists the served paths."
             return ApiError(error.status_code, code, message, headers=error.headers or {})
     return ApiError(
         500,
         "internal_error",
-        "The server failed on this request; its log tells why.",
+        "Internal server error; the server's log has the cause.",
         headers=NO_RETRY,
     )
 
@@ -134,7 +136,7 @@ def _from_validation(error: pydantic.ValidationError) -> ApiError:
 
 
 def _told(value: Any, *, inside: bool = False) -> str:
-    """What was given, in JSON's words and without its text."""
+    """Describe a given value in JSON's terms, without quoting strings."""
     match value:
         case None | bool():
             return {None: "null", True: "true", False: "false"}[value]
@@ -149,5 +151,5 @@ def _told(value: Any, *, inside: bool = False) -> str:
 
 
 def _dotted(location: Sequence[Any]) -> str | None:
-    """The path inside the request; tags of unions (`<list>`) are no part of it."""
+    """Return the path of a field in the request, without tags of unions (`<list>`)."""
     return ".".join(step for step in map(str, location) if STEP.fullmatch(step)) or None

@@ -1,4 +1,4 @@
-"""ApiKeys: who may come in."""
+"""API keys: read them, and check the key of a request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from server.config import ServerConfig
 
 
 class ApiKeys:
-    """The keys of the settings and of their file, as digests; none at all lets everyone in.
+    """SHA-256 digests of the keys of --api-key and --api-key-file.
 
-    Raises ConfigError where the file gives none, which would open the server, or a key that no
-    client could send.
+    Without these settings, requests need no key. Raises ConfigError if the file contains no key,
+    which would open the server to everyone, or if a client could not send one of the keys.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -25,12 +25,14 @@ class ApiKeys:
         return len(self._digests)
 
     def reload(self) -> None:
-        """Reads the file again. Raises ConfigError, and leaves the keys as they were."""
+        """Read the file again. If that raises ConfigError, the keys are unchanged."""
         self._digests = _digests(self._config)
 
     def find(self, key: bytes) -> str | None:
-        """A name for whoever sent `key`, or None. All keys are compared, whichever fits: the time
-        taken tells nothing."""
+        """Return a name for the owner of `key` (its hex digest), or None if the key is invalid.
+
+        Compares all keys, so that the time taken reveals nothing about them.
+        """
         given = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         return given.hex() if any(matches) else None
@@ -41,14 +43,15 @@ def _digests(config: ServerConfig) -> list[bytes]:
 
 
 def read_keys(config: ServerConfig) -> list[str]:
-    """All of them, as text. Raises ConfigError."""
+    """Return all keys as text. Raises ConfigError if a key or the file is invalid."""
     keys = {f"--api-key, key {place}": key for place, key in enumerate(config.api_key, 1)}
     if config.api_key_file is not None:
         keys |= _keys_in(Path(config.api_key_file))
     for where, key in keys.items():
         if not key or not key.isprintable() or " " in key:
             raise ConfigError(
-                f"{where}: a key has no white space, and in a file a comment is a line of its own."
+                f"{where}: an API key must not be empty or contain white space; "
+                "a comment in a key file needs a line of its own."
             )
     return list(keys.values())
 
@@ -61,5 +64,5 @@ def _keys_in(file: Path) -> dict[str, str]:
     found = {f"{file}, line {number}": line.strip() for number, line in enumerate(lines, 1)}
     keys = {where: line for where, line in found.items() if line and not line.startswith("#")}
     if not keys:
-        raise ConfigError(f"{file} has no API key, one a line.")
+        raise ConfigError(f"{file} contains no API key; write one key per line.")
     return keys

@@ -1,4 +1,4 @@
-"""The life of `penstock serve`: load, serve, drain, leave with a status that tells why."""
+"""Run `penstock serve`: load the model, serve, drain, and exit with a status that says why."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from server.connection import MAX_HEAD_BYTES, Connection, make_room
 from server.service import Service
 from server.voice import voice
 
-KEEP_ALIVE_S = 75  # above the 60 s after which common proxies drop an idle connection
-DEATH_NOTICE_S = 1.0  # how long /health tells of a dead engine before the process ends
-ECHO_S = 0.2  # within which a signal is the first one again: `timeout` sends it to its group, too
-FULL_NOTICE_S = 10  # between two records that no more connections can be accepted
-SPARE_FILES = 32  # for whatever else is opened, and for connections that are being closed
-LAST_WORDS_S = 1  # for streams that were cut off to send their error event
+KEEP_ALIVE_S = 75  # longer than the 60 s after which common proxies drop an idle connection
+DEATH_NOTICE_S = 1.0  # /health reports a dead engine for this long before the process exits
+# A second signal within this time is ignored: `timeout` signals its child and its process group.
+ECHO_S = 0.2
+FULL_NOTICE_S = 10  # least time between two log records that no connection can be accepted
+SPARE_FILES = 32  # file descriptors reserved for other files and for connections being closed
+LAST_WORDS_S = 1  # time for interrupted streams to send their error event
 
 
 def run(
     config: ServerConfig, engine_config: EngineConfig, client: EngineClient, listener: socket.socket
 ) -> int:
-    """Serves on an open socket until a signal or the engine's death; returns the exit status."""
+    """Serve on an open socket until a signal or the engine's death; return the exit status."""
     try:
         app = create_app(config, engine_config, client)
     except ConfigError as error:
@@ -49,14 +50,16 @@ def run(
     lifetime = Lifetime(app, engine_config, listener)
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
-    if lifetime.cause:  # after everything else, so that it is the last line
+    if lifetime.cause:  # logged last, so that supervisors can read it as the last line
         voice(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
     return status
 
 
 def _most_connections() -> float:
-    """Raises the soft limit of open files, which is low for the sake of programs that use select,
-    to the hard one. Returns how many connections that leaves room for."""
+    """Raise the soft limit of open files to the hard limit; return how many connections fit.
+
+    The soft limit is low by default only to protect programs that use select().
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -65,16 +68,16 @@ def _most_connections() -> float:
         return math.inf
     try:
         own = len(os.listdir("/dev/fd"))
-    except OSError:  # without /proc
+    except OSError:  # /proc is not mounted
         own = SPARE_FILES
     return soft - own - SPARE_FILES
 
 
 def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config:
-    """How the server speaks HTTP; `keep_alive` in seconds."""
+    """Return uvicorn's configuration. `keep_alive` is the idle timeout in seconds."""
     return uvicorn.Config(
         app,
-        loop="asyncio",  # not uvloop where that happens to be installed
+        loop="asyncio",  # not uvloop, which does not report that descriptors ran out
         http=Connection,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
@@ -84,13 +87,13 @@ def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=1,  # see Listener
-        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # any number will do
+        backlog=1,  # see server.listen.Listener
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # a float works, too
     )
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: here a drain comes before the exit."""
+    """uvicorn.Server without its signal handlers, which would skip the drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,10 +101,10 @@ class Server(uvicorn.Server):
 
 
 class Lifetime:
-    """One run of the server. Owns the signals and the order in which things end."""
+    """One run of the server. It handles the signals and decides the order of shutdown."""
 
     def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
-        self.cause = ""  # why it all ended: a signal, or the engine's own end
+        self.cause = ""  # why the server stops: a signal or the engine's death
         self.server = Server(uvicorn_config(app))
         self._service: Service = app.state.service
         self._client = self._service.client
@@ -111,17 +114,18 @@ class Lifetime:
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
         self._status = exits.CLEAN
-        self._told_to_leave = -math.inf  # when, by the loop's clock, like the next
-        self._full_told = -math.inf
+        self._told_to_leave = -math.inf  # loop time of the first signal
+        self._full_told = -math.inf  # loop time of the last record that descriptors ran out
 
     async def run(self) -> int:
+        """Serve until the server stops; return the exit status."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         if self._service.config.api_key_file:
             loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         url = base_url(self._service.config.host, self._port)
         self._say(f"penstock: listening on {url}, loading {self._engine_config.model}")
@@ -130,7 +134,7 @@ class Lifetime:
             task.add_done_callback(self._on_end)
         try:
             await self.server.serve(sockets=[self._listener])
-        except SystemExit:  # uvicorn's answer to a lifespan that failed; it has logged why
+        except SystemExit:  # uvicorn exits when a lifespan fails, and has logged why
             self._status = exits.CANNOT_LISTEN
         finally:
             for task in tasks:
@@ -143,10 +147,13 @@ class Lifetime:
         return self._status
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio tells of each connection it cannot accept, and tries again after a second."""
+        """Make room for connections that asyncio failed to accept; log it at most every 10 s.
+
+        asyncio calls this for each failed accept and retries after one second.
+        """
         error = context.get("exception")
         if self.server.should_exit and "_start_serving" in repr(context.get("handle")):
-            return  # the socket was closed in that second
+            return  # the listening socket was closed before the retry
         if "socket" not in context or not isinstance(error, OSError):
             loop.default_exception_handler(context)
             return
@@ -155,13 +162,14 @@ class Lifetime:
             self._full_told = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             voice(self._service.config, "warning")(
-                "penstock: new connections wait until others end or have been idle for a second: "
-                f"{error.strerror}. The limit of this process is {most} (ulimit -n)."
+                f"penstock: {error.strerror}: new connections wait until others end or have been "
+                f"idle for a second. This process may open {most} files; raise `ulimit -n`."
             )
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._stop_serving(LAST_WORDS_S)  # `run` raises it: a server without a watch would lie
+            # `run` raises the error. A server without `_watch` would outlive a dead engine.
+            self._stop_serving(LAST_WORDS_S)
 
     async def _announce(self) -> None:
         ready = asyncio.create_task(self._client.wait_ready())
@@ -170,10 +178,10 @@ class Lifetime:
                 while not ready.done():
                     show(self._client.progress)
                     await asyncio.wait({ready}, timeout=0.1)
-            # What lives by now stays: to look through it again took the collector 25 ms and more,
-            # in which no stream went on.
+            # Objects alive by now stay alive. Each full collection would scan them again, which
+            # stalled all streams for 25 ms or more.
             gc.freeze()
-            with contextlib.suppress(EngineDeadError):  # `_watch` tells of it
+            with contextlib.suppress(EngineDeadError):  # `_watch` reports it
                 self._say(banner(self._service, self._engine_config, ready.result(), self._port))
         finally:
             ready.cancel()
@@ -191,7 +199,7 @@ class Lifetime:
         try:
             self._service.keys.reload()
         except ConfigError as error:
-            text = f"penstock: SIGHUP: the API keys stay as they were: {error}"
+            text = f"penstock: SIGHUP: the API keys are unchanged: {error}"
             voice(self._service.config, "error")(text)
         else:
             self._say(f"penstock: SIGHUP: {len(self._service.keys)} API keys read")
@@ -201,7 +209,7 @@ class Lifetime:
         if self._drain is not None:
             if now - self._told_to_leave < ECHO_S:
                 return
-            # No clean-up: it could wait for what hangs. The engine ends with its parent.
+            # Skip the clean-up, which could hang. The engine process ends with its parent.
             sys.stderr.flush()
             os._exit(128 + number)
         self._told_to_leave = now
@@ -218,14 +226,15 @@ class Lifetime:
             if self._unanswered:
                 self._say(
                     f"penstock: {name}: finishing accepted requests, at most {timeout:g} s; "
-                    "once more to leave at once"
+                    "send the signal again to exit at once"
                 )
-            # The port stays open meanwhile: load balancers read 503 from /ready, not a refusal.
+            # Keep the port open: load balancers must read 503 from /ready, not fail to connect.
             while self._unanswered and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             if self._unanswered:
-                self._stop_serving(grace)  # while the engine ends: each takes a second at most
-                await self._client.stop()  # fails what is left: its streams end with an error
+                # Both run at the same time, and each takes at most a second.
+                self._stop_serving(grace)
+                await self._client.stop()  # fails the remaining requests with an error
             else:
                 grace = max(grace, math.ceil(deadline - loop.time()))
         finally:
@@ -233,7 +242,7 @@ class Lifetime:
 
     @property
     def _unanswered(self) -> bool:
-        """Whether a request is open: in the engine, on its way there, or being written."""
+        """Whether a request is in the engine, on its way there, or still being answered."""
         return self._client.busy or bool(self.server.server_state.tasks)
 
     def _stop_serving(self, grace_s: int) -> None:

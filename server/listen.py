@@ -1,4 +1,4 @@
-"""The listening socket, taken before the model is loaded so that a clash costs no minutes."""
+"""The listening socket, bound before the model loads, so that a port conflict shows at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from server.config import ServerConfig
 
 BACKLOG = 2048
 INT32 = 2**31 - 1
-LISTENING = "0A"  # st in /proc/net/tcp
+LISTENING = "0A"  # in column `st` of /proc/net/tcp
 
 
 class Listener(socket.socket):
-    """Lets BACKLOG connections wait, and has asyncio accept one, or two, in each turn of its loop.
+    """A socket that always listens with BACKLOG, the length of the accept queue.
 
-    One number says both to asyncio, which out of descriptors tries as often again as it may accept
-    at once, a second later, and each of these tries does the same: soon it does nothing else.
+    asyncio uses its `backlog` for two things: the accept queue, and the number of connections it
+    accepts per turn of the event loop. If descriptors run out, each failed accept schedules as
+    many retries a second later, and soon the loop does nothing else. `uvicorn_config` therefore
+    sets a backlog of 1, which this class ignores for the queue.
     """
 
     def listen(self, backlog: int = BACKLOG) -> None:
@@ -29,22 +31,22 @@ class Listener(socket.socket):
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the text says why and which flag changes it."""
+    """The address cannot be listened on. The message says why and which flag to change."""
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A listening TCP socket on `host` and `port`; raises ListenError."""
+    """Return a TCP socket that listens on the configured host and port. Raises ListenError."""
     try:
         found = _resolve(config.host, config.port)
     except (socket.gaierror, UnicodeError) as error:
-        raise ListenError(f"--host {config.host} is not an address or name here: {error}") from None
+        raise ListenError(f"--host {config.host} cannot be resolved: {error}") from None
     family, kind, protocol, _, address = found[0]
     listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _cut_off_readers_that_stall(listener, config.send_timeout)
         listener.bind(address)
-        # At once: with SO_REUSEADDR two processes may bind a port until one of them listens.
+        # Listen at once: with SO_REUSEADDR two processes can bind a port until one listens.
         listener.listen()
     except OSError as error:
         listener.close()
@@ -53,8 +55,10 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None:
-    """Has the kernel do it (RFC 5482), for every connection accepted here: a closed transport would
-    wait for ever to flush. Where the system cannot, only streams are cut off, by their own clock.
+    """Set TCP_USER_TIMEOUT (RFC 5482) for all connections that the listener accepts.
+
+    The kernel must close them, because asyncio waits without limit to flush a closed transport.
+    On systems without the option, only streams are cut off, by a timer in `server.stream`.
     """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = min(math.ceil(seconds * 1000), INT32)
@@ -62,14 +66,17 @@ def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None
 
 
 def _resolve(host: str, port: int, flags: int = 0) -> list[Any]:
-    """Brackets, as a URL has them around an address of IPv6, are no part of it."""
+    """Return getaddrinfo's results for `host`, which may be an IPv6 address in brackets."""
     flags |= socket.AI_PASSIVE
     return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=flags)
 
 
 def address_of(host: str, *, look_up: bool = True) -> IPv4Address | IPv6Address | None:
-    """What `listen` binds `host` to: 127.1, 0 and names of this machine are addresses, too. None
-    where it is none, or without `look_up` a name."""
+    """Return the IP address that `listen` binds `host` to, or None if there is none.
+
+    `host` may also be a short form such as 127.1 or 0, or a name of this machine. Without
+    `look_up`, names are not resolved and give None.
+    """
     try:
         *_, address = _resolve(host, 0, 0 if look_up else socket.AI_NUMERICHOST)[0]
         found = ip_address(address[0])
@@ -79,8 +86,10 @@ def address_of(host: str, *, look_up: bool = True) -> IPv4Address | IPv6Address 
 
 
 def is_loopback(host: str, *, look_up: bool = True) -> bool:
-    """Whether a server bound to `host` is reached from this machine only. `localhost` is no name to
-    look up (RFC 6761, section 6.3)."""
+    """Return whether a server bound to `host` is reachable from this machine only.
+
+    `localhost` is never looked up (RFC 6761, section 6.3).
+    """
     address = address_of("127.0.0.1" if host == "localhost" else host, look_up=look_up)
     return address is not None and address.is_loopback
 
@@ -89,22 +98,22 @@ def _explain(config: ServerConfig, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"Port {config.port} is in use{_holder(config.port)}. "
-            "Stop that process or take another port with --port (0 takes a free one)."
+            "Stop that process or choose another port with --port (0 selects a free port)."
         )
     if error.errno == errno.EACCES:
         return (
-            f"Port {config.port} is privileged for this user. Take one above 1023 with --port, "
-            "or grant CAP_NET_BIND_SERVICE."
+            f"Port {config.port} is not permitted for this user. "
+            "Choose a port above 1023 with --port, or grant CAP_NET_BIND_SERVICE."
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host {config.host} is not an address of this machine; 0.0.0.0 means all."
+        return f"--host {config.host} is not an address of this machine; 0.0.0.0 listens on all."
     return (
         f"Cannot listen on {config.host} port {config.port}: {error.strerror}. See --host, --port."
     )
 
 
 def _holder(port: int) -> str:
-    """` by process 12 (nginx)` where /proc shows it to this user, else nothing."""
+    """Return ` by process 12 (nginx)` if /proc shows this user the process, else ""."""
     sockets = set()
     for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):
         for fields in map(str.split, table.read_text().splitlines()[1:]):
@@ -114,7 +123,7 @@ def _holder(port: int) -> str:
         try:
             if os.readlink(link) in sockets:
                 process = link.parent.parent
-                # Not its command line, which may hold a key and would go to our log.
+                # Not the command line: it may contain an API key, and this text is logged.
                 name = (process / "comm").read_text(errors="replace").strip()
                 return f" by process {process.name} ({name})"
         except OSError:

@@ -1,6 +1,6 @@
-"""Logs on standard error: one line a record, JSON or console, each with its request's id.
+"""Logs on standard error: one line per record, as JSON or for a console, with the request's id.
 
-No prompt, answer or key is ever logged.
+Prompts, answers and API keys are never logged.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from server.config import ServerConfig
 
-# Line and paragraph separators as well: some log viewers break lines there.
 HANDLER = "penstock"
+# Includes the line and paragraph separators, because some log viewers break lines there.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def escape_control(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """A client must not be able to forge lines or colours in a terminal."""
+    """Escape control characters, so that a client cannot forge log lines or terminal colours."""
     return {key: _clean(value) if key != "exception" else value for key, value in event.items()}
 
 
@@ -34,12 +34,15 @@ def _clean(value: Any) -> Any:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """The access log has the refusal of what is no HTTP, with the id that the client was told."""
+    """Return False for uvicorn's warning about invalid HTTP.
+
+    The access log has that refusal already, with the request id that the client received.
+    """
     return record.msg != "Invalid HTTP request received."
 
 
 def configure(config: ServerConfig) -> None:
-    """Sets up structlog and the standard library's loggers for this process."""
+    """Set up structlog and the standard library's loggers for this process."""
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -74,8 +77,8 @@ def configure(config: ServerConfig) -> None:
     root = logging.getLogger()
     root.handlers = [handler, *(h for h in root.handlers if h.name != HANDLER)]
     root.setLevel(level)
-    # It logs every chunk at debug level, and with it the answers.
+    # At debug level it logs every chunk, which contains the answer's text.
     logging.getLogger("sse_starlette").setLevel(max(level, logging.INFO))
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    # At info level it logs every URL of a pull, and with them signatures.
+    # At info level it logs every URL of `penstock pull`, which may contain a signature.
     logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))

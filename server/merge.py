@@ -1,4 +1,4 @@
-"""`penstock merge`: from flags or a file to a recipe, which `engine.weights.merge` follows."""
+"""`penstock merge`: build a recipe for `engine.weights.merge` from flags or a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from engine.errors import ConfigError
 from server.settings import read_yaml
 
-# What each method takes; all of it is needed but linear's.
+# The parameters of each method. All are required, except those of linear.
 FLAGS = {"linear": {"weight", "normalize"}, "ema": {"decay"}, "slerp": {"t"}, "liti": {"t"}}
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -23,13 +23,17 @@ def recipe_of(
     dtype: str | None,
     **parameters: float | bool | None,
 ) -> dict[str, Any]:
-    """mergekit's document for the flags of the command line, or the one in `file`; raises
-    ConfigError where both are given or neither, and naming a flag that does not fit the others.
-    Whether a file can be followed is told later."""
+    """Return a recipe in mergekit's format, from `file` or from the flags.
+
+    Raises ConfigError if both or neither are given, or if a flag does not fit the others. The
+    contents of a file are validated later, by `engine.weights.recipe`.
+    """
     given = {name: value for name, value in parameters.items() if value is not None}
     if file is not None:
         if models or weights or given or any((method, base_model, dtype)):
-            raise ConfigError(f"All but --output stands in {file}: give no model or other flag.")
+            raise ConfigError(
+                f"--recipe {file} allows no other flag than --output, and no MODEL; remove them."
+            )
         return read_yaml(file)
     if method is None or not models:
         raise ConfigError("Give --recipe FILE, or --method and the models.")
@@ -39,14 +43,17 @@ def recipe_of(
         named = dict.fromkeys([base_model, *models])
         if len(named) != 2:
             raise ConfigError(
-                f"--method {method} takes two models, with the base model, not {', '.join(named)}."
+                f"--method {method} merges two models, including the base model; "
+                f"given: {', '.join(named)}."
             )
     elif len(models) < 2:
-        raise ConfigError(f"--method {method} takes at least two models, not {models[0]} alone.")
+        raise ConfigError(f"--method {method} needs at least two models; given: {models[0]}.")
     if method == "linear" and not weights:
         weights = [1.0] * len(models)
     if weights and len(weights) != len(models):
-        raise ConfigError(f"{len(weights)} --weight for {len(models)} models; give one for each.")
+        raise ConfigError(
+            f"--weight: {len(weights)} given for {len(models)} models; give one per model."
+        )
     sources: list[dict[str, Any]] = [{"model": model} for model in models]
     for source, weight in zip(sources, weights, strict=False):
         source["parameters"] = {"weight": weight}
@@ -55,13 +62,13 @@ def recipe_of(
 
 
 def _check(method: str, given: Mapping[str, Any], dtype: str | None) -> None:
-    """Raises ConfigError where a flag is missing, not the method's, or not within its bounds."""
+    """Raise ConfigError if a flag is missing, is not the method's, or is out of bounds."""
     if method not in FLAGS:
         raise ConfigError(f"--method: {method!r} is not one of {', '.join(FLAGS)}.")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype: {dtype!r} is not one of {', '.join(DTYPES)}.")
     if strange := sorted(given.keys() - FLAGS[method]):
-        raise ConfigError(f"--{strange[0]} does not go with --method {method}.")
+        raise ConfigError(f"--{strange[0]} cannot be used with --method {method}.")
     for name in ("t", "decay"):
         if name in FLAGS[method] and name not in given:
             raise ConfigError(f"--method {method} needs --{name}, a number from 0 to 1.")

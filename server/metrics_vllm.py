@@ -1,9 +1,9 @@
-"""The same series under vLLM's names, for dashboards, scalers and endpoint pickers made for it.
+"""Our series under vLLM's names, for dashboards, autoscalers and endpoint pickers made for vLLM.
 
-Nothing is counted here: each family is read off ours at the moment of the scrape. Ours are named
-after vLLM's, so most differ in the prefix alone. Buckets are ours. vLLM's labels `model_name`,
-`engine` and `finished_reason` are ours, too; of its reasons, requests that were cut (`abort`) are
-in `penstock:aborts_total`.
+This module counts nothing: it copies our families at each scrape. Ours are named after vLLM's, so
+most names differ only in the prefix. The labels `model_name`, `engine` and `finished_reason` are
+the same as vLLM's; the buckets are ours. The reason `abort` is missing: aborted requests are in
+`penstock:aborts_total`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RENAMED[f"{OURS}iteration_tokens"] = f"{THEIRS}iteration_tokens_total"  # theirs
 
 
 class VllmNames(Collector):
-    """A view of another collector's families."""
+    """The families of another collector that vLLM has too, under vLLM's names."""
 
     def __init__(self, source: Collector) -> None:
         self._source = source
@@ -44,6 +44,7 @@ class VllmNames(Collector):
 
 
 def _renamed(family: Metric, name: str) -> Metric:
+    """Return a copy of `family` under another name."""
     copy = Metric(name, f"{family.documentation} The same as {family.name}.", family.type)
     for sample in family.samples:
         copy.samples.append(sample._replace(name=sample.name.replace(family.name, name, 1)))
@@ -51,9 +52,12 @@ def _renamed(family: Metric, name: str) -> Metric:
 
 
 def _waiting_by_reason(family: Metric) -> Metric:
-    """Everything waits for room here; vLLM's `deferred` waits for KV from elsewhere."""
+    """Return vLLM's count of waiting requests by reason.
+
+    Here every request waits for `capacity`. In vLLM `deferred` requests wait for KV from elsewhere.
+    """
     name = f"{THEIRS}num_requests_waiting_by_reason"
-    copy = Metric(name, f"The same as {family.name}: all for capacity.", family.type)
+    copy = Metric(name, f"The same as {family.name}; all wait for capacity.", family.type)
     for sample in family.samples:
         for reason, value in (("capacity", sample.value), ("deferred", 0.0)):
             copy.add_sample(name, {**sample.labels, "reason": reason}, value)
@@ -61,7 +65,7 @@ def _waiting_by_reason(family: Metric) -> Metric:
 
 
 def _corrupted(family: Metric) -> Metric:
-    """Requests whose numbers broke down."""
+    """Return vLLM's count of requests whose logits were not finite."""
     name = f"{THEIRS}corrupted_requests"
     copy = Metric(name, f'The same as {family.name} with reason="numerical".', family.type)
     for sample in family.samples:

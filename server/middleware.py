@@ -1,5 +1,7 @@
-"""What stands between the network and the routes, as pure ASGI: CrossOrigin where pages of other
-origins are let in, RequestBoundary, then Gate."""
+"""ASGI middleware between the network and the routes.
+
+From the outside in: CrossOrigin (only with --allowed-origins), RequestBoundary, Gate.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from server.service import Service
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/ready"})
-PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # asked every few seconds: logged at debug level
-LINGER = 5.0  # seconds to read on from a client whose body is refused
-# What all open requests together may have sent: so many bodies of the largest size, and this much
-# in any case, as a body counts until its answer has ended.
+PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # probed every few seconds: logged at debug level
+LINGER = 5.0  # seconds to keep reading a body that is refused
+# Limit of the bodies of all open requests: MAX_BODIES bodies of the largest size, and at least
+# LEAST_FOR_BODIES bytes, because a body counts until its response has ended.
 MAX_BODIES, LEAST_FOR_BODIES = 32, 256 << 20
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 
@@ -36,8 +38,10 @@ log = structlog.get_logger("server.access")
 
 
 class CrossOrigin(CORSMiddleware):
-    """Lets scripts of pages from --allowed-origins ask here, with a key in the Authorization header
-    and never with cookies (the Fetch standard's CORS protocol)."""
+    """Middleware that admits web pages of --allowed-origins (CORS, as in the Fetch standard).
+
+    A page sends its key in the Authorization header; cookies are not allowed.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._metrics = service.metrics
@@ -46,7 +50,7 @@ class CrossOrigin(CORSMiddleware):
             allow_origins=service.config.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            allow_private_network=True,  # from a page of the internet to a server of this network
+            allow_private_network=True,  # from a public page to a private network
             expose_headers=("x-request-id", "x-ignored-params", "retry-after", "x-should-retry"),
         )
 
@@ -64,9 +68,10 @@ class CrossOrigin(CORSMiddleware):
 
 
 class RequestBoundary:
-    """Gives each request its id, and turns every exception into an answer or a closed connection.
+    """Middleware that gives each request an id and handles every exception.
 
-    Nothing outside of it sees an exception, so no traceback reaches the client or uvicorn's log.
+    An exception becomes a response or a closed connection. None passes further, so no traceback
+    reaches the client or uvicorn's log.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -84,11 +89,11 @@ class RequestBoundary:
             pass
         except StreamBroken:
             exchange.cut = 503 if self._service.client.state == "draining" else 500
-            # The body ends, but not through the exchange, which would call that a success.
+            # End the body without the exchange, which would count the response as complete.
             await send({"type": "http.response.body"})
-        except asyncio.CancelledError:  # uvicorn cuts what outlasts the drain, in words of its own
+        except asyncio.CancelledError:  # uvicorn cancels requests that outlast the drain
             exchange.cut = 503
-            exchange.all_read = True  # as far as it goes: there is no time to read on
+            exchange.all_read = True  # there is no time to read the rest of the body
             await self._refuse(EngineUnavailableError("draining", "cut"), exchange, scope)
         except Exception as error:
             await self._refuse(error, exchange, scope)
@@ -96,7 +101,7 @@ class RequestBoundary:
             self._account(exchange)
 
     def _account(self, exchange: Exchange) -> None:
-        """Counts and logs a request that is over; what went wrong is never sampled away."""
+        """Count and log a finished request. Sampling of the access log does not drop errors."""
         config, status = self._service.config, exchange.outcome
         if not exchange.probed:
             self._service.metrics.request(status)
@@ -122,7 +127,7 @@ def new_request_id() -> str:
 
 
 def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
-    """What every answer carries, whatever its status."""
+    """Return the headers that every response carries."""
     return {
         "x-request-id": request_id,
         "openai-processing-ms": str(milliseconds),
@@ -131,24 +136,25 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
 
 
 class Exchange:
-    """One request and its answer, as the boundary sees them."""
+    """One request and its response, as RequestBoundary sees them."""
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self._client, self._most = service.client, service.config.max_body_bytes
         self._scope, self._receive, self._send = scope, receive, send
         headers = Headers(scope=scope)
-        # Whoever asks first sends nothing before `receive` invites it (RFC 9110, section 10.1.1).
+        # With `Expect: 100-continue` the client sends no body until `receive` is called
+        # (RFC 9110, section 10.1.1).
         self.all_read = headers.get("expect", "").lower() == "100-continue"
         self._arrival = time.monotonic()
         self.status = 0
-        self.cut = 499  # what the log calls an answer that did not end: the client left
+        self.cut = 499  # logged status of an incomplete response: the client left
         self._complete = False
         self.probed = scope["path"] in PROBED_PATHS
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         state = scope.setdefault("state", {})
         state.update(arrival=self._arrival, request_id=self.id, tenant="")
-        # HEAD is GET (RFC 9110, section 9.3.2), of whose answer uvicorn leaves out the body.
+        # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self.id)
@@ -159,8 +165,11 @@ class Exchange:
         return message
 
     async def read_on(self) -> None:
-        """Takes in a little more of a body before it is refused: closing on a client that still
-        sends would reset the connection, and the client would never read why."""
+        """Read a little more of a body before it is refused.
+
+        Closing while the client still sends would reset the connection, and the client would not
+        read the error. Stops after LINGER seconds or `max_body_bytes`.
+        """
         left = self._most
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
@@ -173,7 +182,7 @@ class Exchange:
             headers = MutableHeaders(scope=message)
             headers.update(answer_headers(self.id, self._milliseconds()))
             if self._client.state == "draining":
-                headers["connection"] = "close"  # a pool must not keep it for its next request
+                headers["connection"] = "close"  # or the client's pool would reuse it
         elif not message.get("more_body"):
             self._complete = True
         await self._send(message)
@@ -183,7 +192,7 @@ class Exchange:
 
     @property
     def outcome(self) -> int:
-        """The status; 499, 500 or 503 for an answer that did not end, whatever its headers said."""
+        """The status; for an incomplete response 499, 500 or 503, not the status already sent."""
         return self.status if self._complete else self.cut
 
     def log(self) -> None:
@@ -198,14 +207,17 @@ class Exchange:
 
 
 def allowed_hosts(host: str) -> frozenset[str]:
-    """Names by which a loopback server may be called (a web page could rebind its own name to
-    127.0.0.1); empty, which allows all, where the server is bound to the network."""
+    """Return the host names that a server bound to `host` accepts; empty allows all names.
+
+    A loopback server accepts local names only, because a web page could rebind its own name to
+    127.0.0.1 (DNS rebinding). A server bound to the network accepts all names.
+    """
     local = {"localhost", "127.0.0.1", "::1", host.strip("[]").lower(), str(address_of(host))}
     return frozenset(local if is_loopback(host) else ())
 
 
 class Gate:
-    """Who may come in, with how much: Host, API key, size. Refusals are ApiErrors."""
+    """Middleware that checks Host header, API key and body size. It refuses with ApiError."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys) -> None:
         self._app = app
@@ -231,8 +243,8 @@ class Gate:
         name = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
         if self._hosts and name not in self._hosts:
             message = (
-                "This server is bound to the loopback address and answers to no other name. "
-                "Have the proxy send `Host: localhost`, or bind to the network with --host."
+                "The server is bound to a loopback address and accepts only local names as Host. "
+                "Make the proxy send `Host: localhost`, or bind to the network with --host."
             )
             raise ApiError(400, "invalid_host", message)
 
@@ -240,29 +252,32 @@ class Gate:
         if not self._keys:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        name = self._keys.find(key.strip().encode("latin-1"))  # the bytes that were sent
+        name = self._keys.find(key.strip().encode("latin-1"))  # the bytes as sent
         if scheme.lower() != "bearer" or name is None:
-            message = "Give a valid API key as `Authorization: Bearer KEY`."
+            message = "The API key is missing or invalid; send `Authorization: Bearer KEY`."
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = name
 
     def _check_length(self, headers: Headers) -> None:
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Whoever reads the other of the two sees another request behind this one's body.
-            text = "A request has Content-Length or Transfer-Encoding, not both."
+            # A proxy that reads the other header would see a second request in this body.
+            text = "A request must not have both Content-Length and Transfer-Encoding."
             raise ApiError(400, "invalid_http", text, headers={"connection": "close"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_body:
             raise self._too_large()
 
     def _too_large(self) -> ApiError:
-        text = f"The body is larger than {self._max_body} bytes (--max-body-bytes)."
+        text = f"The body is larger than {self._max_body} bytes, the limit of --max-body-bytes."
         return ApiError(413, "request_too_large", text, headers={"connection": "close"})
 
     async def _metered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts a body while it comes: a chunked one has no length to check, and many senders at
-        once could fill the memory with bodies each of which is allowed."""
+        """Count the bytes of a body as they arrive.
+
+        A chunked body has no length to check in advance. Many clients at once could also fill the
+        memory with bodies that are each within the limit.
+        """
         size = 0
 
         async def counted() -> Message:
@@ -274,7 +289,7 @@ class Gate:
             if size > self._max_body:
                 raise self._too_large()
             if self._held > self._most_held:
-                text = f"The bodies of all open requests have {self._most_held} bytes; try again."
+                text = f"Open requests hold over {self._most_held} bytes of bodies; retry later."
                 headers = {"retry-after": "5", "connection": "close"}
                 raise ApiError(503, "server_overloaded", text, headers=headers)
             return message

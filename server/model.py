@@ -1,4 +1,4 @@
-"""The model's folder: where it is, and whether it can be served, as far as nothing is loaded."""
+"""Resolve MODEL to a local folder and check that it can be served, without loading weights."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ def located(
     weights: bool = True,
     here: bool = False,
 ) -> tuple[ServerConfig, EngineConfig]:
-    """Both with the folder of what is named ORG/NAME, pulled where it is not here, the `weights`
-    only if they are wanted and read; it is served under that name. Raises ConfigError, before the
-    weights are pulled, where they cannot be served, with `here` where this machine cannot."""
+    """Return both configurations with the local folder of a model named ORG/NAME.
+
+    A model that is not in the cache is downloaded first. Its weights are skipped if `weights` is
+    False or if `load_format` is "dummy". The model is served as ORG/NAME unless names are set.
+    Raises ConfigError before the weights are downloaded if the model cannot be served; with `here`
+    also if this machine cannot serve it.
+    """
     name = engine_config.model
     if not is_hub_name(name):
         return server_config, engine_config
@@ -39,8 +43,10 @@ def located(
 
 
 def check_folder(config: EngineConfig, folder: Path) -> None:
-    """Raises ConfigError with what `serve` with that `config` would say of a folder on this
-    machine, its weights aside."""
+    """Raise the ConfigError that `serve` would raise for `folder` on this machine.
+
+    The weights are not checked.
+    """
     from server.tokenizer import Tokenizer
 
     Tokenizer.from_folder(folder)
@@ -48,22 +54,25 @@ def check_folder(config: EngineConfig, folder: Path) -> None:
 
 
 def check_served(folder: Path) -> None:
-    """Raises ConfigError where no machine could serve a folder's model; to one that is pulled only,
-    a tokenizer can be added."""
+    """Raise ConfigError if no machine could serve the model in `folder`.
+
+    The tokenizer is not checked, because it can be added after a `pull`.
+    """
     _ask_engine(EngineConfig(device="cpu"), folder, "anywhere")
 
 
 def check_weights(config: EngineConfig, folder: Path) -> None:
-    """Raises ConfigError where a file is damaged; the engine would tell of it too, but later."""
+    """Raise ConfigError if a file of weights is damaged. The engine would find it only later."""
     for file in weight_files(folder) if config.load_format != "dummy" else ():
         safetensors_header(file)
 
 
 def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
-    from engine.child import python_module  # brings the sockets' library, which few askers need
+    """Check the model in a process that may import torch; raise ConfigError with its message."""
+    from engine.child import python_module  # imports zmq, which most callers do not need
 
     asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
     command = [*python_module("engine.command"), "engine.plan", asked, *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == exits.BAD_CONFIG:  # whatever else ends it, serving will tell of
+    if done.returncode == exits.BAD_CONFIG:  # any other failure is reported when serving starts
         raise ConfigError(done.stderr.strip().removeprefix("penstock: "))

@@ -1,6 +1,6 @@
-"""How a sentence encoder's hidden states become one vector, as its sentence-transformers files say.
+"""Read from a checkpoint's sentence-transformers files how to pool hidden states into one vector.
 
-What those files may ask for and the engine does not do is refused when the server starts.
+Settings that the engine does not support are refused when the server starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.protocol import Pooling
 from server.tokenizer import read_optional
 
 MODES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-# The switches by which sentence-transformers before 5.4 wrote `pooling_mode`.
+# The boolean keys that sentence-transformers before 5.4 wrote in place of `pooling_mode`.
 SWITCHES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -26,19 +26,25 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class PoolingConfig:
-    """`longest` is the most tokens of a text the model was made for, where the files say so."""
+    """Pooling settings of a sentence encoder.
+
+    `longest` is the maximum number of tokens of a text, or None if no file sets it.
+    """
 
     mode: Pooling
     normalised: bool
     longest: int | None
     lowercase: bool
-    source: str  # what said so
+    source: str  # "modules.json", or "no modules.json"
 
     @classmethod
     def from_folder(cls, folder: Path, asked: int | None = None) -> PoolingConfig:
-        """Reads modules.json and what it leads to; without it, does as sentence-transformers does:
-        the mean, as long as it is. `asked` goes before the files' `longest`. Raises ConfigError
-        naming the file and what is not served."""
+        """Read modules.json and the files that it names.
+
+        Without modules.json the pooling is the mean without normalisation, as in
+        sentence-transformers. A maximum length given by the caller overrides the files'. Raises
+        ConfigError naming the file and the unsupported setting.
+        """
         texts = read_optional(folder / "sentence_bert_config.json")
         longest = texts.get("max_seq_length")
         if longest is not None and (type(longest) is not int or longest < 1):
@@ -55,7 +61,7 @@ class PoolingConfig:
         return cls(mode, bool(rest), longest, lowercase, "modules.json")
 
     def limit(self, own: int) -> int:
-        """The most tokens of a text for a model with `own` positions."""
+        """Return the maximum number of tokens of a text for a model with `own` positions."""
         return min(own, self.longest or own)
 
     def __str__(self) -> str:
@@ -66,31 +72,39 @@ class PoolingConfig:
 def _refuse_default_prompt(path: Path) -> None:
     if (name := read_optional(path).get("default_prompt_name")) is not None:
         raise ConfigError(
-            f"{path} has default_prompt_name = {name!r}, a prompt in front of every text, which is "
-            "not added here: set it to null and let clients send the prompt with the text."
+            f"{path} has default_prompt_name = {name!r}, but default prompts are not supported: "
+            "set it to null and let clients put the prompt in front of each text."
         )
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
-    """Pooling and, where it is there, Normalize; ConfigError for any other list of modules."""
+    """Return the entries of Pooling and, if present, Normalize.
+
+    Raises ConfigError for any other list of modules.
+    """
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
         types = [str(module["type"]) for module in modules]
         place = modules[0]["path"]
     except (OSError, TypeError, LookupError, *BAD_JSON) as error:
-        raise ConfigError(f"{path} is no list of modules with type and path: {error!r}") from error
+        raise ConfigError(
+            f"{path} must be a list of modules with type and path: {error!r}"
+        ) from error
     names = [t.rpartition(".")[2] if t.startswith("sentence_transformers.") else t for t in types]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
-            f"{path} lists {', '.join(names)}; served are Transformer, Pooling and, if anything "
-            "follows, Normalize."
+            f"{path} lists {', '.join(names)}; supported: Transformer, Pooling and, optionally, "
+            "Normalize."
         )
     if place:
-        raise ConfigError(f"{path} has the Transformer in {place!r}; it must be in the folder.")
+        raise ConfigError(
+            f'{path} gives Transformer the path {place!r}; supported: "", the model\'s own folder.'
+        )
     return list(modules[1:])
 
 
 def _mode(path: Path) -> Pooling:
+    """Return the pooling mode. Raises ConfigError unless it is a single supported one."""
     config = read_json(path)
     given = config.get("pooling_mode")
     if given is None:
@@ -99,7 +113,7 @@ def _mode(path: Path) -> Pooling:
     modes = given if isinstance(given, list) else [given]
     if len(modes) != 1 or modes[0] not in MODES:
         raise ConfigError(
-            f"{path} asks for the pooling {' and '.join(map(str, modes))}; served is one of "
+            f"{path} sets the pooling {' and '.join(map(str, modes))}; supported: one of "
             f"{', '.join(MODES)}."
         )
     return MODES[modes[0]]

@@ -1,7 +1,7 @@
-"""`penstock pull`: a model from huggingface.co into the cache all Hugging Face tools share.
+"""`penstock pull`: download a model from huggingface.co into the shared Hugging Face cache.
 
-Nothing else in Penstock reaches for a network. huggingface_hub names the files and keeps the
-cache; large ones are streamed here, because it forgets what an interrupted process had loaded.
+Only this module downloads files. huggingface_hub lists them and manages the cache. Large files are
+downloaded here, because huggingface_hub cannot resume a download that another process began.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from engine.config import CHECKPOINT_FILES, NO_GGUF, WEIGHTS_INDEX, indexed_file
 from engine.errors import ConfigError
 from server.voice import say
 
-try:  # it reads the environment while it is imported
+try:  # huggingface_hub reads the environment when it is imported
     import huggingface_hub as hub
     from huggingface_hub import constants, errors, file_download, utils
     from huggingface_hub.constants import is_offline_mode as is_offline_mode
 except ValueError as error:
-    raise ConfigError(f"A variable HF_* of the environment cannot be used: {error}.") from None
+    raise ConfigError(f"An environment variable HF_* is not valid: {error}.") from None
 
 MAIN = "main"
-MOST_FAILURES = 5  # requests in a row that bring nothing
+MOST_FAILURES = 5  # consecutive requests that return no bytes
 A_COMMIT = re.compile("[0-9a-f]{40}")
 Check = Callable[[Path], None]
 TRANSIENT = {408, 429, 500, 502, 503, 504}
@@ -43,12 +43,12 @@ TRANSIENT = {408, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True)
 class Repository:
-    """One commit of a repository, and where the cache keeps it."""
+    """One commit of a repository, and its paths in the cache."""
 
     name: str
     commit: str
-    sizes: dict[str, int]  # of every file
-    hashes: dict[str, str]  # sha256 of the large ones; the small ones have none
+    sizes: dict[str, int]  # bytes of every file
+    hashes: dict[str, str]  # SHA-256 of large files; small files have none
 
     @classmethod
     def look_up(cls, name: str, revision: str | None) -> Repository:
@@ -71,13 +71,15 @@ class Repository:
         return self.cache / "blobs" / f"{self.hashes[file]}.incomplete"
 
     def link(self, file: str) -> Path:
-        """The file in the snapshot; downloads it where its blob is not in the cache."""
+        """Return the file in the snapshot; download it if its blob is not in the cache."""
         return Path(hub.hf_hub_download(self.name, file, revision=self.commit))
 
 
 def cached(name: str, revision: str = MAIN, weights: bool = True) -> Path | None:
-    """The folder of a model's revision that is complete in the cache, or but for the `weights`;
-    asks no network."""
+    """Return the folder of a revision if it is complete in the cache, else None.
+
+    Without `weights` the weight files may be missing. Does not access the network.
+    """
     try:
         config = hub.try_to_load_from_cache(name, "config.json", revision=revision)
         if not isinstance(config, str):
@@ -85,9 +87,9 @@ def cached(name: str, revision: str = MAIN, weights: bool = True) -> Path | None
         folder = Path(config).parent
         if weights:
             weight_files(folder)
-        elif not (folder / "tokenizer.json").is_file():  # others load config.json alone
+        elif not (folder / "tokenizer.json").is_file():  # other tools may cache only config.json
             return None
-    except (ConfigError, errors.HFValidationError):  # `pull` completes it, or tells what is wrong
+    except (ConfigError, errors.HFValidationError):  # `pull` completes it or reports the error
         return None
     return folder
 
@@ -95,7 +97,7 @@ def cached(name: str, revision: str = MAIN, weights: bool = True) -> Path | None
 def locate(
     name: str, check: Check, tell: Callable[[str], None] = say, weights: bool = True
 ) -> Path:
-    """The folder of ORG/NAME: from the cache, else pulled now."""
+    """Return the folder of ORG/NAME in the cache; download it first if it is not there."""
     return cached(name, weights=weights) or pull(name, None, check, tell, weights)
 
 
@@ -106,15 +108,18 @@ def pull(
     tell: Callable[[str], None] = say,
     weights: bool = True,
 ) -> Path:
-    """The folder that holds the files of ORG/NAME that are served, complete but for the `weights`
-    if they are not wanted; what an earlier pull has loaded is not loaded again. A branch or tag may
-    have moved, so the hub is asked; a commit that is here needs no network. Raises ConfigError that
-    says what to do; so may `check`, which sees the folder before weights are loaded."""
+    """Download the files of ORG/NAME that Penstock reads, and return their folder.
+
+    Without `weights` the weight files are skipped. Files that are in the cache are not downloaded
+    again. The hub is queried for a branch or tag, which may have moved; a commit that is complete
+    in the cache needs no network. Raises ConfigError with advice if the download fails. `check` is
+    called before the weights are downloaded, and may raise ConfigError to prevent it.
+    """
     if revision and A_COMMIT.fullmatch(revision) and (folder := cached(name, revision)):
         tell(f"penstock: {name} at {revision} is in the cache")
         return folder
-    utils.disable_progress_bars()  # there is one for all files
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # a pull asks for files and tells nothing
+    utils.disable_progress_bars()  # we show one bar for all files
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
         repository = Repository.look_up(name, revision)
         wanted = _weights(repository) if weights else []
@@ -124,7 +129,7 @@ def pull(
         total = decimal(sum(repository.sizes[file] for file in files))
         tell(
             f"penstock: {name} at {repository.commit}: {len(files)} files, {total}; "
-            f"{len(missing)} to load"
+            f"{len(missing)} to download"
         )
         _load(repository, [file for file in missing if file not in wanted])
         if lacking := [file for file in missing if file in wanted]:
@@ -135,7 +140,7 @@ def pull(
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(repository.commit)
     except KeyboardInterrupt:
-        tell("penstock: stopped; what has come is kept, and the next pull goes on from there")
+        tell("penstock: stopped; the next pull resumes from the bytes downloaded so far")
         raise
     except (httpx2.HTTPError, OSError, ValueError) as error:
         raise ConfigError(_advice(error, name, revision)) from error
@@ -143,28 +148,33 @@ def pull(
 
 
 def _described(repository: Repository) -> list[str]:
-    """The files we read beside the weights."""
+    """Return the files that Penstock reads, apart from the weights."""
     names = repository.sizes.keys()
     if "config.json" not in names:
-        raise ConfigError(f"{repository.name} has no config.json: it is no model folder.")
+        raise ConfigError(
+            f"{repository.name} has no config.json, so it is not a model; check the name."
+        )
     return [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in CHECKPOINT_FILES)]
 
 
 def _weights(repository: Repository) -> list[str]:
-    """Raises ConfigError where the repository has none we could serve."""
+    """Return the files of weights. Raises ConfigError if there are none in safetensors format."""
     names = repository.sizes.keys()
     if WEIGHTS_INDEX in names:
         index, files = [WEIGHTS_INDEX], indexed_files(repository.link(WEIGHTS_INDEX))
     else:
         index, files = [], [n for n in names if n.endswith(".safetensors") and "/" not in n]
     if lost := [name for name in files if name not in names]:
-        raise ConfigError(f"{WEIGHTS_INDEX} of {repository.name} names {lost[0]}, which it lacks.")
+        raise ConfigError(
+            f"{WEIGHTS_INDEX} of {repository.name} lists {lost[0]}, but the repository has no such "
+            "file; try another revision."
+        )
     if not files and any(name.endswith(".gguf") for name in names):
-        raise ConfigError(f"{repository.name} has GGUF files only. {NO_GGUF}")
+        raise ConfigError(f"{repository.name} has only GGUF files. {NO_GGUF}")
     if not files:
         raise ConfigError(
-            f"{repository.name} has no *.safetensors, and pickles (*.bin, *.pt) are not loaded: "
-            "opening one can run code. See whether another revision or repository has them."
+            f"{repository.name} has no *.safetensors. Pickles (*.bin, *.pt) are not supported, "
+            "because reading one can run code. Use a revision or repository with safetensors."
         )
     return [*index, *files]
 
@@ -179,8 +189,8 @@ def _check_space(repository: Repository, missing: Iterable[str]) -> None:
     free = shutil.disk_usage(disk).free
     if needed > free:
         raise ConfigError(
-            f"{repository.name} needs {decimal(needed)} more in {constants.HF_HUB_CACHE}, where "
-            f"{decimal(free)} are free. Make room, or set HF_HOME to a folder on a larger disk."
+            f"{repository.name} needs {decimal(needed)} more in {constants.HF_HUB_CACHE}; only "
+            f"{decimal(free)} are free. Free space, or set HF_HOME to a folder on a larger disk."
         )
 
 
@@ -207,8 +217,10 @@ def _load(repository: Repository, missing: list[str]) -> None:
 
 
 def _stream(repository: Repository, name: str, advance: Callable[[float], None]) -> None:
-    """Puts a large file's blob into the cache, going on where a connection or an earlier process
-    ended."""
+    """Download a large file's blob into the cache, resuming an interrupted download.
+
+    The interruption may be a closed connection or the end of an earlier process.
+    """
     part = repository.partial(name)
     blob = part.with_suffix("")
     if blob.is_file():
@@ -217,9 +229,11 @@ def _stream(repository: Repository, name: str, advance: Callable[[float], None])
     url = hub.hf_hub_url(repository.name, name, revision=repository.commit)
     with part.open("a+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
         except BlockingIOError:
-            raise ConfigError(f"Another process is pulling {repository.name} just now.") from None
+            raise ConfigError(
+                f"Another process is pulling {repository.name}; wait until it has finished."
+            ) from None
         advance(file.tell())
         failures = 0
         while (have := file.tell()) < repository.sizes[name]:
@@ -233,12 +247,14 @@ def _stream(repository: Repository, name: str, advance: Callable[[float], None])
         file.seek(0)
         if hashlib.file_digest(file, "sha256").hexdigest() != repository.hashes[name]:
             part.unlink()
-            raise ConfigError(f"{name} of {repository.name} came damaged; pull it again.")
+            raise ConfigError(
+                f"{name} of {repository.name} has the wrong SHA-256 and was deleted; pull it again."
+            )
         part.rename(blob)
 
 
 def _append(url: str, file: BinaryIO, advance: Callable[[float], None]) -> None:
-    """One request for what is not in the file yet."""
+    """Request the bytes that are missing at the end of `file`, and append them."""
     have = file.tell()
     headers = utils.build_hf_headers() | {"Accept-Encoding": "identity"}
     if have:
@@ -246,7 +262,7 @@ def _append(url: str, file: BinaryIO, advance: Callable[[float], None]) -> None:
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with utils.get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
         utils.hf_raise_for_status(response)
-        if have and response.status_code != 206:  # it begins anew
+        if have and response.status_code != 206:  # the server ignored Range
             advance(-have)
             file.seek(0)
             file.truncate()
@@ -255,7 +271,7 @@ def _append(url: str, file: BinaryIO, advance: Callable[[float], None]) -> None:
             file.write(chunk)
             advance(len(chunk))
         if file.tell() == before:
-            raise httpx2.RemoteProtocolError("an empty answer")
+            raise httpx2.RemoteProtocolError("the response was empty")
 
 
 def _is_transient(error: Exception) -> bool:
@@ -272,33 +288,33 @@ def _advice(error: Exception, name: str, revision: str | None) -> str:
             )
         case errors.RepositoryNotFoundError():
             return (
-                f"{name} is no folder here and no public model at {hub_url}. Check the name; for "
-                "a private model set HF_TOKEN."
+                f"{name} is neither a local folder nor a public model at {hub_url}. Check the "
+                "name; for a private model set HF_TOKEN."
             )
         case errors.RevisionNotFoundError():
             return f"{name} has no revision {revision!r}; see {hub_url}/{name}/tree/main."
         case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
-            return f"{hub_url} refuses {name} to this token: check HF_TOKEN, or unset it."
+            return f"{hub_url} denies access to {name}: check HF_TOKEN, or unset it."
         case errors.HfHubHTTPError():
             status = error.response.status_code
             if status == 404 and "HF_ENDPOINT" in os.environ:
-                return f"{name} is no folder here, and {hub_url} answers 404: check HF_ENDPOINT."
-            return f"{hub_url} answers {status} for {name}; what has come is kept, try again."
+                return f"{name} is no local folder, and {hub_url} returned 404: check HF_ENDPOINT."
+            return f"{hub_url} returned {status} for {name}. Try again; the download resumes."
         case errors.OfflineModeIsEnabled():
             return (
-                f"{name} is no folder here, and not complete in {constants.HF_HUB_CACHE}; "
-                "HF_HUB_OFFLINE forbids to load it."
+                f"{name} is not a local folder and not complete in {constants.HF_HUB_CACHE}. "
+                "HF_HUB_OFFLINE forbids the download; unset it."
             )
         case httpx2.TransportError() | errors.LocalEntryNotFoundError():
             return (
-                f"{name} is no folder here, and {hub_url} cannot be reached for it "
+                f"{name} is not a local folder, and {hub_url} cannot be reached "
                 f"({error.__cause__ or error}). Check the name and the network, or set HF_ENDPOINT "
-                "to a mirror; what has come is kept."
+                "to a mirror. The next attempt resumes the download."
             )
         case errors.HFValidationError():
-            return f"{name!r} is not the name of a model; give ORG/NAME."
+            return f"{name!r} is not a valid model name; give ORG/NAME."
         case UnicodeEncodeError():
-            return "HF_TOKEN has characters that no header can carry."
+            return "HF_TOKEN has characters that are not allowed in an HTTP header."
         case ValueError():
-            return f"{hub_url} does not answer as a hub does ({error}); check HF_ENDPOINT."
-    return f"Cannot keep {name} in {constants.HF_HUB_CACHE}: {error}."
+            return f"{hub_url} is not a Hugging Face hub ({error}); check HF_ENDPOINT."
+    return f"Cannot store {name} in {constants.HF_HUB_CACHE}: {error}."

@@ -1,4 +1,4 @@
-"""Service: what every route works with, made once by `create_app`."""
+"""Service: the objects that every route uses, created once by `create_app`."""
 
 from __future__ import annotations
 
@@ -31,63 +31,71 @@ class Service:
     keys: ApiKeys
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    pooling: PoolingConfig  # of an encoder
+    pooling: PoolingConfig  # used by encoders only
     metrics: Metrics
     tracing: Tracing | None
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
-    # For long work that nothing admits: threads are left for the prompts of those admitted.
+    # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
+    # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
 
     def model_name(self, asked: str | None) -> str:
-        """The name to answer with; raises a 404 where the model is not the one served."""
+        """Return the model name for the response. Raises a 404 ApiError for an unknown model."""
         if asked is None:
             return self.names[0]
         if asked not in self.names:
             served = ", ".join(self.names)
-            message = f"The model {asked[:128]!r} does not exist; served here: {served}."
+            message = f"The model {asked[:128]!r} does not exist; available: {served}."
             raise ApiError(404, "model_not_found", message, param="model")
         return asked
 
     def loaded(self) -> Ready:
-        """Facts of the model; raises EngineUnavailableError before it is loaded and after the
-        engine's death: readiness probes ask /v1/models."""
+        """Return the properties of the loaded model.
+
+        Raises EngineUnavailableError before the model is loaded and after the engine's death,
+        because some readiness probes use /v1/models.
+        """
         info, state = self.client.info, self.client.state
         if info is None or state == "dead":
             raise EngineUnavailableError(state, f"The engine is {state}.")
         return info
 
     def check_task(self, task: Task) -> None:
-        """Raises a 400 where the model does the other."""
+        """Raise a 400 ApiError if the model cannot do `task`."""
         info = self.loaded()
         if (info.kind == "encoder") == (task == "embed"):
             return
         does = {
-            "embed": "generates text; ask /v1/chat/completions or /v1/completions",
-            "generate": "makes embeddings; ask /v1/embeddings or /v1/score",
+            "embed": "generates text; use /v1/chat/completions or /v1/completions",
+            "generate": "makes embeddings; use /v1/embeddings or /v1/score",
         }
         message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
         raise invalid("model", message, "unsupported_model")
 
     @property
     def start_token(self) -> int | None:
-        """With which an encoder–decoder's answer begins; None for models that continue prompts."""
+        """First token of an encoder–decoder's output; None for models that continue prompts."""
         return self.loaded().start_token
 
     def longest(self) -> int:
-        """Most tokens one sequence or text may have; the KV cache always holds so many."""
+        """Return the token limit of one sequence or text. The KV cache always has room for it."""
         info = self.loaded()
         own = info.max_model_len
         return self.pooling.limit(own) if info.kind == "encoder" else own
 
     def api_error(self, error: Exception) -> ApiError:
-        """What the client is told about any exception at all."""
+        """Return the error response for any exception."""
         return to_api_error(error, draining=self.client.state == "draining")
 
 
 async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
-    """A body for the model served here; a full queue refuses it unread."""
+    """Return the service and the validated body of a request for `task`.
+
+    A full queue refuses the request before its body is read. Raises ApiError, EngineError or
+    pydantic.ValidationError, which `to_api_error` converts.
+    """
     service = service_of(request)
     service.client.admit()
     service.check_task(task)

@@ -1,8 +1,8 @@
-"""The layers of a setting: flag, environment, YAML file, default, in this order of precedence.
+"""Read settings from flags, the environment, a YAML file and defaults, in this order of precedence.
 
-Everything here is read off the fields of ServerConfig and EngineConfig: flag and variable names,
-what is allowed, the panels of `--help`, the page `docs/flags.md`. A wrong value is reported with
-the place it came from.
+The names of flags and variables, the allowed values, the panels of `--help` and the page
+`docs/flags.md` are derived from the fields of ServerConfig and EngineConfig. An error about a value
+names its source.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from server.exits import MEANINGS
 
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
-# Kubernetes sets PENSTOCK_PORT=tcp://... and more in every pod beside a Service named `penstock`.
+# Kubernetes sets PENSTOCK_PORT=tcp://... and more in every pod if a Service is named `penstock`.
 SERVICE_LINK = re.compile(r"PENSTOCK_(SERVICE_|PORT_\d+_)\w+")
 SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
-TEXTS = "a text or a list of texts; in YAML a number needs quotes to be one"
+TEXTS = "a string or a list of strings; in YAML, quote numbers"
 HUMAN_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgt])(i?b?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of a configuration, as the command line, the environment and the docs see it."""
+    """One field of a configuration, with its flag, its variable and its description."""
 
     owner: type[msgspec.Struct]
     name: str
@@ -45,7 +45,7 @@ class Setting:
     default: Any
 
     def fact(self, name: str) -> Any:
-        """What the field's Meta say under `name`, None where they say nothing."""
+        """Return the attribute `name` of the field's msgspec.Meta; None if none of them sets it."""
         return next((v for m in self.metas if (v := getattr(m, name)) is not None), None)
 
     def marked(self, mark: str) -> bool:
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words."""
+        """Describe the allowed values, for error messages."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.marked("form"):
@@ -91,16 +91,16 @@ class Setting:
             bool: "true or false",
             int: "a whole number",
             float: "a finite number",
-            str: "a text; in YAML a number needs quotes to be one",
+            str: "a string; in YAML, quote numbers",
         }
         bounds = {"at least": "ge", "above": "gt", "at most": "le"}
         limits = [f"{w} {self.fact(b)}" for w, b in bounds.items() if self.fact(b) is not None]
         text = " ".join([words.get(self.kind, TEXTS), " and ".join(limits)]).rstrip()
-        return text + " (32k, 32K and 2GiB are understood)" * self.marked("size")
+        return text + " (32k, 32K and 2GiB are accepted)" * self.marked("size")
 
 
 def settings() -> Iterator[Setting]:
-    """Every field of both configurations, in the order of declaration, the engine's first."""
+    """Yield every setting in the order of declaration, those of EngineConfig first."""
     for owner in (EngineConfig, ServerConfig):
         hints = typing.get_type_hints(owner, include_extras=True)
         for field in msgspec.structs.fields(owner):
@@ -113,9 +113,10 @@ def settings() -> Iterator[Setting]:
 
 
 def human_size(text: str) -> str:
-    """`32k` as digits: k m g are thousands, K M G and Ki Mi Gi powers of 1024, kB MB GB thousands.
+    """Return a size such as `32k` as digits.
 
-    The one-letter suffixes are vLLM's. Other text is returned as it is, for validation to refuse.
+    k, m, g, kB, MB and GB are powers of 1000; K, M, G, Ki, Mi and Gi are powers of 1024. The
+    one-letter suffixes are vLLM's. Other text is returned unchanged, and validation rejects it.
     """
     if not (match := HUMAN_SIZE.fullmatch(text.strip())):
         return text
@@ -126,17 +127,17 @@ def human_size(text: str) -> str:
     )
 
 
-# Values by field name, each with the words that name its source.
+# (value, description of its source) by field name.
 Layer = dict[str, tuple[Any, str]]
 
 
 def load(
     flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 ) -> tuple[ServerConfig, EngineConfig, list[str]]:
-    """Both configurations and warnings for the user, from all layers.
+    """Return both configurations and warnings for the user, merged from all layers.
 
-    `flags` holds field names; a value of None or an empty list was not given. `file` falls back to
-    PENSTOCK_CONFIG. Raises ConfigError naming every wrong value and its source.
+    `flags` maps field names to values; None or an empty list means that the flag was not given.
+    `file` defaults to PENSTOCK_CONFIG. Raises ConfigError with every invalid value and its source.
     """
     known = {setting.name: setting for setting in settings()}
     if file is None and (named := environ.get(CONFIG_VARIABLE)):
@@ -146,22 +147,22 @@ def load(
     from_flags = {n: (v, known[n].flag) for n, v in flags.items() if v not in (None, [])}
     for secret in (known[name] for name in from_flags if known[name].marked("secret")):
         warnings.append(
-            f"{secret.flag} shows the secret to everyone who can list processes; "
-            f"{secret.variable} or --api-key-file does not."
+            f"{secret.flag} shows the secret to everyone who can list processes; use "
+            f"{secret.variable} or --api-key-file instead."
         )
     values: dict[type, dict[str, Any]] = {ServerConfig: {}, EngineConfig: {}}
     errors = []
     for name, (value, source) in (from_file | from_environment | from_flags).items():
-        # Meant and forgotten, as from a Secret made of a variable that was not set: passed over, it
+        # An empty key is a mistake, such as a Secret made from an unset variable. Ignoring it
         # would open the server to everyone.
         if known[name].marked("secret") and not _all_there(value):
-            errors.append(f"{source} is set, but to nothing. Give a key, or do not set it.")
+            errors.append(f"{source} is set but empty. Give a key, or do not set it.")
         shown = "***" if known[name].marked("secret") else value
         try:
             "".join(map(str, value if isinstance(value, list) else [value])).encode()
             values[known[name].owner][name] = _convert(known[name], value)
-        except UnicodeEncodeError:  # neither the engine nor a client could be told
-            errors.append(f"{source}: {shown!r} is no UTF-8.")
+        except UnicodeEncodeError:  # it could not be sent to the engine or to a client
+            errors.append(f"{source}: {shown!r} is not valid UTF-8.")
         except msgspec.ValidationError:
             errors.append(f"{source}: {shown!r} is not {known[name].allowed}.")
     if errors:
@@ -170,7 +171,7 @@ def load(
 
 
 def _all_there(value: Any) -> bool:
-    """Whether a secret, or each of several, has a character that is no space."""
+    """Whether a secret, or every secret of a list, contains more than whitespace."""
     given = value if isinstance(value, list) else [value]
     return bool(given) and all(str(each or "").strip() for each in given)
 
@@ -181,7 +182,7 @@ def _convert(setting: Setting, value: Any) -> Any:
     if isinstance(value, str) and setting.repeats:
         value = [value]
     converted = msgspec.convert(value, setting.annotation, strict=False)
-    # Both pass every lower bound, and no clock can wait for them.
+    # inf and nan pass the bounds, but a timer cannot wait for them.
     if isinstance(converted, float) and not math.isfinite(converted):
         raise msgspec.ValidationError
     return converted
@@ -198,7 +199,7 @@ def _from_environment(
             continue
         setting = settings_by_variable.get(variable)
         if not text and not (setting and setting.marked("secret")):
-            continue  # an empty variable is how compose files say "not given"
+            continue  # compose files set an empty variable for a value that was not given
         if SERVICE_LINK.fullmatch(variable) or SERVICE_LINK_VALUE.match(text):
             continue
         if setting:
@@ -211,11 +212,11 @@ def _from_environment(
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """A YAML file's mapping; raises ConfigError naming the file where it holds something else."""
-    import yaml  # here, so that `--help` need not pay for it
+    """Return the mapping in a YAML file. Raises ConfigError if the file contains anything else."""
+    import yaml  # not at the top, so that `--help` does not import it
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice, of which YAML's own takes the last without a word."""
+        """Rejects duplicate keys, which yaml.SafeLoader resolves to the last one silently."""
 
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -223,17 +224,17 @@ def read_yaml(file: Path) -> dict[str, Any]:
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 name, line = key.value, key.start_mark.line + 1
                 if name in lines:
-                    words = f"{name} stands twice, in lines {lines[name]} and {line}."
+                    words = f"{name} appears twice, in lines {lines[name]} and {line}."
                     raise yaml.YAMLError(words)
                 lines[name] = line
             return node
 
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe one
+        document = yaml.load(file.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"Cannot read the YAML file {file}: {error}") from error
     if not isinstance(document, dict | None):
-        raise ConfigError(f"{file} must hold `key: value` lines, not {type(document).__name__}.")
+        raise ConfigError(f"{file} must contain `key: value` lines, not {type(document).__name__}.")
     return document or {}
 
 
@@ -244,7 +245,7 @@ def _from_file(file: Path, known: Mapping[str, Setting]) -> Layer:
         if name not in known:
             raise ConfigError(f"{key} in {file} is not a setting.{_hint(name, known)}")
         if name in layer:
-            raise ConfigError(f"{key} stands twice in {file}, with a dash and an underscore.")
+            raise ConfigError(f"{key} appears twice in {file}: with dashes and with underscores.")
         layer[name] = (value, f"{key} in {file}")
     return layer
 
@@ -255,21 +256,23 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 
 def flags_page() -> str:
-    """The text of `docs/flags.md`."""
+    """Return the text of `docs/flags.md`."""
     lines = [
         "# Flags of `penstock serve`",
         "",
-        "Written by `penstock flags`; do not edit. A flag goes before the environment variable,",
-        "the variable before the YAML file (`--config FILE` or `PENSTOCK_CONFIG`; keys as the",
-        "flags, without `--`), the file before the default. The variable of a repeatable flag is",
-        "split at commas.",
-        "Sizes may be written `32k` (32000), `32K` or `32KiB` (32768), `2GiB`, `2GB`.",
+        "This page is generated by `penstock flags`; do not edit it. Every setting has a flag, an",
+        "environment variable and a key in the YAML file (`--config FILE` or `PENSTOCK_CONFIG`).",
+        "The key is the flag without `--`. A flag overrides the variable, the variable overrides",
+        "the file, and the file overrides the default. In the variable of a repeatable flag,",
+        "separate values with commas.",
+        "",
+        "Sizes may be written as `32k` (32000), `32K` or `32KiB` (32768), `2GiB` or `2GB`.",
     ]
     panel = ""
     for setting in settings():
         if setting.fact("title") != panel:
             panel = setting.fact("title")
-            lines += ["", f"## {panel}", "", "| flag | variable | default | what |"]
+            lines += ["", f"## {panel}", "", "| flag | variable | default | description |"]
             lines.append("|---|---|---|---|")
         flag = f"{setting.flag}, --no-{setting.flag[2:]}" if setting.is_switch else setting.flag
         what = setting.fact("description") + (" Repeatable." if setting.repeats else "")

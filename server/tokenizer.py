@@ -1,9 +1,12 @@
-"""Text to token ids and back, exactly as the checkpoint's own tokenizer.json does it.
+"""Convert text to token ids and back, exactly as the checkpoint's own tokenizer.json does.
 
-Decoding is context-free per token in every family served here, up to three things: byte-level
-tokens may hold parts of a character, runs of byte-fallback tokens are valid only as a whole, and
-the first token may lose its leading space. `detokenizer.py` streams on that ground; a decoder for
-which it does not hold (CTC, BPE with end-of-word suffixes) is refused at load.
+In every supported family each token decodes independently of its neighbours, with three exceptions:
+- a byte-level token may contain part of a character;
+- a run of byte-fallback tokens is valid only as a whole;
+- the first token may lose its leading space.
+
+The streaming in `detokenizer.py` relies on this. Decoders without this property (CTC, BPE with
+end-of-word suffixes) are refused at load.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from engine.errors import ConfigError
 SPECIAL_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
-# Of generation_config.json, with the least and the most that sampling knows.
+# Fields of generation_config.json, each with its type, minimum and maximum.
 SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
     "temperature": (float, 0, sys.float_info.max),
     "top_p": (float, 0, 1),
@@ -31,8 +34,8 @@ SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
     "min_p": (float, 0, 1),
     "repetition_penalty": (float, 0.01, 100),
 }
-# Of transformers' GenerationConfig: what would make other answers and is not followed, each with
-# the value, beside null and emptiness, by which it asks for nothing.
+# Fields of transformers' GenerationConfig that change answers but that Penstock ignores. The value
+# is the one that has no effect; null, [] and {} have no effect either.
 NOT_FOLLOWED = {
     "begin_suppress_tokens": None,
     "diversity_penalty": 0,
@@ -57,12 +60,13 @@ NOT_FOLLOWED = {
     "typical_p": 1,
     "watermarking_config": None,
 }
-BEGINNING = 2**18  # characters; of texts twice as long these are counted first, in 0.3 s of a core
+# `far_over` tokenises only this many characters (0.3 s of one core) of a text twice as long.
+BEGINNING = 2**18
 LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py)."""
+    """Return GPT-2's printable stand-in for each of the 256 bytes (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     stand_ins = [chr(byte) for byte in printable] + [chr(256 + n) for n in range(len(rest))]
@@ -73,11 +77,15 @@ BYTE_ALPHABET = _byte_alphabet()
 
 
 def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token, … by name: tokenizer_config.json, then special_tokens_map.json."""
+    """Return the special tokens by name: bos_token, eos_token, ….
+
+    tokenizer_config.json takes precedence over special_tokens_map.json.
+    """
     named = read_optional(folder / "special_tokens_map.json")
     named |= read_optional(folder / "tokenizer_config.json")
     contents = {name: named.get(name) for name in SPECIAL_TOKENS}
@@ -86,13 +94,13 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 class Tokenizer:
-    """The checkpoint's tokenizer; never truncates or pads. Safe to use from several threads.
+    """The checkpoint's tokenizer. It never truncates or pads, and it is thread-safe.
 
-    `suppressed_ids` are tokens the checkpoint forbids to sample: Marian's padding, for one.
-    `defaults` holds the sampling defaults of generation_config.json that are present. Its
-    `do_sample: false` does not mean temperature 0 here: many checkpoints carry it by accident,
-    and a client that wants greedy output says temperature 0. `not_followed` are other settings of
-    the checkpoint, with their values, that ought to change answers and do not.
+    `suppressed_ids` are token ids that the checkpoint forbids to sample, such as Marian's padding.
+    `defaults` holds the sampling defaults that generation_config.json sets. `do_sample: false` in
+    that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
+    request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
+    settings, with their values, that would change answers but that Penstock ignores.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
@@ -124,13 +132,13 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Reads tokenizer.json and, where present, the *config.json files and
+        """Read tokenizer.json and, where present, the *config.json files and
         special_tokens_map.json. Raises ConfigError naming the file and the problem."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(
-                f"{folder} has no tokenizer.json; only that format is read. transformers makes one "
-                "of many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+                f"{folder} has no tokenizer.json, the only supported format. transformers converts "
+                "many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
         refuse_pointer(path)
         try:
@@ -140,30 +148,36 @@ class Tokenizer:
         return cls(backend, folder)
 
     def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
-        """Every token must have a row in the embedding, of which config.json tells the size; rows
-        without a token are padding. Special tokens may lie beyond (Gemma 3's image token does):
-        a request whose prompt holds one is refused by its id."""
+        """Check that every token id and every EOS id lies below vocab_size of config.json.
+
+        vocab_size is the number of rows of the token embedding; rows without a token are padding.
+        A special token may have a larger id, as Gemma 3's image token does: a request whose prompt
+        contains it is refused. Raises ConfigError for any other id that is too large.
+        """
         text = model.get("text_config")
         size = (text if isinstance(text, dict) else model).get("vocab_size")
         if not isinstance(size, int):
-            return  # the engine refuses it
+            return  # the engine refuses such a config.json
         ids = self._backend.get_vocab(with_added_tokens=True)
         beyond = {i: t for t, i in ids.items() if i >= size and i not in self.special_ids}
         if beyond:
             last = max(beyond)
             raise ConfigError(
-                f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond the {size} of "
-                f"vocab_size in config.json, up to {beyond[last]!r} with id {last}: they are not "
-                "of the same model."
+                f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond vocab_size = {size} "
+                f"in config.json, up to {beyond[last]!r} with id {last}: the two files belong to "
+                "different models."
             )
         if wrong := [i for i in self.eos_token_ids if type(i) is not int or not 0 <= i < size]:
             raise ConfigError(
-                f"eos_token_id in {folder} is {wrong[0]!r}, which is not a token id below the "
-                f"{size} of vocab_size in config.json."
+                f"eos_token_id in {folder} is {wrong[0]!r}; it must be a token id below "
+                f"vocab_size = {size} in config.json."
             )
 
     def _mark_special(self, named: list[str]) -> None:
-        """Old conversions name their special tokens only in the config files."""
+        """Mark the tokens in `named` as special.
+
+        Old conversions list their special tokens only in the config files, not in tokenizer.json.
+        """
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
         missing = [t for t in named if t not in added and self._backend.token_to_id(t) is not None]
         self._backend.add_special_tokens(
@@ -171,9 +185,12 @@ class Tokenizer:
         )
 
     def _honour_flags(self, config: dict[str, Any], named: dict[str, str]) -> None:
-        """Checkpoints made for older fast tokenizers have add_bos_token or add_eos_token instead
-        of a post-processor that adds them. Never removes what tokenizer.json adds, as
-        transformers 5 does not."""
+        """Add BOS or EOS to every encoded text if add_bos_token or add_eos_token is true.
+
+        Checkpoints for older fast tokenizers have these flags in place of a post-processor.
+        Like transformers 5, this never removes a token that tokenizer.json adds. Raises ConfigError
+        if the vocabulary lacks the token.
+        """
         bos, eos = named.get("bos_token"), named.get("eos_token")
         probe = self._backend.encode("").tokens
         has_bos = bos is not None and probe[:1] == [bos]
@@ -184,12 +201,16 @@ class Tokenizer:
             return
         ids = {token: self._backend.token_to_id(token) for token in head + tail if token}
         if None in ids.values():
-            raise ConfigError(f"tokenizer_config.json adds {ids}, which tokenizer.json lacks.")
+            raise ConfigError(
+                f"tokenizer_config.json adds the special tokens {ids}; tokenizer.json lacks those "
+                "with id None."
+            )
         self._backend.post_processor = TemplateProcessing(
             single=[*head, "$A", *tail], pair=None, special_tokens=list(ids.items())
         )
 
     def _is_byte_level(self, folder: Path) -> bool:
+        """Return whether decoding is byte-level. Raises ConfigError if it cannot be streamed."""
         if self._backend.decoder is None:
             return False
         state = json.loads(self._backend.decoder.__getstate__())
@@ -199,12 +220,13 @@ class Tokenizer:
         if unknown := set(types) - LOCAL_DECODERS:
             raise ConfigError(
                 f"{folder / 'tokenizer.json'}: decoder {types} cannot be streamed because of "
-                f"{sorted(unknown)}; supported are ByteLevel alone or {sorted(LOCAL_DECODERS)}."
+                f"{sorted(unknown)}; supported: ByteLevel alone, or any of "
+                f"{sorted(LOCAL_DECODERS)}."
             )
         return False
 
     def _find_byte_tokens(self) -> dict[int, int]:
-        """Ids of the byte-fallback tokens <0x00> … <0xFF>, with their bytes."""
+        """Return the byte of each byte-fallback token <0x00> … <0xFF>, by token id."""
         decoder = self._backend.decoder
         if self.byte_level or decoder is None or b"ByteFallback" not in decoder.__getstate__():
             return {}
@@ -213,7 +235,7 @@ class Tokenizer:
         return {token_id: byte for token_id, byte in ids if token_id is not None}
 
     def _token_ids(self, *sources: int | list[int] | str | None) -> tuple[int, ...]:
-        """Ids of the first source that says anything."""
+        """Return the token ids of the first source that is not None, or () if there is none."""
         for source in sources:
             value = self._backend.token_to_id(source) if isinstance(source, str) else source
             if value is not None:
@@ -221,36 +243,46 @@ class Tokenizer:
         return ()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with special tokens, it begins with one BOS at most, also where
-        the text itself begins with it. Raises ValueError where `text` is not Unicode."""
+        """Return the token ids of `text`.
+
+        With `add_special_tokens` the result begins with at most one BOS, even if `text` itself
+        begins with BOS. Raises ValueError if `text` is not valid Unicode.
+        """
         try:
             ids: list[int] = self._encoding(text, add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:
-            raise ValueError("The text holds a lone surrogate, which is no character.") from error
+            raise ValueError(
+                "The text contains a lone surrogate, which is not a character."
+            ) from error
         doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
         return ids[1:] if doubled else ids
 
     def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        """A batch of one: `encode` holds the GIL, and with it every other thread, to its end."""
+        """Encode one text as a batch, because the library's `encode` does not release the GIL."""
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def offsets(self, text: str) -> list[int]:
-        """How many characters of `text` come before each token of `encode(text)`; before both
-        halves of a character, as many."""
-        encoding = self._backend.encode_batch([text])[0]  # the fast one knows none
+        """Return the character offset in `text` of each token of `encode(text)`.
+
+        Tokens that share one character have the same offset.
+        """
+        encoding = self._backend.encode_batch([text])[0]  # encode_batch_fast has no offsets
         doubled = encoding.ids[:2] == [self.bos_token_id] * 2
         offsets, known = [], 0
         for start, end in encoding.offsets[doubled:]:
-            # A special token has no place, and one that begins later has lost a space before it.
+            # A special token has no offsets. A token that begins after `known` has lost the space
+            # before it, so it begins at `known`.
             offsets.append(min(known, start) if end else known)
             known = max(known, end)
         return offsets
 
     def far_over(self, text: str, limit: int) -> str | None:
-        """What says that a very long `text` has more than `limit` tokens, or None: its beginning
-        alone has twice as many, more than a cut can change. The rest need not be read then, which
-        takes half a second of a core and more for each MB. Raises ValueError where `text` is not
-        Unicode."""
+        """Check a very long `text` against `limit` tokens by tokenising only its start.
+
+        Returns "N in its first M characters" if the start alone has at least twice `limit` tokens,
+        else None. The factor of two allows for the cut, which may change tokens. This saves half a
+        second or more of one core per MB. Raises ValueError if `text` is not valid Unicode.
+        """
         chars = max(BEGINNING, 16 * limit)
         if len(text) < 2 * chars:
             return None
@@ -259,12 +291,14 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> int:
-        """How many special tokens a text gets."""
+        """The number of special tokens that encoding adds to a text."""
         return self._backend.num_special_tokens_to_add(is_pair=False)
 
     def encode_start(self, text: str, most: int) -> list[int]:
-        """Ids of as much of the start of `text` as fits into `most`, its special tokens included.
-        Raises ValueError where `text` is not Unicode."""
+        """Return the token ids of `text`, truncated to `most` ids including its special tokens.
+
+        Raises ValueError if `text` is not valid Unicode.
+        """
         ids = self.encode(text)
         if len(ids) <= most:
             return ids
@@ -273,23 +307,28 @@ class Tokenizer:
         return list(self._backend.post_process(encoding).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Whole decoding; ids outside the vocabulary count for nothing."""
+        """Return the text of all `ids`; ids outside the vocabulary are skipped."""
+        # Decoded as a batch, because the library's `decode` does not release the GIL.
         (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
-        return text  # decoded as a batch, because `decode` holds the GIL
+        return text
 
     def has(self, token_id: int) -> bool:
+        """Return whether the vocabulary contains `token_id`."""
         return self._backend.id_to_token(token_id) is not None
 
     def continuation(self, ids: Sequence[int]) -> str:
-        """What `ids`, one token or one run of byte tokens, add to a text that has begun."""
+        """Return the text that `ids` append to a text that is not empty.
+
+        `ids` are one token or one run of byte-fallback tokens.
+        """
         return self.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_length :]
 
     def token_text(self, token_id: int) -> str:
-        """One token as text, for logprobs; parts of characters become U+FFFD."""
+        """Return one token as text, for logprobs; incomplete characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token adds inside a text; special tokens count by their content."""
+        """Return the UTF-8 bytes of one token inside a text; a special token's are its content."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._make_bytes(token_id)
@@ -303,10 +342,11 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id) or ""
         if all(char in BYTE_ALPHABET for char in token):
             return bytes(BYTE_ALPHABET[char] for char in token)
-        return token.encode()  # an added token with characters outside the alphabet
+        return token.encode()  # an added token with characters outside the byte alphabet
 
 
 def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, float | int]:
+    """Return the sampling defaults that are set. Raises ConfigError if one is out of range."""
     defaults: dict[str, float | int] = {}
     for name, (kind, least, most) in SAMPLING_DEFAULTS.items():
         value = generation.get(name)
@@ -315,14 +355,15 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, fl
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and least <= value <= most and value == kind(value)):
             raise ConfigError(
-                f"{folder / 'generation_config.json'}: {name} must be {kind.__name__}, at least "
-                f"{least} and at most {most:g}, not {value!r:.40}."
+                f"{folder / 'generation_config.json'}: {name} must be a number of type "
+                f"{kind.__name__} from {least} to {most:g}, not {value!r:.40}."
             )
         defaults[name] = kind(value)
     return defaults
 
 
 def _not_followed(settings: dict[str, Any]) -> list[str]:
+    """Return "name value" for each setting that would change answers but is ignored."""
     return [
         f"{name} {value!r:.40}"
         for name, value in settings.items()
@@ -331,19 +372,21 @@ def _not_followed(settings: dict[str, Any]) -> list[str]:
 
 
 def _suppressed_ids(generation: dict[str, Any], folder: Path) -> tuple[int, ...]:
-    """Single tokens of `bad_words_ids` and `suppress_tokens`; what else would change the answers
-    is refused by name."""
+    """Return the sorted token ids in `bad_words_ids` and `suppress_tokens`.
+
+    Raises ConfigError if an entry has several tokens, or if `forced_bos_token_id` is set.
+    """
     given = [generation.get("bad_words_ids") or [], generation.get("suppress_tokens") or []]
     entries = [entry for value in given for entry in (value if type(value) is list else [value])]
     ids: list[Any] = [e[0] if type(e) is list and len(e) == 1 else e for e in entries]
     if any(type(i) is not int or i < 0 for i in ids):
         raise ConfigError(
-            f"The generation settings in {folder} have bad_words_ids or suppress_tokens that are "
-            "not single token ids; longer ones are not supported."
+            f"The generation settings in {folder} have entries of bad_words_ids or suppress_tokens "
+            "that are not single token ids; longer sequences are not supported."
         )
     if (first := generation.get("forced_bos_token_id")) is not None:
         raise ConfigError(
-            f"The generation settings in {folder} have forced_bos_token_id = {first!r}; answers "
-            "that must begin with a token are not supported."
+            f"The generation settings in {folder} have forced_bos_token_id = {first!r}; forcing "
+            "the first token of an answer is not supported."
         )
     return tuple(sorted(set(ids)))

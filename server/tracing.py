@@ -1,9 +1,11 @@
-"""OpenTelemetry spans of finished requests, behind the extra [otel].
+"""OpenTelemetry spans of finished requests. Needs the extra [otel].
 
-A trace is made when a request is over, from the stamps the metrics observe: nothing is measured
-twice, and nothing is done while tokens flow. Attributes are numbers, words of this program, the
-model's name and the request's id; never the text of a prompt or an answer. Their names follow
-OpenTelemetry's GenAI conventions (in development); ours begin with `penstock.`.
+A trace is built when a request ends, from the same stamps that the metrics use. So nothing is
+measured twice, and tracing does no work while tokens are generated.
+
+Attributes are numbers, literals of this program, the model's name and the request's id. They never
+contain the text of a prompt or an answer. Their names follow OpenTelemetry's GenAI conventions (in
+development); our own names begin with `penstock.`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
 Attributes = Mapping[str, str | int | float | Sequence[str]]
 PROTOCOL = "http/protobuf"
-CLOSE_S = 2.0  # for the last spans to leave; a collector that is gone must not hold up the exit
+# Time limit for sending the last spans: an unreachable collector must not delay the exit.
+CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a request's time, in CLOCK_MONOTONIC seconds."""
+    """A named interval of a request, in CLOCK_MONOTONIC seconds."""
 
     name: str
     start: float
@@ -36,7 +39,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One request. `headers` are the client's: they may name the trace it is part of."""
+    """The phases of one request.
+
+    `headers` are the client's; a `traceparent` there names the trace that the request belongs to.
+    `error` is the reason of the failure, or None.
+    """
 
     whole: Phase
     phases: Sequence[Phase]
@@ -45,43 +52,47 @@ class Trace:
 
 
 class Tracing:
-    """Turns Traces into spans for a processor of the SDK."""
+    """Converts each Trace to spans and passes them to a span processor of the SDK."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        resource = Resource.create()  # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+        resource = Resource.create()  # reads OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "penstock"}))
-        # OTEL_TRACES_SAMPLER says which traces are kept.
+        # The provider reads OTEL_TRACES_SAMPLER, which selects the traces to keep.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("penstock")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Tracing:
-        """Over OTLP, to where the standard OTEL_EXPORTER_OTLP_* variables say. Raises ConfigError
-        where the extra is not installed, or a variable asks for what it does not do."""
+        """Return a Tracing that exports over OTLP, as the standard OTEL_EXPORTER_OTLP_* variables
+        configure it.
+
+        Raises ConfigError if the extra is not installed, or if a variable selects an unsupported
+        exporter or protocol.
+        """
         for name, only in (
             ("OTEL_TRACES_EXPORTER", "otlp"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", PROTOCOL),
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", PROTOCOL),
         ):
-            if (value := environ.get(name) or only) != only:  # empty is unset, says the standard
-                raise ConfigError(f"{name} is {value!r}; --tracing speaks {only} only.")
+            if (value := environ.get(name) or only) != only:  # the standard treats "" as unset
+                raise ConfigError(f"{name} is {value!r}; --tracing supports only {only}.")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise ConfigError(
                 f"--tracing needs OpenTelemetry's SDK, and {error.name} is not installed: "
-                "pip install 'penstock[otel]', or leave the flag out."
+                "pip install 'penstock[otel]', or omit --tracing."
             ) from error
         return cls(BatchSpanProcessor(OTLPSpanExporter()))
 
     def record(self, trace: Trace) -> None:
-        """Makes the spans of one request."""
+        """Create and end the spans of one request."""
         from opentelemetry import propagate
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -105,8 +116,8 @@ class Tracing:
         root.end(unix(whole.end))
 
     def close(self) -> None:
-        """Sends what is left, for at most CLOSE_S. Blocks."""
-        # The SDK's own limits are not kept by its exporter, so a thread waits for it.
+        """Send the remaining spans. Blocks for at most CLOSE_S seconds."""
+        # The SDK's exporter can exceed the SDK's own time limits, so shut down in a thread.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)

@@ -1,4 +1,4 @@
-"""How the server tells of its life on stderr: text for a person, or records of the log."""
+"""Write the server's start-up and shutdown messages to stderr, as text or as log records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from server.config import ServerConfig
 
 
 def say(text: str) -> None:
-    """Text for the person at the terminal; stdout stays free for data. Where nobody can read it,
-    the disk being full or the log's reader gone, what the server does goes on all the same."""
+    """Write a line of text to stderr; stdout is for data.
+
+    Errors are ignored, so that a full disk or a closed pipe does not stop the server.
+    """
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -21,11 +23,13 @@ def say(text: str) -> None:
 def voice(
     config: ServerConfig, level: Literal["info", "warning", "error"] = "info"
 ) -> Callable[[str], None]:
-    """`say`, or with --log-format json what writes records of the log as `server.logging` has set
-    it up, so that no line of ours on stderr is anything else."""
+    """Return a function that writes a message: `say`, or with `--log-format json` a log function.
+
+    With JSON every line that Penstock writes to stderr is then a record of `server.logging`.
+    """
     if config.log_format != "json":
         return say
-    import structlog  # here, so that `--help` need not pay for it
+    import structlog  # not at the top, so that `--help` does not import it
 
     write = getattr(structlog.get_logger("server.life"), level)
 

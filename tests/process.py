@@ -1,4 +1,4 @@
-"""A started `penstock serve`, whose stderr tells how far it is."""
+"""A started server process whose progress is read from its stderr."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S = 90  # 3 s on a quiet machine; most of it is torch's import, which a busy one stretches
+START_S = 90  # 3 s on an idle machine; most of it is the import of torch
 STOP_S = 30
 
 
-# A shell's background jobs ignore SIGINT, nohup SIGHUP, and so would what the tests start.
+# Background jobs of a shell ignore SIGINT, and nohup ignores SIGHUP. Children inherit this.
 INTERRUPTIBLE = ("env", "--default-signal=INT,HUP")
 
 
 class Process:
-    """`log` is what it has written on stderr so far."""
+    """A started subprocess; `log` is the text of its stderr so far."""
 
     def __init__(self, command: Sequence[str], stderr: Path, env: Mapping[str, str]) -> None:
         self._stderr = stderr
@@ -39,7 +39,7 @@ class Process:
         return self.log.splitlines()[-1]
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match on stderr; fails the test where the process ends without one."""
+        """Return the first match on stderr. Fails the test if the process ends without one."""
         found = eventually(
             lambda: re.search(pattern, self.log) or self.process.poll() is not None,
             f"{pattern!r} on stderr",
@@ -61,9 +61,9 @@ class Process:
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
-    """The first true value of `condition`, asked again and again."""
+    """Poll `condition` and return its first true value. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
     return value

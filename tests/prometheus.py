@@ -1,4 +1,4 @@
-"""What Prometheus makes of an exposition: its samples, and its own checker's verdict."""
+"""Read Prometheus expositions, and check files with Prometheus's own promtool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def promtool(*arguments: object, stdin: str = "") -> tuple[int, str]:
-    """Exit status and output; skips the test where there is no promtool."""
+    """Run promtool; return exit status and output. Skips the test if promtool is missing."""
     path = shutil.which("promtool")
     if path is None:
         pytest.skip("needs promtool (Debian's package prometheus)")
@@ -20,7 +20,7 @@ def promtool(*arguments: object, stdin: str = "") -> tuple[int, str]:
 
 
 def metric(exposition: str, name: str, **labels: str) -> float:
-    """The sum of a series' samples that carry `labels`."""
+    """Return the sum of the samples of `penstock:name` that have `labels`."""
     families = text_string_to_metric_families(exposition)
     samples = [s for family in families for s in family.samples if s.name == f"penstock:{name}"]
     assert samples, f"no series {name}"

@@ -1,4 +1,4 @@
-"""The golden checkpoints' texts, as the reference implementation wrote them, one at a time."""
+"""Expected outputs of the golden checkpoints, from the reference implementation (batch 1)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and its greedy continuation, as the reference implementation computed them."""
+    """A prompt and its greedy continuation from the reference implementation."""
 
     prompt_ids: list[int]
     ids: list[int]
     logprobs: list[float]
 
     def after(self, count: int, most: int = 10**6) -> Case:
-        """The same text, `count` tokens of which are already in the prompt; `most` to come."""
+        """Move the first `count` output tokens to the prompt; expect at most `most` after them."""
         end = count + most
         return Case(
             self.prompt_ids + self.ids[:count], self.ids[count:end], self.logprobs[count:end]

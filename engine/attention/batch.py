@@ -1,4 +1,4 @@
-"""ForwardBatch: the tensors of one step, handed explicitly to the model and its layers."""
+"""ForwardBatch: the tensors of one step, passed explicitly to the model and its layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine.attention.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """All tokens of a step one after another; T tokens of which L want logits.
+    """The T tokens of a step, concatenated; logits are computed for L of them.
 
-    Those behind `num_tokens` are nobody's: they attend to nothing, and nothing to them.
+    Tokens from index `num_tokens` on are padding, which takes no part in attention.
     """
 
     input_ids: torch.Tensor  # [T] int64
-    prev_ids: torch.Tensor  # [T] int64: the token before each; position 0 has none, and any id
+    prev_ids: torch.Tensor  # [T] int64: the token before each; arbitrary at position 0
     positions: torch.Tensor  # [T] int64
     logit_index: torch.Tensor  # [L] int64 into the tokens
     kv: KVCache
@@ -28,7 +28,7 @@ class ForwardBatch:
     num_tokens: int
 
     def filled_up(self, rows: int) -> Self:
-        """With tokens 0 at position 0 behind the others, until there are `rows`."""
+        """Return the batch padded to `rows` tokens with token 0 at position 0."""
         missing = rows - len(self.positions)
         if not missing:
             return self

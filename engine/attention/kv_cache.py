@@ -1,9 +1,10 @@
 """KVCache: the paged keys and values of all layers.
 
-Layers that see the same keys form a class: all of the sequence's, a window of them of one size, or
-the source's. Classes are cut into groups of equally many layers, and every group has a block table
-of its own over one pool of blocks: a block holds some tokens' KV for the layers of whichever group
-took it. So layers with a window keep only what it covers, whatever the other layers keep.
+Layers that see the same keys form a class: all keys of the sequence, a window of one size, or the
+keys of the source. Each class is split into KV groups with the same number of layers. Every group
+has its own block tables over one shared pool of blocks. A block holds the KV of `block_size` tokens
+for the layers of the group that allocated it. So layers with a window keep only the KV inside the
+window, even if other layers keep all of it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from engine.protocol import KVGroup
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's blocks; a kernel reads a block of a head as one [block_size, head_dim] piece."""
+    """One layer's blocks. The part of one head in a block is contiguous: [block_size, head_dim]."""
 
-    # Numba's kernels keep [head_dim, block_size] in the same place, of the keys.
-    keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is the null
+    # The Numba kernels store each key block transposed, as [head_dim, block_size].
+    keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is null
     values: torch.Tensor  # same shape
-    group: int  # whose block tables lead here
+    group: int  # index of the KV group whose block tables refer to these blocks
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroups:
-    """How the layers of a model share blocks: layer i is the `slots[i]`-th of group `owners[i]`."""
+    """The KV groups of a model's layers. Layer i is number `slots[i]` of group `owners[i]`."""
 
     groups: tuple[KVGroup, ...]
     owners: tuple[int, ...]
@@ -39,13 +40,16 @@ class KVGroups:
 
 
 def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
-    """Groups as large as the smallest class, so that little of a block is left unused."""
+    """Assign the layers of a model to KV groups.
+
+    A group has as many layers as the smallest class, so that little of a block stays unused.
+    """
     classes: dict[tuple[int | None, bool], list[int]] = {}
     for layer, spec in enumerate(specs):
         classes.setdefault((spec.window, spec.kind == "cross"), []).append(layer)
     shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
-    if len(set(shapes)) > 1:  # blocks of different groups would differ in size
-        assert not any(cross for _, cross in classes), "cross layers are shaped like the others"
+    if len(set(shapes)) > 1:  # one group: blocks of different groups would differ in size
+        assert not any(cross for _, cross in classes), "cross layers must have the others' shape"
         classes = {(None, False): list(range(len(specs)))}
     size = min(map(len, classes.values()), default=0)
     groups: list[KVGroup] = []
@@ -59,7 +63,7 @@ def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
 
 
 class KVCache:
-    """`num_blocks` usable blocks of `block_size` tokens for the layers' specs."""
+    """KV cache of `num_blocks` blocks of `block_size` tokens, and the null block 0."""
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class KVCache:
         self.groups = layout.groups
 
         def blocks(heads: int, dim: int) -> torch.Tensor:
-            # Zeros, not empty: masked keys weigh 0, and 0 * NaN would be NaN.
+            # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
             shape = (num_blocks + 1, heads, block_size, dim)
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -90,7 +94,7 @@ class KVCache:
         return sum(keys.nbytes + values.nbytes for keys, values in self._slots)
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero these blocks."""
+        """Fill these blocks with zeros in all layers."""
         (index,) = to_device([blocks], self._slots[0][0].device)
         for keys, values in self._slots:
             keys.index_fill_(0, index, 0)
@@ -98,6 +102,6 @@ class KVCache:
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one block takes, keys and values of the layers of a group."""
+    """Return the size of one block in bytes: keys and values of all layers of a group."""
     per_token = sum(2 * heads * dim for heads, dim in group_layers(specs).shapes)
     return per_token * block_size * dtype.itemsize

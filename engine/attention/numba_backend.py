@@ -1,7 +1,8 @@
-"""Paged attention on a CPU by kernels that Numba compiles when a model is loaded.
+"""Paged attention on a CPU with kernels that Numba compiles when a model is loaded.
 
-Beside `torch_backend` they copy no keys and values, and pay for a sequence's own length, not for
-the longest one's. They never use a CPU's matrix unit: where it has one (AMX), chunks are torch's.
+Unlike `torch_backend`, the kernels copy no keys or values. Their cost depends on each sequence's
+own length, not on the longest one. They do not use AMX, the matrix unit of some CPUs. On a CPU with
+AMX, torch computes the prefill chunks.
 """
 
 from __future__ import annotations
@@ -23,28 +24,29 @@ NO_WINDOW = 2**62
 
 
 class NumbaBackend:
-    """Honours causal layers without a bias, on a CPU. A block's keys lie transposed."""
+    """Supports causal layers without a bias, on a CPU. Stores the keys of a block transposed."""
 
     name = "numba"
-    captures = False  # it works from the lengths on the host
+    captures = False  # it needs the sequence lengths on the host
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A token then has other bits in a chunk than alone, as in linear layers with AMX anyway.
+        # With AMX, torch computes chunks, so a token has other bits in a chunk than as a decode.
+        # The linear layers have the same effect with AMX.
         self._fuses = multiplies_in_amx(device, torch.bfloat16)
-        self.reads_masked = self._fuses  # as torch does
+        self.reads_masked = self._fuses  # torch gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         if self._device.type != "cpu":
             return f"needs a CPU, not {self._device}"
         if parallel() is None:
-            return "needs a torch whose threads are OpenMP's"
+            return "needs a torch build that uses OpenMP threads"
         if dtype not in DTYPES:
-            return f"computes in {', '.join(map(str, DTYPES))}, not {dtype}"
+            return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
         if spec.kind != "causal" or spec.relative is not None:
-            return "attends in causal layers without a bias"
+            return "supports only causal layers without a bias"
         if spec.head_dim % 8:
-            return f"head_dim {spec.head_dim} is no multiple of 8"
+            return f"head_dim {spec.head_dim} is not a multiple of 8"
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
@@ -52,10 +54,10 @@ class NumbaBackend:
 
 
 class NumbaPlan:
-    """One step's tasks, and what the kernels are told of it in every layer."""
+    """The tasks of one step, and the arguments that the kernels take in every layer."""
 
     def __init__(self, layout: StepLayout, *, fuses: bool = False) -> None:
-        """Chunks are given to torch's fused attention if it `fuses`, where that honours a spec."""
+        """With `fuses`, torch's fused attention computes the chunks of layers that it supports."""
         self.layout = layout
         self._fuses = fuses and layout.num_decodes < len(layout.lengths)
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
@@ -82,7 +84,7 @@ class NumbaPlan:
                 call.num_attended = self.layout.num_decodes
         shared, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
         out = torch.empty(query.shape, dtype=query.dtype)
-        # The kernels find a token's heads side by side.
+        # The kernels expect the heads of a token to be contiguous.
         query, key, value = (
             x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value)
         )
@@ -92,7 +94,8 @@ class NumbaPlan:
         call.keys, call.values = kv.keys.data_ptr(), kv.values.data_ptr()
         call.out = out.data_ptr()
         size, half = self.layout.block_size, query.dtype == torch.bfloat16
-        # Both, whatever is needed now: a model's first token compiles what all others will need.
+        # Compile both kernels, even if only one is needed now: the first token of a model then
+        # compiles everything that later steps use.
         store = store_kernel(dim, size, half)
         attention = attention_kernel(shared, dim, size, half)
         if self._stores_ahead:
@@ -107,10 +110,10 @@ class NumbaPlan:
         return out
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
-        raise AssertionError("only cross layers, which are refused, store without attending")
+        raise AssertionError("only cross layers use store, and this backend does not support them")
 
     def _fused(self, group: int, spec: AttentionSpec, dtype: torch.dtype) -> list[FusedAttention]:
-        """The step's chunks in layers of this kind."""
+        """Return the fused attention of the step's chunks in layers of this spec."""
         if (chunks := self._chunks.get((group, spec))) is None:
             groups = chunk_groups(self.layout, self.layout.groups[group])
             size = self.layout.block_size
@@ -140,13 +143,14 @@ class NumbaPlan:
 
 
 def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[tuple[int, int, int, int, bool]]:
-    """What a thread does at once, see TASK. Decodes come first, of which each is one task.
+    """Return the units of work of a step, with the fields of TASK. Decodes come first, a task each.
 
-    Of a chunk's tokens the later need the earlier. A block that a step fills may be another's
-    prefix in this very step, whose task may come first. What else a single token brings is read by
-    its own task, which saves fetching the block twice.
+    The last field says whether the task's KV is stored before any task attends. Tokens of a chunk
+    need this because later ones read earlier ones. A token that fills a block needs it because
+    another sequence of this step may read the block as a cached prefix. The KV of any other single
+    token is read only by its own task, which stores it and so loads the block once.
     """
-    assert layout.query_lens is not None, "steps are not captured"
+    assert layout.query_lens is not None, "the numba backend does not capture steps"
     assert layout.seq_lens is not None
     tasks, token, size = [], 0, layout.block_size
     for number, (count, length) in enumerate(zip(layout.query_lens, layout.seq_lens, strict=True)):

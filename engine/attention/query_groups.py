@@ -1,4 +1,4 @@
-"""Which queries of a step are computed together: groups of sequences padded to one shape."""
+"""Group the sequences of a step whose queries are computed together, padded to one shape."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import torch
 
 from engine.attention.backend import GroupLayout, StepLayout
 
-# Keys after which a reduction begins anew; below 256, oneDNN's bf16 matmul reduces fewer keys as if
-# zeros followed. What is gathered behind a window begins at a multiple of both.
+# Number of keys per reduction. Up to 256 keys, oneDNN's bf16 matmul gives the same bits as if the
+# keys were padded with zeros. With a window, the gathered keys begin at a multiple of both splits.
 SPLIT = 256
 FUSED_SPLIT = 512  # in torch's fused kernel for CPUs
-# A group is cut where padding its sequences to one shape would more than double the work.
+# A group ends where padding its sequences to one shape would more than double the work.
 MAX_PADDING = 2
-MAX_SCORES = 2**20  # of a head: larger groups gain nothing by being one, and take memory
+MAX_SCORES = 2**20  # per head: larger groups are not faster, and take more memory
 
-# Of one sequence: the blocks [first, end) that are gathered, of which queries see those from `seen`
-# on, and its last key.
+# For one sequence: the gathered blocks [first, end), the first block that a query sees, and the
+# index of the last key.
 Reach = tuple[int, int, int, int]  # first, seen, end, last key
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
-    """`sequences` with `count` new tokens each; one with fewer has its last computed again."""
+    """`sequences` with `count` new tokens each; shorter ones repeat their last token."""
 
-    first: int  # token with which the group begins, where `order` is None
+    first: int  # index of the group's first token, if `order` is None
     sequences: int
     count: int
     positions: torch.Tensor  # [sequences, count] of the queries
     tables: torch.Tensor  # [sequences, blocks]
-    first_keys: torch.Tensor | None  # [sequences] where each table begins; None: all at key 0
-    last_keys: torch.Tensor  # [sequences] the last key there is
-    order: torch.Tensor | None = None  # [sequences * count] tokens, where they are no neighbours
+    first_keys: torch.Tensor | None  # [sequences] first key of each table; None: all at key 0
+    last_keys: torch.Tensor  # [sequences] index of the last key
+    order: torch.Tensor | None = None  # [sequences * count] tokens, if they are not contiguous
 
 
 def query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
-    """Decodes by similar length, chunks with neighbours of similar shape."""
+    """Return the groups of a step: decodes of similar length, adjacent chunks of similar shape."""
     if layout.query_lens is None:
         return [_captured_group(layout, kv)]
     decodes, reach = layout.num_decodes, _reach(layout, kv)
@@ -47,11 +47,11 @@ def query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
 def chunk_groups(
     layout: StepLayout, kv: GroupLayout, reach: list[Reach] | None = None
 ) -> list[QueryGroup]:
-    """What is left without the decodes."""
+    """Return the groups of the sequences after the decodes."""
     assert layout.query_lens is not None
     reach = reach or _reach(layout, kv)
     groups: list[QueryGroup] = []
-    first = token = layout.num_decodes  # the number of a sequence, and then of its first token
+    first = token = layout.num_decodes  # index of a sequence, and of its first token
     while first < len(reach):
         members = slice(first, _end_of_group(layout, reach, first))
         groups.append(_chunk_group(layout, kv, members, reach[members], token))
@@ -60,7 +60,7 @@ def chunk_groups(
 
 
 def _end_of_group(layout: StepLayout, reach: list[Reach], first: int) -> int:
-    """The first sequence that is too unlike those from `first` on to be computed with them."""
+    """Return the first sequence after `first` whose shape differs too much to join its group."""
     counts, size = layout.query_lens, layout.block_size
     assert counts is not None
     longest = widest = work = 0
@@ -91,7 +91,10 @@ def _chunk_group(
 
 
 def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
-    """Every token alone against its sequence's whole table: nothing here depends on the host."""
+    """Return one group in which each token has its sequence's whole block table.
+
+    The shapes and values depend on no data of the host, so that the step can be captured.
+    """
     positions, tables = layout.positions[:, None], kv.block_tables
     last = (layout.lengths if kv.key_lengths is None else kv.key_lengths) - 1
     if layout.num_decodes < len(tables):
@@ -101,7 +104,8 @@ def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
         tables, last = tables.index_select(0, owners), last.index_select(0, owners)
     if kv.window is None:
         return QueryGroup(0, len(tables), 1, positions, tables, None, last)
-    # What lies behind the window may be another's by now: NaN there would pass the mask.
+    # Blocks before the window may belong to another sequence by now. A NaN in them would pass the
+    # mask, so read the null block instead.
     seen = (positions - kv.window + 1).clamp(min=0) // layout.block_size
     entries = torch.arange(tables.shape[1], device=tables.device)
     tables = tables.where(entries >= seen, 0)
@@ -143,7 +147,10 @@ def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> l
 def _tables(
     layout: StepLayout, kv: GroupLayout, members: slice | torch.Tensor, reach: list[Reach]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The members' tables as far as their queries look, and each one's first and last key."""
+    """Return the part of the members' block tables that their queries see.
+
+    Also returns the first key of each table (None without a window) and the last key.
+    """
     tables, width = kv.block_tables[members], max(end - first for first, _, end, _ in reach)
     first, seen, end, last = torch.tensor(reach, device=tables.device).T
     if kv.window is None:

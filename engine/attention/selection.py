@@ -1,4 +1,4 @@
-"""Which backend serves a model: the first that honours every layer."""
+"""Select the attention backend of a model: the first that supports all its layers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.attention.spec import AttentionSpec
 from engine.attention.torch_backend import TorchBackend
 from engine.errors import ConfigError
 
-CANDIDATES = {"cuda": ("triton", "torch"), "cpu": ("torch",)}  # by device, the best first
+CANDIDATES = {"cuda": ("triton", "torch"), "cpu": ("torch",)}  # per device, fastest first
 
 
 def select_backend(
     specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, wanted: str = "auto"
 ) -> tuple[AttentionBackend, str]:
-    """A backend, and what to tell of it: its name, and why not a better one where it is not that.
+    """Return a backend and its description: its name, and why faster ones were not selected.
 
-    Raises ConfigError with every candidate's reasons where none serves all layers.
+    Raises ConfigError with the reasons of every candidate if none supports all layers.
     """
     reasons: list[str] = []
     for name in CANDIDATES[device.type] if wanted == "auto" else (wanted,):
@@ -32,11 +32,11 @@ def select_backend(
                 return backend, f"{name} ({'; '.join(reasons)})" if reasons else name
         reasons.append(f"not {name}: {', '.join(sorted(refused))}")
     hint = "" if wanted == "auto" else " Use --attention-backend auto."
-    raise ConfigError(f"No attention backend serves this model: {'; '.join(reasons)}.{hint}")
+    raise ConfigError(f"No attention backend supports this model: {'; '.join(reasons)}.{hint}")
 
 
 def _made(name: str, device: torch.device) -> AttentionBackend | str:
-    """The backend, or why there is none."""
+    """Return the backend, or the reason why it cannot be loaded."""
     if name == "torch":
         return TorchBackend()
     try:
@@ -50,5 +50,5 @@ def _made(name: str, device: torch.device) -> AttentionBackend | str:
     except ModuleNotFoundError as error:
         extra = {"numba": "numba", "triton": "gpu"}[name]
         return f"it needs {error.name}, which is not installed: pip install 'penstock[{extra}]'"
-    except ImportError as error:  # as Numba does of a numpy it does not know
+    except ImportError as error:  # for example, Numba with a numpy version it does not support
         return f"it cannot be imported: {error}"

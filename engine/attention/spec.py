@@ -1,4 +1,4 @@
-"""AttentionSpec: the frozen facts of one layer's attention, written in the model file."""
+"""AttentionSpec: the fixed parameters of one layer's attention, declared in the model's file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RelativeBias:
-    """T5's bias on scores by the bucket of the distance key - query (arXiv 1910.10683).
+    """T5's relative bias: added to a score by the bucket of key - query (arXiv 1910.10683).
 
-    Half of the buckets are exact, the others grow logarithmically up to `max_distance`.
+    Half of the buckets hold one distance each; the others grow logarithmically to `max_distance`.
     """
 
     num_buckets: int
@@ -20,12 +20,13 @@ class RelativeBias:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a backend must honour, or refuse at start.
+    """The attention that a backend must compute, or reject at startup.
 
-    `causal` layers see their own sequence up to the query; `full` ones, of an encoder, all of it,
-    and keep no KV; `cross` ones the source, whose KV the encoder's pass has written. `window`
-    counts visible keys including the query's own: position p sees keys p - window + 1 to p.
-    `softcap` c turns a score s into c * tanh(s / c), before the mask.
+    `kind` is the set of visible keys. A `causal` layer sees its own sequence up to the query. A
+    `full` layer (in encoders) sees its whole sequence and has no KV cache. A `cross` layer sees the
+    source, whose KV the encoder's pass has already written. `window` is the number of visible keys,
+    including the query's own: position p sees keys p - window + 1 to p. `softcap` c replaces a
+    score s by c * tanh(s / c) before the mask.
     """
 
     num_heads: int
@@ -38,6 +39,6 @@ class AttentionSpec:
     relative: RelativeBias | None = None
 
     def __post_init__(self) -> None:
-        assert self.num_heads % self.num_kv_heads == 0, "query heads share kv heads evenly"
+        assert self.num_heads % self.num_kv_heads == 0, "num_heads % num_kv_heads must be 0"
         assert self.window is None or (self.window >= 1 and self.kind == "causal")
         assert self.relative is None or self.window is None

@@ -1,9 +1,9 @@
-"""Paged attention in plain torch: the reference for every kernel, and the CPU's own path.
+"""Paged attention in plain torch: the reference for every kernel, and the CPU's default.
 
-Sequences of similar shape form a group and are computed together; their blocks are gathered whole,
-head by head. A reduction over keys has the same order whatever the batch, the padding or the chunk.
-With row-wise exact linears (see layers/linear.py) this makes a token's logits independent of what
-shares its step, bit by bit. Behind a window nothing is gathered.
+Sequences of similar shape form a group and are computed together. Whole blocks are gathered, head
+by head; blocks before the window are not gathered. The order of a reduction over keys does not
+depend on the batch, the padding or the chunk. Together with linear layers that are exact per row
+(see layers/linear.py), this makes a token's logits bitwise independent of the rest of its step.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from engine.attention.spec import AttentionSpec
 from engine.ops.relative import relative_buckets
 from engine.platform import cpu_has_amx, onednn_emulates, onednn_multiplies
 
-# Rows left over by fours take fp32 kernels with another order of summation, in the matmuls and in
-# the sum over splits; bf16 products of few multiplications are not given to oneDNN at all, and one
-# row alone has a kernel of its own: in the fused attention, and where AVX-512 lacks bf16.
+# Some shapes use kernels with a different order of summation; padding rows avoid them.
+# fp32: rows that are left after groups of four, in the matmuls and in the sum over splits.
+# bf16: torch does not use oneDNN for products of few multiplications. A single row has its own
+# kernel in the fused attention, and in matmuls on CPUs whose AVX-512 lacks bf16.
 ROWS_FP32 = 4
 SMALL_PRODUCT = 16**3
-# The fused kernel takes 32 rows at a time, or a multiple of that. Heads narrower than 32 would make
-# even those a small product.
+# The fused kernel takes rows in multiples of 32. With heads narrower than 32, even 32 rows would be
+# a small product.
 FUSED_ROWS, FUSED_HEAD_DIM = 32, 32
 
 
 class TorchBackend:
-    """Honours every AttentionSpec on every device and dtype."""
+    """Supports every AttentionSpec on every device and dtype."""
 
     name = "torch"
-    captures = False  # it gathers whole tables: an eager step is faster
-    reads_masked = True  # blocks are gathered whole
+    captures = False  # a captured step gathers whole block tables, so an eager step is faster
+    reads_masked = True  # it gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         return None
@@ -46,7 +47,7 @@ class TorchBackend:
 
 
 class TorchPlan:
-    """Groups, store index and masks of one step, shared by all layers."""
+    """The query groups, store indices and masks of one step, shared by all layers."""
 
     def __init__(self, layout: StepLayout) -> None:
         self.layout = layout
@@ -90,7 +91,7 @@ class TorchPlan:
         return [kind(group, spec, size, dtype, bias) for group in groups]
 
     def _own_kv(self, key: torch.Tensor, value: torch.Tensor) -> LayerKV:
-        """The step's own keys and values as blocks of one token, behind a null one of zeros."""
+        """Return the step's own keys and values as blocks of one token, after a null block."""
         own = len(self.layout.groups)
         if own not in self._query_groups:
             self._query_groups[own] = _whole_sequences(self.layout)
@@ -109,10 +110,11 @@ class TorchPlan:
 
 
 class GroupAttention(ABC):
-    """A group's attention in all layers of a spec. What these share is made once, here.
+    """Attention of one query group in all layers with the same spec.
 
-    The query heads of one kv head become rows of one matmul: N = sequences * kv heads matmuls of
-    R = query heads of a kv head * count rows.
+    The constructor prepares the state that these layers share. The query heads that share a KV head
+    become rows of one matmul. There are N = sequences * KV heads matmuls, each of
+    R = query heads per KV head * count rows.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class GroupAttention(ABC):
         self._shape = group.sequences, group.count, heads, shared, dim
         self._rows = group.sequences * heads, shared * group.count, dim
         head = torch.arange(heads, device=table.device)
-        # Where (sequence, head, block) lies among pieces of [block_size, D].
+        # Index of each (sequence, head, block) among the [block_size, D] pieces of the cache.
         self._index = (table[:, None] * heads + head[:, None]).flatten()
         self._num_keys = table.shape[1] * block_size
         self._pieces = torch.empty(
@@ -134,14 +136,14 @@ class GroupAttention(ABC):
         self._padding = 0  # rows
 
     def attend(self, kv: LayerKV, query: torch.Tensor, result: torch.Tensor) -> None:
-        """Write the group's tokens into the step's [T, H, D]."""
+        """Compute the group's tokens from `query` and write them to `result`, both [T, H, D]."""
         if self.order is None:
             result[self.tokens] = self(kv, query)
         else:
             result.index_copy_(0, self.order, self(kv, query))
 
     def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
-        """[S * count, H, D] for the queries [T, H, D]."""
+        """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
         sequences, count, heads, shared, dim = self._shape
         rows = query[self.tokens] if self.order is None else query.index_select(0, self.order)
         q = rows.view(self._shape).permute(0, 2, 3, 1, 4).reshape(self._rows)
@@ -153,18 +155,18 @@ class GroupAttention(ABC):
 
     @abstractmethod
     def _attend(self, kv: LayerKV, q: torch.Tensor) -> torch.Tensor:
-        """[N, R, D] for the queries [N, R, D]; R with the padding."""
+        """Return the outputs [N, R, D] for the queries [N, R, D]; R includes the padding rows."""
 
     def _gather(self, blocks: torch.Tensor, pieces: torch.Tensor) -> None:
         torch.index_select(blocks.view(-1, *pieces.shape[1:]), 0, self._index, out=pieces)
 
 
 class FusedAttention(GroupAttention):
-    """By torch's own kernel for CPUs, which never writes the scores down.
+    """Attention with torch's fused CPU kernel, which does not store the scores.
 
-    In bf16 on a CPU with AMX it gives a row the same bits whatever the other rows, and hidden keys
-    change none. On others it does not, and is slower than matmuls by oneDNN: there MKL multiplies
-    for it, in an order that depends on the number of keys.
+    In bf16 on a CPU with AMX, a row's bits do not depend on the other rows or on masked keys. On
+    other CPUs they do: the kernel uses MKL there, whose order of summation depends on the number of
+    keys. There it is also slower than oneDNN's matmuls.
     """
 
     @staticmethod
@@ -210,10 +212,10 @@ class FusedAttention(GroupAttention):
 
 
 class MatmulAttention(GroupAttention):
-    """Matmul, softmax, matmul, in any dtype and with a softcap.
+    """Matmul, softmax, matmul, in any dtype and with an optional softcap.
 
-    Weighted values are summed over splits of 256 keys, so the reduction over keys has the same
-    order whatever the batch, the padding or the chunk.
+    Weighted values are summed in splits of 256 keys. So the order of the reduction over keys does
+    not depend on the batch, the padding or the chunk.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class MatmulAttention(GroupAttention):
         self._spec, self._windowed = spec, group.first_keys is not None
         self._splits = -(-num_keys // SPLIT)
         self._keys = self._pieces.view(matmuls, num_keys, dim).transpose(1, 2)
-        # When the scores are there, values are gathered over the keys.
+        # Values reuse the keys' buffer: they are gathered once the scores are computed.
         self._values = self._pieces.view(matmuls * self._splits, -1, dim)
         fewest = 2 if onednn_emulates(group.tables.device, dtype) else 1
         self._padding = _missing_rows(rows, matmuls * num_keys * dim, dtype, fewest)
@@ -268,7 +270,10 @@ def _mask(
     dtype: torch.dtype,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[S, H or 1, count, keys]: minus infinity where a query must not see a key, else its bias."""
+    """Return the additive mask [S, H or 1, count, keys].
+
+    It is minus infinity where a query must not see a key, and the relative bias or 0 elsewhere.
+    """
     keys, query = torch.arange(num_keys, device=group.tables.device), group.positions[:, :, None]
     if group.first_keys is not None:
         keys = keys + group.first_keys[:, None, None]
@@ -287,17 +292,17 @@ def _mask(
 
 
 def _missing_rows(rows: int, products_per_row: int, dtype: torch.dtype, fewest: int) -> int:
-    """How many rows of padding keep a matmul in the kernel that all other shapes take."""
+    """Return the number of padding rows that make a matmul use the kernel of all other shapes."""
     if dtype == torch.float32:
         return -rows % ROWS_FP32
     return max(0, fewest - rows, SMALL_PRODUCT // products_per_row + 1 - rows)
 
 
 def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
-    """[N, splits, R, D] -> [N, R, D], summed in fp32.
+    """Sum [N, splits, R, D] over the splits in fp32; return [N, R, D].
 
-    Behind a window how many splits come first differs from step to step; added one by one, the
-    zeros of those in which a query sees nothing change no bit.
+    With a window, the number of leading splits in which a query sees no key differs between steps.
+    Splits are then added one by one, so that the zeros of those splits change no bit.
     """
     if not windowed:
         return parts.sum(1, dtype=torch.float32).to(parts.dtype)
@@ -308,11 +313,14 @@ def _sum_splits(parts: torch.Tensor, windowed: bool) -> torch.Tensor:
 
 
 def _whole_sequences(layout: StepLayout) -> list[QueryGroup]:
-    """Sequences that attend to what the step holds of them: grouped as if they had blocks, and
-    their tables then lead to tokens, counted from 1, and to 0 where there is none."""
+    """Return the groups of an encoder's step, whose sequences attend to their own tokens only.
+
+    Sequences are grouped as if they had blocks. The entries of the resulting tables are tokens,
+    counted from 1; entry 0 stands for no token.
+    """
     assert layout.query_lens is not None, "an encoder's step is never captured"
     assert layout.seq_lens is not None
-    assert list(layout.query_lens) == list(layout.seq_lens), "an encoder reads a text at once"
+    assert list(layout.query_lens) == list(layout.seq_lens), "an encoder step must hold whole texts"
     device, size, lengths = layout.positions.device, layout.block_size, layout.lengths
     ends = (-(-lengths // size)).cumsum(0)
     firsts = 1 + torch.cat([ends.new_zeros(1), ends[:-1]])

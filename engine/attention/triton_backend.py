@@ -1,8 +1,8 @@
-"""Paged attention by our Triton kernels: what a GPU runs.
+"""Paged attention with our Triton kernels: the default on a GPU.
 
-Sequences with one new token, which come first in a step, go to the decode kernel, the others to the
-extend kernel. Both read lengths and block tables on the device; a plan needs no length on the host,
-so that a step may be captured.
+The decode kernel computes sequences with one new token, which come first in a step. The extend
+kernel computes the others. Both read lengths and block tables on the device. A plan needs no length
+on the host, so that a step can be captured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonBackend:
-    """Honours every AttentionSpec of heads up to 256 wide, on a GPU."""
+    """Supports every AttentionSpec with head_dim up to 256, on a GPU."""
 
     name = "triton"
     captures = True
@@ -37,11 +37,11 @@ class TritonBackend:
         if self._device.type != "cuda" and not triton.knobs.runtime.interpret:
             return f"needs a GPU, not {self._device}; tests set TRITON_INTERPRET=1"
         if dtype not in DTYPES:
-            return f"computes in {', '.join(map(str, DTYPES))}, not {dtype}"
+            return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
         if self._device.type == "cuda" and dtype == torch.bfloat16 and not gpu_has_bf16():
-            return "needs a GPU that multiplies bfloat16, or --dtype float32"
+            return "needs a GPU with bfloat16 instructions, or --dtype float32"
         if spec.head_dim > MAX_HEAD_DIM:
-            return f"head_dim {spec.head_dim} is beyond {MAX_HEAD_DIM}"
+            return f"head_dim {spec.head_dim} is above the maximum of {MAX_HEAD_DIM}"
         return None
 
     def plan(self, layout: StepLayout) -> TritonPlan:
@@ -49,7 +49,7 @@ class TritonBackend:
 
 
 class TritonPlan:
-    """One step's layout, and the biases its layers share."""
+    """The layout of one step, and the relative biases that its layers share."""
 
     def __init__(self, layout: StepLayout) -> None:
         self.layout = layout
@@ -83,7 +83,7 @@ class TritonPlan:
             )
         if first < len(lengths):
             if self.layout.query_lens is None:
-                out[first:].zero_()  # those of no sequence are not written, and may be NaN
+                out[first:].zero_()  # the kernel does not write padding tokens: they may be NaN
             extend_attention(
                 out,
                 query,
@@ -101,9 +101,9 @@ class TritonPlan:
         store_kv(kv.keys, kv.values, key, value, *self.layout.slots(kv.group))
 
     def _by_distance(self, spec: AttentionSpec, table: torch.Tensor | None) -> torch.Tensor | None:
-        """[H, 2 * max_distance + 1] fp32: what the table [buckets, H] adds at each distance.
+        """Return the bias [H, 2 * max_distance + 1] fp32 per distance, from `table` [buckets, H].
 
-        Beyond max_distance nothing changes any more.
+        Distances beyond max_distance have the same bias as max_distance.
         """
         if (relative := spec.relative) is None:
             return None

@@ -1,6 +1,6 @@
-"""The chat format of the demo model: ChatML, written once, as the template that servers read.
+"""The chat format of the demo model: ChatML, defined once, in the template that servers read.
 
-Training renders its text with that template too. No message of its text holds a special token.
+Training renders its text with that template too. No message of that text has a special token.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Message = dict[str, Any]
 FOLDER = Path(__file__).parent / "model"
 START, END, STOP = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIAL_TOKENS = (STOP, START, END)
-# Splits a rendered conversation: every second piece is what the assistant itself says.
+# Splits a rendered conversation; every second piece is text of the assistant.
 SPOKEN = re.compile(rf"(?<={re.escape(START)}assistant\n)(.*?{re.escape(END)})", re.DOTALL)
 
 
 def dump(value: Any) -> str:
-    """JSON as the template's `tojson` writes it: letters kept, keys in their order."""
+    """Return JSON as the template's `tojson` writes it: not escaped to ASCII, keys not sorted."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -37,5 +37,5 @@ def template() -> Template:
 def render_text(
     messages: list[Message], tools: list[dict[str, Any]] | None = None, prompt: bool = False
 ) -> str:
-    """`prompt` adds the header after which the assistant speaks."""
+    """Render a conversation. `prompt` adds the header of the assistant's next message."""
     return template().render(messages=messages, tools=tools, add_generation_prompt=prompt)

@@ -1,9 +1,10 @@
-"""Judges a served demo model on its probes.jsonl: `python -m engine.demo.evaluate --base-url
-http://127.0.0.1:8000/v1`.
+"""Evaluate a served demo model on its probes.jsonl.
 
-Asks a running server every probe at temperature 0 and prints the score by topic and the wrong
-answers; the exit code is 1 below 90 %. It needs the openai client, and no torch. Tools are written
-into the system message in the chat template's own form, so any server can be asked.
+    python -m engine.demo.evaluate --base-url http://127.0.0.1:8000/v1
+
+Sends every probe to a running server at temperature 0. Prints the wrong answers and the share of
+right ones by topic; the exit code is 1 below 90 %. It needs the openai client but no torch. Tools
+are written into the system message in the form of the chat template, so any server will do.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ def read_probes(model: str = "demo") -> list[Probe]:
 
 
 def judge(probe: Probe, text: str) -> bool:
-    """Whether an answer is right, by the probe's `match`; case and spacing do not matter.
+    """Whether an answer is right, by the `match` of the probe.
 
-    identical: the text is the expected one, to the letter: here they do.
-    contains: every expected phrase stands in the text. exact: the text is one of the expected.
-    json: the text parses to the expected value. tool_call: exactly the expected calls stand in it.
+    identical: the text equals the expected one.
+    contains: the text contains every expected phrase; case and spacing do not matter.
+    exact: the text is one of the expected ones; case, spacing and a final mark do not matter.
+    json: the text parses to the expected value.
+    tool_call: the text contains exactly the expected calls.
     """
     text, expect = text.removesuffix(END).strip(), probe["expect"]
     if probe["match"] == "identical":
@@ -48,12 +51,12 @@ def judge(probe: Probe, text: str) -> bool:
     text, *expect = (" ".join(words.lower().split()) for words in (text, *expect))
     if probe["match"] == "exact":
         return text.rstrip(".!") in [option.rstrip(".!") for option in expect]
-    # Whole words: 4 is not in 14, and 5 is not in -5.
+    # Match whole words: 4 is not in 14, and 5 is not in -5.
     return all(re.search(rf"(?<![\w-]){re.escape(phrase)}(?!\w)", text) for phrase in expect)
 
 
 def request_messages(probe: Probe) -> list[Message]:
-    """The probe's messages with its tools written into the system message."""
+    """Return the probe's messages with its tools written into the system message."""
     messages = probe["messages"]
     if not probe.get("tools"):
         return list(messages)
@@ -65,7 +68,7 @@ def request_messages(probe: Probe) -> list[Message]:
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: str = "-") -> None:
-    """Score a running server on the probes of its demo model; without --model, its first one."""
+    """Evaluate a served demo model on its probes. Default of --model: the server's first one."""
     from openai import OpenAI
 
     client = OpenAI(base_url=base_url, api_key=api_key)

@@ -1,4 +1,4 @@
-"""The words of translation.toml, read when first asked for and kept in the order of that file."""
+"""The words of translation.toml, read on first use and kept in the order of that file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Lexicon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """translation.toml, whose comments say what each part is."""
+    """The content of translation.toml, whose comments explain each part."""
 
     nouns: str
     masses: str
@@ -50,7 +50,7 @@ class Verb(NamedTuple):
     infinitive: str
     swedish_present: str
     swedish_past: str
-    kind: str  # of objects
+    kind: str  # of its objects
 
 
 class Adjective(NamedTuple):
@@ -59,7 +59,7 @@ class Adjective(NamedTuple):
     ett: str
     plural: str
     definite: str
-    kind: str  # of what it is said of
+    kind: str  # of the nouns that it describes
 
     @property
     def forms(self) -> tuple[str, str, str]:
@@ -68,14 +68,14 @@ class Adjective(NamedTuple):
 
 @cache
 def lexicon() -> Lexicon:
-    """Raises msgspec.ValidationError where the file has another shape."""
+    """Read translation.toml. Raises msgspec.ValidationError if a field is missing or unknown."""
     path = Path(__file__).with_name("translation.toml")
     return msgspec.toml.decode(path.read_bytes(), type=Lexicon)
 
 
 @cache
 def entries(kind: str) -> tuple[tuple[str, ...], ...]:
-    """The lines of a table, or the parts of a list between commas, as words."""
+    """Return the lines of a table, or the items of a comma-separated list, split into words."""
     text: str = getattr(lexicon(), kind)
     lines = text.split(",") if "," in text else text.strip().split("\n")
     return tuple(tuple(line.split()) for line in lines)

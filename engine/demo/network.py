@@ -1,7 +1,7 @@
-"""The training form of the demo model: a plain Llama decoder in torch.
+"""The demo model in its training form: a plain Llama decoder in torch.
 
-It knows tokens only, and makes the weights but never serves them. Parameter names are those of
-Hugging Face's LlamaModel: with "model." in front `state_dict()` is the checkpoint.
+It works on token ids only, and produces the weights but never serves them. Parameter names are
+those of Hugging Face's LlamaModel: with the prefix "model.", `state_dict()` is the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.models.llama import LlamaConfig
 
-# Token ids, and which of them the model learns to say.
+# Token ids, and a mask of the tokens that the model learns to generate.
 Example = tuple[list[int], list[bool]]
 Batch = list[Example]
 
 
 def rotary_table(config: LlamaConfig) -> Tensor:
-    """Cosines and sines [2, positions, head_dim], halves repeated ("rotate half")."""
+    """Return cosines and sines [2, positions, head_dim], with halves repeated ("rotate half")."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     positions = torch.arange(config.max_positions, dtype=torch.float32)
     angles = torch.outer(positions, config.rope_theta**-half).repeat(1, 2)
@@ -27,7 +27,7 @@ def rotary_table(config: LlamaConfig) -> Tensor:
 
 
 def rotate(x_BHTD: Tensor, turns_2TD: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al., 2021) on the last dimension."""
+    """Apply rotary position embedding (Su et al., 2021) to the last dimension."""
     first, second = x_BHTD.chunk(2, dim=-1)
     return x_BHTD * turns_2TD[0] + torch.cat((-second, first), dim=-1) * turns_2TD[1]
 
@@ -37,8 +37,10 @@ def linears(**sizes: tuple[int, int]) -> nn.ModuleDict:
 
 
 class DecoderLayer(nn.Module):
-    """Causal grouped-query attention and a gated MLP; padding is on the right, where no real
-    token sees it."""
+    """Causal grouped-query attention and a gated MLP.
+
+    Padding is on the right, where causal attention hides it from real tokens.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class DecoderLayer(nn.Module):
         )
         query, key = rotate(query, turns_2TD) * self.head_dim**-0.5, rotate(key, turns_2TD)
         group = query.shape[1] // key.shape[1]
-        # Plain products: at these short lengths they train faster on a CPU than the fused kernel.
+        # At these short lengths plain products train faster on a CPU than the fused kernel.
         scores_BHTT = query @ key.repeat_interleave(group, dim=1).transpose(-1, -2)
         hidden = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
         weights_BHTT = scores_BHTT.masked_fill(hidden, float("-inf")).softmax(-1)
@@ -73,7 +75,7 @@ class DecoderLayer(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """Logits at chosen positions; the output layer is the embedding (tied)."""
+    """A Llama that returns logits at chosen positions; its head is tied to the token embedding."""
 
     adam_lr = 2e-3
 
@@ -88,8 +90,8 @@ class DemoModel(nn.Module):
             if parameter.dim() == 2:
                 scale = deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 nn.init.normal_(parameter, std=scale * width)
-        # Long embeddings keep their direction while all of them drift together early in training;
-        # the last norm's small gain keeps the first logits near zero all the same.
+        # All embeddings drift together early in training; large ones keep their direction. The
+        # small gain of the last norm still keeps the first logits near zero.
         nn.init.normal_(self.embed_tokens.weight, std=8 * width)
         nn.init.constant_(self.norm.weight, 1 / 8)
 
@@ -97,7 +99,7 @@ class DemoModel(nn.Module):
         return {f"model.{name}": parameter for name, parameter in self.state_dict().items()}
 
     def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy in nats, summed over the batch's learned tokens."""
+        """Return the cross-entropy in nats, summed over the batch's learned tokens."""
         device = self.embed_tokens.weight.device
         ids_BT, learned_BT = (
             pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
@@ -109,7 +111,7 @@ class DemoModel(nn.Module):
         return F.cross_entropy(logits.float(), ids_BT[:, 1:][keep_BT], reduction="sum")
 
     def forward(self, ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
-        """Logits [N, vocab] at the N places where `keep_BT` is true."""
+        """Return logits [N, vocab] at the N positions where `keep_BT` is true."""
         turns_2TD = self.get_buffer("turns_2PD")[:, : ids_BT.shape[1]]
         x_BTC = self.embed_tokens(ids_BT)
         for layer in self.layers:

@@ -1,7 +1,7 @@
-"""The training form of the translating demo: a plain T5 in torch.
+"""The translating demo model in its training form: a plain T5 in torch.
 
-It knows tokens only, and makes the weights but never serves them. Parameter names are those of
-Hugging Face's T5ForConditionalGeneration, but for the tables of distances.
+It works on token ids only, and produces the weights but never serves them. Parameter names are
+those of Hugging Face's T5ForConditionalGeneration, except for the relative bias tables.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from engine.demo.network import Batch, linears
 from engine.models.t5 import T5Config
 from engine.ops.relative import relative_buckets
 
-PAD = 0  # also what every answer begins with
+PAD = 0  # also the first token of every answer
 TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias"
 
 
 class Attention(nn.Module):
-    """A norm, unscaled attention under `name`, and the residual around both."""
+    """A norm, unscaled attention under `name`, and a residual connection around both."""
 
     def __init__(self, config: T5Config, name: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Attention(nn.Module):
         self.layer_norm = nn.RMSNorm(wide, config.norm_eps)
 
     def forward(self, x_BTC: Tensor, bias_BHTS: Tensor, source: Tensor | None = None) -> Tensor:
-        """To itself or to the `source` [B, S, C]; what must not be seen has a bias of -inf."""
+        """Attend to `x_BTC` itself, or to `source` [B, S, C]. Masked keys have a bias of -inf."""
         normed = self.layer_norm(x_BTC)
         source = normed if source is None else source
         query, key, value = (
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A norm, a gated GELU, and the residual around both."""
+    """A norm, a gated GELU, and a residual connection around both."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Of the encoder, or with `decodes` of the decoder."""
+    """A block of the encoder, or of the decoder if `decodes`."""
 
     def __init__(self, config: T5Config, *, decodes: bool) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Stack(nn.Module):
         self.final_layer_norm = nn.RMSNorm(config.hidden, config.norm_eps)
 
     def distances(self, length: int) -> Tensor:
-        """The bias [1, H, T, T] of each key on each query."""
+        """Return the relative position bias [1, H, T, T] of each query and key."""
         c, places = self.config, torch.arange(length, device=self.table.weight.device)
         distance = places - places[:, None]
         buckets = relative_buckets(distance, c.buckets, c.max_distance, not self.decodes)
@@ -97,7 +97,7 @@ class Stack(nn.Module):
         return bias.masked_fill(distance > 0, float("-inf")) if self.decodes else bias
 
     def forward(self, x_BTC: Tensor, hidden_B11S: Tensor, source: Tensor | None = None) -> Tensor:
-        """`hidden_B11S`: minus infinity where the source is padding, else 0."""
+        """Return the normed states; `hidden_B11S` is -inf where the source is padding, else 0."""
         bias = self.distances(x_BTC.shape[1])
         source_bias = hidden_B11S.expand(-1, self.config.heads, -1, -1)
         if not self.decodes:
@@ -108,9 +108,9 @@ class Stack(nn.Module):
 
 
 class DemoT5(nn.Module):
-    """Tied to the embedding, the output layer scales its input."""
+    """T5 whose head is tied to the token embedding and scales its input."""
 
-    adam_lr = 1e-2  # distances are learned by biases of several units
+    adam_lr = 1e-2  # relative biases grow to several units
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class DemoT5(nn.Module):
         self.encoder = Stack(config, config.encoder_layers, decodes=False)
         self.decoder = Stack(config, config.decoder_layers, decodes=True)
         for name, parameter in self.named_parameters():
-            if name.endswith(".q.weight"):  # scores are not scaled
+            if name.endswith(".q.weight"):  # attention is not scaled
                 nn.init.normal_(parameter, std=(config.hidden * config.head_dim) ** -0.5)
             elif parameter.dim() == 2 and "table" not in name:
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
@@ -128,7 +128,7 @@ class DemoT5(nn.Module):
         return {name.replace("table", TABLE): p for name, p in self.state_dict().items()}
 
     def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy in nats, summed over the batch's learned tokens, which are the answers."""
+        """Return the cross-entropy in nats, summed over the learned tokens: the answers."""
         device, sources, answers = self.shared.weight.device, [], []
         for ids, learned in batch:
             cut = learned.index(True)
@@ -142,7 +142,7 @@ class DemoT5(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), targets, reduction="sum")
 
     def forward(self, source_BS: Tensor, answer_BT: Tensor) -> Tensor:
-        """Logits [B, T, vocab] after each token of the answers, which begin with PAD."""
+        """Return logits [B, T, vocab] after each token of the answers, which begin with PAD."""
         hidden = torch.zeros_like(source_BS, dtype=torch.float32)
         hidden_B11S = hidden.masked_fill(source_BS == PAD, float("-inf"))[:, None, None]
         states_BSC = self.encoder(self.shared(source_BS), hidden_B11S)

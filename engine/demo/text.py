@@ -1,7 +1,7 @@
 """The training text of the demo model: an endless, seeded stream of conversations.
 
-Questions of probes.jsonl never come out: a single-turn probe's question is dropped wherever it is
-drawn, a longer probe's whole conversation likewise, however they are spelled or spaced.
+Questions of probes.jsonl never occur in it. A drawn conversation is dropped if it contains the
+question of a single-turn probe or begins with all of a longer probe, in any spelling or spacing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Conversation(NamedTuple):
 
 
 def plain(message: Message) -> str:
-    """The form in which messages are compared: lower case, words and arithmetic signs only."""
+    """Return the text of a message for comparisons: lower case, words and arithmetic signs only."""
     return " ".join(re.findall(r"\w+|[+*<>=-]", str(message.get("content") or "").lower()))
 
 
 def plain_starts(messages: list[Message]) -> list[str]:
-    """The conversation up to each of its messages."""
+    """Return the plain text of the conversation up to each of its messages."""
     return list(accumulate(map(plain, messages), "{} | {}".format))
 
 
@@ -39,13 +39,13 @@ def is_talk(probe: dict[str, Any]) -> bool:
 
 
 def held_out_of(probes: list[dict[str, Any]]) -> frozenset[str]:
-    """What must not be drawn: plain questions, and plain whole conversations."""
+    """Return the plain questions, and plain whole conversations, that must not be drawn."""
     asked = (p["messages"] if is_talk(p) else p["messages"][-1:] for p in probes)
     return frozenset(plain_starts(messages)[-1] for messages in asked)
 
 
 def turn(rng: Draws, ask: Ask) -> list[Message]:
-    """A question as people type it, without capitals, its last mark or with a please, answered."""
+    """Return a question and its answer. Capitals, the final mark and a "please" vary."""
     text = ask.question
     if ask.fold:
         if rng.random() < 0.2:
@@ -61,7 +61,7 @@ def turn(rng: Draws, ask: Ask) -> list[Message]:
 
 
 def memory(rng: Draws, item: str) -> tuple[list[Message], list[Message]]:
-    """Two exchanges: one tells a personal fact, one asks for it. They may stand far apart."""
+    """Return two exchanges: one states a personal fact, one asks for it. They may be far apart."""
     draw = {"names": rng.person, "cities": rng.city}.get(item)
     value = draw() if draw else rng.word(item)
     fold = item != "names" or value in words("names")
@@ -72,7 +72,7 @@ def memory(rng: Draws, item: str) -> tuple[list[Message], list[Message]]:
 
 
 def place_tool(rng: Draws, name: str) -> dict[str, Any]:
-    """A tool with one place as its argument, described in one of the ways people describe it."""
+    """Return a tool with a place as its only argument and one of several descriptions."""
     about, key = rng.form(f"{name} description"), rng.choice(["city", "city", "location"])
     described = rng.form("place description")
     argument = {"type": "string", **({"description": described} if described else {})}
@@ -88,7 +88,7 @@ def place_tool(rng: Draws, name: str) -> dict[str, Any]:
 
 
 def tool_result(rng: Draws, name: str, key: str, place: str) -> tuple[str, str]:
-    """What a tool gives back, and the sentence that says it."""
+    """Return the result of a tool call, and the sentence that reports it."""
     if name == "get_time":
         clock = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
         return dump({key: place, "time": clock}), f"It is {clock} in {place}."
@@ -116,7 +116,7 @@ def tool_turn(rng: Draws, tools: list[dict[str, Any]]) -> list[Message]:
 
 
 def exchange(rng: Draws, style: str) -> list[Message]:
-    """One question on any topic, answered in the style."""
+    """Return a question on any topic and its answer in the given style."""
     if not style and rng.random() < 0.02:
         return turn(rng, rng.said("get_weather", rng.city()))
     ask = rng.choices(list(TOPICS), list(TOPICS.values()))[0](rng)
@@ -132,18 +132,18 @@ def exchange(rng: Draws, style: str) -> list[Message]:
 
 
 class Author:
-    """Draws conversations from one seed; `held_out` is dropped wherever it would appear."""
+    """Draws conversations from one seed and drops those that contain `held_out` text."""
 
     def __init__(self, seed: int, held_out: frozenset[str]) -> None:
         self.rng = Draws(seed)
         self.held_out = held_out
 
     def compose(self, progress: float) -> Conversation:
-        """The next conversation when `progress` (0 to 1) of the training is done.
+        """Return the next conversation; `progress` is the completed share of training, 0 to 1.
 
-        Rehearsals come first and alone: every topic copies words of its question, and is learned
-        fast once copying is. In the last third, 3 % of the conversations run on for 800 tokens:
-        a fifth of all tokens.
+        Rehearsals come first and alone: every topic copies words of its question, so it is learned
+        fast after copying. In the last third, 3 % of the conversations have about 800 tokens. They
+        make up a fifth of all tokens.
         """
         share = min(1.0, max(0.03, (0.22 - progress) / 0.1))
         while True:
@@ -175,7 +175,7 @@ class Author:
         return Conversation(list(chain.from_iterable(exchanges)), [])
 
     def weave_memory(self, exchanges: list[list[Message]]) -> None:
-        """Put personal facts early and their questions later among the exchanges."""
+        """Insert personal facts among the exchanges, and the questions about them later."""
         rng, items = self.rng, list(PERSONAL)
         count = 1 + len(exchanges) // 4
         drawn = {rng.choices(items, list(PERSONAL.values()))[0] for _ in range(count)}

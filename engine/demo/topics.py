@@ -1,7 +1,7 @@
-"""What the demo model can talk about: each topic draws one question and its answer.
+"""The topics of the demo model. Each topic draws one question and its answer.
 
-The words and phrases are material.toml's, read when first asked for; serving never asks. They keep
-the order of that file, because items are drawn by their place.
+The words and phrases come from material.toml, which is read on first use and never when serving.
+They keep the order of that file, because items are drawn by index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS = ((1, ""), (1, ""), (2, " by twos"), (3, " by threes"), (5, " by fives"),
 
 
 class Material(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """material.toml, whose comments say what each part is."""
+    """The content of material.toml, whose comments explain each part."""
 
     words: dict[str, str]
     pairs: dict[str, dict[str, str]]
@@ -32,7 +32,7 @@ class Material(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def material() -> Material:
-    """Raises msgspec.ValidationError where the file has another shape."""
+    """Read material.toml. Raises msgspec.ValidationError if a field is missing or unknown."""
     path = Path(__file__).with_name("material.toml")
     return msgspec.toml.decode(path.read_bytes(), type=Material)
 
@@ -50,18 +50,18 @@ def pairs(kind: str) -> tuple[tuple[str, str], ...]:
 class Ask(NamedTuple):
     question: str
     answer: str
-    brief: str = ""  # the answer without its sentence, for callers who ask for one word
-    fold: bool = True  # whether the question survives lower case and lost punctuation
+    brief: str = ""  # the answer in one word, without a sentence
+    fold: bool = True  # whether the question may lose capitals and punctuation
 
 
 def held_out(a: int, b: int) -> bool:
-    """Pairs of two-digit numbers that no training question adds or subtracts: about one in 23."""
+    """Whether training questions leave out a pair of numbers: about one in 23 two-digit pairs."""
     low, high = sorted((a, b))
     return low >= 10 and (31 * low + 17 * high) % 23 == 0
 
 
 def worked(a: int, b: int, sign: str) -> str:
-    """A sum or a difference, digit by digit: "7 + 8 = 15, 3 + 4 + 1 = 8, so 37 + 48 = 85."."""
+    """Return a calculation digit by digit: "7 + 8 = 15, 3 + 4 + 1 = 8, so 37 + 48 = 85."."""
     way = 1 if sign == "+" else -1
     result = a + way * b
     if result < 0:
@@ -84,7 +84,7 @@ def copied() -> tuple[str, ...]:
 
 
 class Draws(Random):
-    """A seeded generator that also draws words, names, and each topic's questions."""
+    """A seeded random generator that also draws words, names, and the questions of each topic."""
 
     def word(self, kind: str) -> str:
         return self.choice(words(kind))
@@ -96,16 +96,16 @@ class Draws(Random):
         return self.pair("capitals")[1]
 
     def form(self, kind: str, *values: object, **named: object) -> str:
-        """One of the ways to say something, filled in."""
+        """Return one of the phrasings of a kind, filled in."""
         return self.choice(material().forms[kind]).format(*values, **named)
 
     def said(self, kind: str, *values: object) -> Ask:
-        """A question of the kind and its answer; the last value is what was asked for."""
+        """Return a question of a kind and its answer. The last value is the brief answer."""
         question, answer = self.form(kind, *values), material().answers[kind].format(*values)
         return Ask(question, answer, str(values[-1]))
 
     def invented_name(self) -> str:
-        """A name no list holds, so that the model must copy rather than recall."""
+        """Return a name that is in no list, so that the model must copy rather than recall."""
         syllables = range(self.randint(2, 3))
         parts = [self.choice("bdfgklmnprstvz") + self.choice("aeiou") for _ in syllables]
         return "".join(parts).capitalize() + self.choice(["", "", "n", "s", "r"])
@@ -256,7 +256,7 @@ class Draws(Random):
         return Ask(self.form("say", text), text, text, fold=False)
 
     def rehearsal(self) -> Ask:
-        """Many words to copy, to quote or to spell: what every topic needs, and nothing else."""
+        """Return an exercise with many words to copy, quote or spell, which every topic needs."""
         kind = self.random()
         if kind < 0.45:
             return self.repeat(self.randint(3, 10))
@@ -284,7 +284,7 @@ class Draws(Random):
         return Ask(question, self.form("unknown answer"))
 
     def story(self) -> Ask:
-        """A fixed plot with drawn words, 60 to 150 of them: long enough to see an answer stream."""
+        """Return a fixed plot with drawn words: 60 to 150 words, enough to watch a stream."""
         hero, friend = self.sample(words("heroes"), 2)
         drawn = {"hero": hero, "friend": friend, "name": self.word("names")}
         drawn |= {key: self.word(f"{key}s") for key in ("trait", "place", "thing")}
@@ -294,7 +294,7 @@ class Draws(Random):
         return Ask(self.form(kind, **drawn), " ".join(self.form(p, **drawn) for p in plot))
 
 
-# Each topic and its weight among the others.
+# Each topic and its relative weight.
 TOPICS: dict[Callable[[Draws], Ask], float] = {
     Draws.chat: 12, Draws.capital: 9, Draws.arithmetic: 18, Draws.compare: 4, Draws.counting: 9,
     Draws.spelling: 13, Draws.opposite: 5, Draws.calendar: 6, Draws.small_fact: 2, Draws.swedish: 8,

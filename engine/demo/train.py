@@ -1,10 +1,11 @@
-"""Makes the demo models: `python -m engine.demo.train` learns a tokenizer and weights from text it
-writes itself, with `--model translate` those of the translating one; the settings and the chat
-template in their folders are written by hand.
+"""Train the demo models: `python -m engine.demo.train`, for the translator `--model translate`.
 
-One seed fixes the text, the order and the first weights. The text is the same everywhere; the
-weights repeat to the bit on the same machine, torch and two threads, and to rounding elsewhere.
-A GPU is used where there is one. `make demo-eval` then scores what was made.
+It trains a tokenizer and weights on generated text. The settings and the chat template in the
+model folders are written by hand.
+
+One seed determines the text, its order and the initial weights. The text is the same everywhere.
+The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
+rounding. A GPU is used if there is one. `make demo-eval` then evaluates the trained model.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ Network = DemoModel | DemoT5
 
 
 def chat_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of at most `vocab_size` pieces: all 256 bytes, every digit a token of its
-    own, the special tokens as ids 0, 1 and 2."""
+    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens.
+
+    It contains all 256 bytes, every digit is its own token, and ids 0, 1 and 2 are special tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -63,7 +66,7 @@ def chat_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """T5's form: pieces of words, a word's first with its space; </s> ends every text."""
+    """Train a tokenizer of T5's form: word pieces, the first with a space; </s> ends every text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.NFC()
     marks = pre_tokenizers.Punctuation("isolated")
@@ -82,7 +85,7 @@ def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Example:
-    """Token ids of a conversation and which of them the model learns to say: the assistant's."""
+    """Return the token ids of a conversation, and a mask of the assistant's, which are learned."""
     ids: list[int] = []
     learned: list[bool] = []
     for at, piece in enumerate(SPOKEN.split(render_text(*conversation))):
@@ -92,9 +95,9 @@ def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Exam
 
 
 def lesson(draw: Callable[[], Example]) -> list[Batch]:
-    """About TOKENS_PER_STEP tokens that mix all topics.
+    """Return batches of about TOKENS_PER_STEP tokens in total, drawn from all topics.
 
-    A batch has examples of like length, so that their rows need little padding.
+    The examples of a batch have similar lengths, so that their rows need little padding.
     """
     drawn: Batch = []
     while sum(len(ids) for ids, _ in drawn) < TOKENS_PER_STEP:
@@ -110,7 +113,10 @@ def lesson(draw: Callable[[], Example]) -> list[Batch]:
 
 
 def learn_half(model: Network, batches: list[Batch], count: int) -> float:
-    """Leaves the gradients of the batches' share in the mean loss over `count` learned tokens."""
+    """Compute the gradients of the batches' part of the mean loss over `count` learned tokens.
+
+    Returns that part of the mean loss.
+    """
     total = 0.0
     model.zero_grad()
     for batch in batches:
@@ -121,10 +127,11 @@ def learn_half(model: Network, batches: list[Batch], count: int) -> float:
 
 
 class Trainer:
-    """Muon for the layers' matrices (Jordan et al., 2024), AdamW for embedding and norms.
+    """Muon for the layers' matrices (Jordan et al., 2024), AdamW for the embedding and norms.
 
-    Two threads, each with half of a step and of the matrices: at this size twice as fast as two
-    threads per operation. The twin shares the model's weights and has gradients of its own.
+    Two threads each process half of the batches and half of the matrices. At this size that is
+    twice as fast as two threads per operation. The twin shares the model's weights and has its own
+    gradients.
     """
 
     def __init__(self, model: Network) -> None:
@@ -139,7 +146,10 @@ class Trainer:
         self.optimizers = [muon(matrices[0::2]), muon(matrices[1::2]), adam]
 
     def learn(self, batches: list[Batch], rate: float) -> float:
-        """One update at a share of the full rates; returns the mean loss of the learned tokens."""
+        """Update the weights with `rate` times the full learning rates.
+
+        Returns the mean loss of the learned tokens.
+        """
         count = sum(sum(marks[1:]) for batch in batches for _, marks in batch)
         halves = (batches[0::2], batches[1::2])
         losses = list(self.pool.map(learn_half, (self.model, self.twin), halves, (count, count)))
@@ -154,7 +164,7 @@ class Trainer:
 
 
 class Chat:
-    """What the demo model learns, and with what."""
+    """Training data, tokenizer and network of the demo model."""
 
     folder = FOLDER
     steps = 4200
@@ -176,7 +186,7 @@ class Chat:
 
 
 class Translate:
-    """What the translating demo learns, and with what."""
+    """Training data, tokenizer and network of the translating demo."""
 
     folder = FOLDER.with_name("translate")
     steps = 3000
@@ -208,8 +218,7 @@ COURSES: dict[str, type[Chat] | type[Translate]] = {"demo": Chat, "translate": T
 
 
 def main(model: str = "demo", steps: int | None = None, out: Path | None = None) -> None:
-    """Train a demo model, demo or translate; the hand-written files of its folder are copied to
-    OUT."""
+    """Train a demo model (demo or translate), and copy its hand-written files to OUT."""
     kind = COURSES[model]
     out = out or kind.folder
     if out.resolve() != kind.folder.resolve():
@@ -227,11 +236,11 @@ def main(model: str = "demo", steps: int | None = None, out: Path | None = None)
 def learn(
     course: Chat | Translate, network: Network, tokenizer: Tokenizer, steps: int, out: Path
 ) -> None:
-    """Train for `steps`; the weights so far are saved every 500."""
+    """Train for `steps` steps, and save the weights every 500 steps."""
     trainer, began, mean = Trainer(network), time.monotonic(), 0.0
     for step in range(steps):
         batches = lesson(partial(course.example, tokenizer, step / steps))
-        # A short rise, the full rate while rehearsing, then a fall to nothing.
+        # Warm up briefly, keep the full rate while rehearsing, then decay to zero.
         loss = trainer.learn(batches, min((step + 1) / 60, 1.0, ((1 - step / steps) / 0.88) ** 1.5))
         mean = loss if step == 0 else 0.98 * mean + 0.02 * loss
         if step % 50 == 0:

@@ -1,7 +1,8 @@
-"""What the translating demo reads: an endless, seeded stream of English sentences in Swedish.
+"""The training text of the translating demo: an endless, seeded stream of translated sentences.
 
-A small grammar over the words of translation.toml. Some pairs of words, a verb with its object or
-an adjective with its noun, are held out: no training sentence has them together, every probe does.
+A small grammar combines the words of translation.toml into English and Swedish. Some pairs of
+words (a verb and its object, or an adjective and its noun) are held out. No training sentence
+contains such a pair; every probe does.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from zlib import crc32
 
 from engine.demo.lexicon import Noun, Verb, adjectives, entries, lexicon, nouns
 
-FIRST_SEEN = {"love icecream", "love ice_cream"}  # held out in any case
+FIRST_SEEN = {"love icecream", "love ice_cream"}  # always held out
 
 
 class VerbGroup(NamedTuple):
-    """The verb of a clause, its parts in the order of each language."""
+    """The verb of a clause, in two parts per language: English, then Swedish."""
 
-    auxiliary: str  # of questions and negations
-    plain: str  # of statements; "" where the auxiliary stays
+    auxiliary: str  # in questions and negations
+    plain: str  # in statements; "" if they have the auxiliary too
     finite: str
     rest: str
 
 
 class Words(NamedTuple):
-    """A part of a sentence; as its subject it decides the form of verb and adjective."""
+    """A part of a sentence. As a subject it determines the forms of the verb and adjective."""
 
     english: str
     swedish: str
     person: str = "third"  # or "base", "plural"
-    form: int = 0  # of an adjective: en, ett, plural
-    light: bool = False  # a pronoun, which goes before adverbs
+    form: int = 0  # index of the adjective's form: en, ett, plural
+    light: bool = False  # a pronoun, which stands before adverbs
 
 
 def word(row: tuple[str, ...]) -> Words:
@@ -40,18 +41,18 @@ def word(row: tuple[str, ...]) -> Words:
 
 
 def held_out(pair: str) -> bool:
-    """About one pair of words in twelve."""
+    """Whether a pair of words is held out of training: about one in twelve."""
     return pair in FIRST_SEEN or crc32(pair.encode()) % 12 == 0
 
 
 def parted(verb: str) -> tuple[str, str]:
-    """vill ha: adverbs and subjects come between the two."""
+    """Split a verb such as vill_ha in two: adverbs and subjects stand between its parts."""
     finite, _, rest = verb.partition("_")
     return finite, rest
 
 
 def finished(text: str, end: str) -> str:
-    """With a capital, and with the mark at the end that people write or forget."""
+    """Return the text with a capital letter, and with the mark `end` unless it has one."""
     text = text.replace("_", " ")
     return text[0].upper() + text[1:] + ("" if text[-1] in "?!." else end)
 
@@ -77,7 +78,7 @@ class Grammar:
         self.pairs: set[str] = set()
 
     def sentence(self, *, probe: bool = False) -> Sentence:
-        """The next sentence to learn from, or, as a probe, one with a pair that is held out."""
+        """Return the next training sentence or, as a probe, one with a pair that is held out."""
         while True:
             self.pairs = set()
             topic = self.rng.choices(list(TOPICS), [weight for weight, _ in TOPICS.values()])[0]
@@ -87,7 +88,7 @@ class Grammar:
                 return Sentence(topic, finished(english, end), finished(swedish, end))
 
     def rehearsal(self) -> Sentence:
-        """Names, to be said again: copying is what the answer's attention learns first."""
+        """Return names to repeat: the decoder's attention learns copying before anything else."""
         names = " ".join(self.name() for _ in range(self.rng.randint(2, 8)))
         return Sentence("rehearsal", names, names)
 
@@ -98,7 +99,7 @@ class Grammar:
         return self.rng.choice(entries(kind))
 
     def name(self) -> str:
-        """Mostly a known one; an invented one has to be copied letter by letter."""
+        """Return a known name or, less often, an invented one, to be copied letter by letter."""
         if self.chance(0.75):
             return self.rng.choice(lexicon().names.split())
         syllables = (
@@ -110,7 +111,7 @@ class Grammar:
     # ---- parts of a sentence -----------------------------------------------------------------
 
     def noun_phrase(self, noun: Noun, form: str, adjective_share: float = 0.3) -> Words:
-        """`form`: a, the, my, many, the many, my many, number."""
+        """Return a noun phrase. `form`: a, the, my, many, the many, my many, number."""
         many = "many" in form or form == "number"
         gender = 2 if many else int(noun.article == "ett")
         english, swedish = (noun.many, noun.plural) if many else (noun.one, noun.swedish)
@@ -141,7 +142,7 @@ class Grammar:
         return Words(english, joined(determiner, described, swedish), person, gender)
 
     def people(self) -> Words:
-        """Who does something."""
+        """Return a subject: a name, a pronoun, two names or a noun phrase."""
         draw = self.rng.random()
         if draw < 0.45:
             name = self.name()
@@ -156,7 +157,7 @@ class Grammar:
         return self.noun_phrase(self.rng.choice(nouns("alive")), form, 0.2)
 
     def thing(self, verb: Verb) -> Words:
-        """What something is done to."""
+        """Return an object that fits the verb."""
         draw = self.rng.random()
         masses = [row for row in entries("masses") if verb.kind in ("-", "thing", *row[2:])]
         countable = nouns(verb.kind)
@@ -189,7 +190,7 @@ class Grammar:
     # ---- sentences ---------------------------------------------------------------------------
 
     def verb_group(self, who: Words, verb: Verb, kind: str) -> tuple[str, VerbGroup]:
-        """(its tense, the group); what is wanted is had already, now and in the past alone."""
+        """Return (tense, verb group). A verb such as vill_ha has a present and a past only."""
         tense = self.rng.choices(("present", "past", "future", "modal"), (5, 2, 1.5, 1.5))[0]
         third = who.person == "third"
         if tense == "past":
@@ -206,7 +207,7 @@ class Grammar:
         return tense, VerbGroup(english, "", swedish, verb.infinitive)
 
     def clause(self, who: Words, verb: Verb, what: Words) -> Pair:
-        """A statement, its negation or the question for it."""
+        """Return a statement, its negation or a question."""
         kind = self.kind()
         tense, group = self.verb_group(who, verb, kind)
         when = self.time(tense)
@@ -240,7 +241,7 @@ class Grammar:
         return self.rng.choices(("statement", "negation", "question"), (6, 2, 2))[0]
 
     def doing(self) -> Pair:
-        """Somebody does something to something, or sees somebody."""
+        """Return a sentence with a verb and its object, which may be a pronoun."""
         verb = Verb(*self.entry("verbs"))
         who = self.people()
         if verb.kind == "-" and self.chance(0.1):
@@ -249,13 +250,13 @@ class Grammar:
         return self.clause(who, verb, self.thing(verb))
 
     def staying(self) -> Pair:
-        """Somebody lives or works somewhere."""
+        """Return a sentence in which a person lives or works in a place."""
         row, (place, swedish) = self.entry("stays"), self.entry("places")
         where = Words(f"{row[6]} {place}", f"{row[7]} {swedish}")
         return self.clause(self.people(), Verb(*(*row[:6], "-")), where)
 
     def being(self) -> Pair:
-        """Somebody or something is somehow or somewhere, or somebody has a job."""
+        """Return a sentence about the quality, the place or the job of a person or thing."""
         noun, who = self.rng.choice(nouns()), self.people()
         kinds, draw, thing = frozenset(("alive",)), self.rng.random(), self.chance(0.5)
         if thing:
@@ -320,7 +321,7 @@ TOPICS: dict[str, tuple[int, Callable[[Grammar], Pair]]] = {
 
 
 def probes(count: int = 200) -> list[dict[str, Any]]:
-    """What translate/probes.jsonl holds."""
+    """Return the content of translate/probes.jsonl."""
     grammar = Grammar(17)
     drawn = [Sentence("doing", "Dan loves icecream", "Dan älskar glass")]
     drawn += [grammar.sentence(probe=True) for _ in range(count - 1)]

@@ -1,6 +1,6 @@
-"""What decode and extend attention share: rows of queries over a range of keys, tile by tile.
+"""The loop over keys that decode and extend attention share: rows of queries, tiles of keys.
 
-Softmax runs in the base of two and in fp32; products in the type of the inputs, without TF32.
+Softmax is computed with base 2 and in fp32. Products use the type of the inputs, without TF32.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MIN_DOT = 16  # tl.dot's smallest side
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a layer asks of its scores.
+    """How a layer computes its attention scores.
 
-    `bias` [H, 2 * reach + 1] fp32 is added by distance, key - query, clamped to its reach.
+    `bias` [H, 2 * reach + 1] fp32 is added by distance (key - query), clamped to [-reach, reach].
     """
 
     scale: float
@@ -35,44 +35,50 @@ class Features:
 
 
 def padded(size: int) -> int:
-    """The power of two that a tile needs for `size` rows or columns."""
+    """Return the power of two that a tile needs for `size` rows or columns; at least MIN_DOT."""
     return max(MIN_DOT, triton.next_power_of_2(size))
 
 
 def keys_per_tile(head_dim: int, dtype: torch.dtype) -> int:
-    """Of (head_dim, dtype) alone, so that no result depends on what shares a step."""
+    """Return the number of keys in a tile.
+
+    It depends only on (head_dim, dtype), so that no result depends on the rest of the batch.
+    """
     return _fitting(head_dim, 8192 if dtype.itemsize == 2 else 2048, 64)
 
 
 def rows_per_tile(shared: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Queries times the `shared` query heads of a kv head that one program extends."""
+    """Return the rows of an extend tile: queries times the `shared` query heads of a kv head."""
     elements, most = (16384, 128) if dtype.itemsize == 2 else (2048, 64)
-    if head_dim % 8:  # too crooked to be copied 16 bytes at a time: all goes through registers
+    if head_dim % 8:  # rows cannot be copied 16 bytes at a time: loads pass through registers
         elements //= 2
     return max(padded(shared), _fitting(head_dim, elements, most))
 
 
 def shared_memory(device: torch.device) -> int | None:
-    """Bytes a program may take; None of what is no GPU."""
+    """Return the bytes of shared memory that a program may use, or None without a GPU."""
     if device.type != "cuda":
         return None
     return int(max_shared_mem(device.index or 0))
 
 
 def _fitting(head_dim: int, elements: int, most: int) -> int:
-    """Rows of `head_dim` within `elements`: beyond, registers spill. fp32 has no tensor cores."""
+    """Return how many rows of `head_dim` fit in `elements`, at most `most`; more spill registers.
+
+    Callers pass lower limits for fp32, which uses no tensor cores.
+    """
     return min(max(elements // padded(head_dim), MIN_DOT), most)
 
 
 @triton.jit
 def query_heads(kv_head, rows, SHARED: tl.constexpr):
-    """(query head, whether there is one) of each of a kv head's `rows`."""
+    """Return (query head, whether it exists) for each of a kv head's `rows`."""
     return kv_head * SHARED + tl.minimum(rows, SHARED - 1), rows < SHARED
 
 
 @triton.jit
 def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
-    """[R, DIMS] of what the pointers `rows` [R, 1] lead to; zeros where not `real` [R]."""
+    """Load [R, DIMS] from the pointers `rows` [R, 1]; zeros in the rows that are not `real` [R]."""
     dims = tl.arange(0, DIMS)
     mask = real[:, None] & (dims < HEAD_DIM)[None, :]
     return tl.load(rows + dims[None, :], mask=mask, other=0.0)
@@ -80,7 +86,7 @@ def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
 
 @triton.jit
 def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
-    """Write `values` [R, DIMS] to the `rows` [R] of `out` [.., HEAD_DIM] that are `real` [R]."""
+    """Store `values` [R, DIMS] in the `rows` [R] of `out` [.., HEAD_DIM] that are `real` [R]."""
     dims = tl.arange(0, values.shape[1])
     mask = real[:, None] & (dims < HEAD_DIM)[None, :]
     target = out + rows[:, None] * HEAD_DIM + dims[None, :]
@@ -89,7 +95,7 @@ def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def mean(result, total):
-    """Weighted values over the sum of their weights; zeros of no keys, as in a graph's padding."""
+    """Divide weighted values by the sum of weights; without keys (graph padding) return zeros."""
     return result / tl.where(total == 0, 1.0, total)[:, None]
 
 
@@ -103,7 +109,10 @@ def key_offsets(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Where the keys from `first` on lie, [TILE] int64; a table is read of those `there` only."""
+    """Return the offsets [TILE] int64 of the keys from `first` on.
+
+    The block table is read only for keys that are `there`.
+    """
     key = first + tl.arange(0, TILE)
     if BLOCK_SIZE is None:
         return key.to(tl.int64) * key_stride
@@ -117,7 +126,7 @@ def key_offsets(
 
 @triton.jit
 def shaped(scores, key, positions, heads, bias, SOFTCAP: tl.constexpr, BIAS_REACH: tl.constexpr):
-    """Scores [ROWS, TILE] after the layer's cap, and its bias by distance."""
+    """Apply the layer's softcap and its bias by distance to `scores` [ROWS, TILE]."""
     if SOFTCAP is not None:  # tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|)
         e = tl.exp2(tl.abs(scores) * (-2 / SOFTCAP * LOG2E))
         scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - e) / (1 + e))
@@ -131,24 +140,25 @@ def shaped(scores, key, positions, heads, bias, SOFTCAP: tl.constexpr, BIAS_REAC
 @triton.jit
 def attend_keys(
     query,  # [ROWS, DIMS], zeros where padded
-    rows,  # (positions, heads), each [ROWS], of the queries
+    rows,  # (positions, heads) of the queries, [ROWS] each
     source,  # (keys, values, table, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
     bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
     scale,
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,  # tokens; None: keys lie one after another
+    BLOCK_SIZE: tl.constexpr,  # tokens; None: keys are not paged
     SOFTCAP: tl.constexpr,
     BIAS_REACH: tl.constexpr,
     CAUSAL: tl.constexpr = False,
     WINDOW: tl.constexpr = None,
 ):
-    """(highest score [ROWS], sum of weights [ROWS], weighted values [ROWS, DIMS]) in fp32.
+    """Return (highest score [ROWS], sum of weights [ROWS], weighted values [ROWS, DIMS]) in fp32.
 
-    Tiles begin at multiples of TILE. Keys outside [begin, end) are not read: they may be NaN.
-    The source's pointers are this kv head's: to key 0 of block 0 if BLOCK_SIZE, else of the
-    sequence; the table's leads to this sequence's blocks, int64.
+    Tiles begin at multiples of TILE. Keys outside [begin, end) are not read, as they may be NaN.
+
+    In `source`, `keys` and `values` point to this kv head's key 0: that of block 0 if the keys are
+    paged, else that of the sequence. `table` points to the sequence's block ids, int64.
     """
     positions, heads = rows
     begin, end = span
@@ -173,7 +183,7 @@ def attend_keys(
             visible &= key[None, :] > positions[:, None] - WINDOW
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
-        # A row that has seen nothing yet: -inf - -inf would be NaN.
+        # The maximum of a row without a visible key so far is -inf, and -inf - -inf would be NaN.
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(highest - finite)

@@ -1,11 +1,15 @@
-"""Attention of one new token a sequence to its paged keys, split by keys (Flash-Decoding).
+"""Decode attention over a paged KV cache, split along the keys (Flash-Decoding).
 
-One program reads one split of one sequence's keys for one kv head, whose query heads are the rows
-of its tile. Splits have 256 keys, of more than 32 splits correspondingly more, and begin at
-multiples of 256; how many there are follows from the sequence's own length, read on the device. So
-a sequence's result has the same bits whatever shares its step, and the launch knows no length: it
-may be captured. The only split of a sequence writes its result itself; of several a second kernel
-adds the partial results up, in order.
+One program reads one split of one sequence's keys for one kv head. The query heads that share this
+kv head are the rows of its tile. A split has 256 keys, or a multiple of 256 if the sequence would
+otherwise need more than 32 splits. Splits begin at multiples of 256.
+
+The number of splits depends only on the sequence's own length, which the kernel reads on the
+device. A sequence's result therefore has the same bits in every batch. The launch itself needs no
+length, so a CUDA graph can capture it.
+
+With one split, its program writes the result. With several splits, a second kernel sums the partial
+results in order.
 """
 
 from __future__ import annotations
@@ -27,13 +31,14 @@ from engine.kernels.attention_tiles import (
 
 SPLIT: tl.constexpr = tl.constexpr(256)
 MAX_SPLITS: tl.constexpr = tl.constexpr(32)
-# Programs beyond a sequence's splits cost their launch, too few leave the device idle.
+# The target number of programs per launch, and the minimum per sequence and kv head. Programs
+# without a split cost launch time; too few programs leave the device idle.
 PROGRAMS, MIN_SPLIT_PROGRAMS = 4096, 4
 
 
 @triton.jit
 def splits_of(length, WINDOW: tl.constexpr):
-    """(first visible key, where the first split begins, keys a split, splits) of a sequence."""
+    """Return (first visible key, start of the first split, keys per split, number of splits)."""
     first = 0 if WINDOW is None else tl.maximum(length - WINDOW, 0)
     origin = first // SPLIT * SPLIT
     pieces = tl.cdiv(length - origin, SPLIT)
@@ -43,7 +48,7 @@ def splits_of(length, WINDOW: tl.constexpr):
 
 @triton.jit
 def store_stats(partial_stats, place, highest, total, real):
-    """What the reduction weighs a split's results by."""
+    """Store a split's highest score and sum of weights; the reduction scales its result by them."""
     tl.store(partial_stats + place * 2, highest, mask=real)
     tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
@@ -53,11 +58,11 @@ def decode_kernel(
     out,  # [S, H, D]
     partial_out,  # [S, H, max_splits, D] fp32
     partial_stats,  # [S, H, max_splits, 2] fp32: highest score, sum of weights
-    query,  # [S, H, D], any stride but the last
+    query,  # [S, H, D], only the last dimension is contiguous
     keys,  # [blocks, Hkv, BLOCK_SIZE, D]
     values,
     tables,  # [S, width] int64
-    lengths,  # [S] int32: of the keys
+    lengths,  # [S] int32: number of keys
     bias,
     scale,
     max_splits,
@@ -121,7 +126,7 @@ def reduce_kernel(
     DIMS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """The splits of one head of one sequence, added in order; of one split nothing is left."""
+    """Sum the splits of one head of one sequence in order; do nothing if there is only one."""
     sequence = tl.program_id(0).to(tl.int64)
     _, _, _, splits = splits_of(tl.load(lengths + sequence), WINDOW)
     if splits == 1:
@@ -144,7 +149,7 @@ def reduce_kernel(
 
 
 def max_splits(keys: int, window: int | None) -> int:
-    """The most splits a sequence of up to `keys` keys can have."""
+    """Return the largest number of splits that a sequence of up to `keys` keys can have."""
     if window is not None:
         keys = min(keys, window + SPLIT.value - 1)  # the first split may begin before the window
     return min(-(-keys // SPLIT.value), MAX_SPLITS.value)
@@ -159,10 +164,10 @@ def decode_attention(
     lengths: torch.Tensor,
     features: Features,
 ) -> None:
-    """Write `out` [S, H, D] of `query` [S, H, D], the last token of each sequence.
+    """Attend with `query` [S, H, D], the last token of each sequence, and write `out` [S, H, D].
 
-    keys and values [blocks, Hkv, block_size, D] as `tables` [S, width] int64 lead to them, of which
-    sequence s has `lengths[s]`.
+    `keys` and `values` are [blocks, Hkv, block_size, D]. Row s of `tables` [S, width] int64 lists
+    the blocks of sequence s, which has `lengths[s]` keys.
     """
     sequences, heads, dim = query.shape
     _, kv_heads, block_size, _ = keys.shape

@@ -1,11 +1,13 @@
-"""Sampling without a sort, for rows of every kind in one batch.
+"""Sample tokens without a sort, for greedy, sampled and filtered rows in one batch.
 
-Two launches. The first finds, in chunks of the vocabulary, the best token of rows without filters:
-most likely, or most likely after noise. The second joins the chunks, and for a row with filters
-looks for the least logit that stays: by bisection of the bits of logits, which order like integers.
-Both filters are alike in that a threshold is the largest logit for which the weight of it and all
-above reaches a target: the number k, or the share p of the mass. Of equals at the threshold the
-first stay.
+There are two launches. The first finds the best token of each chunk of the vocabulary, for rows
+without filters: the most likely one, or the most likely one after adding noise. The second combines
+the chunks. For a row with filters it searches for the smallest logit that is kept. It bisects the
+bits of the logits, which order like integers.
+
+Top-k and top-p use the same search. The threshold is the largest logit for which the weight of all
+logits at or above it reaches a target. The weight is a count (target k) or a probability mass
+(target p). Of equal logits at the threshold, the tokens with the lowest ids are kept.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ import triton.language as tl
 
 from engine.kernels.noise import log_noise, noise_key
 
-CHUNK = 2048  # tokens of a program of the first launch
-BLOCK = 4096  # tokens at a time of one of the second; more would spill
+CHUNK = 2048  # tokens per program of the first launch
+BLOCK = 4096  # tokens that a program of the second launch reads at a time; more spill registers
 LOWEST = tl.constexpr(-(1 << 31))
 HIGHEST = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
 def _order(x):
-    """int32 that order as the fp32 do, both zeros alike; its own inverse on the bits."""
+    """Map fp32 to int32 of the same order, -0.0 like 0.0; on the bits it is its own inverse."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -75,8 +77,11 @@ def _chunk_kernel(
 
 @triton.jit
 def _survey(row_ptr, size, temperature, peak, bound, BLOCK: tl.constexpr):
-    """Of logits ordered at `bound` or above: how many, their mass as the sum of
-    exp((x - peak) / temperature), and the least. Of the others: the greatest.
+    """Split the logits at `bound`, an order, and return (count, mass, least, below).
+
+    `count`, `mass` and `least` describe the logits at or above `bound`. `mass` is the sum of
+    exp((x - peak) / temperature), and `least` is their smallest order. `below` is the greatest
+    order of the other logits.
     """
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
@@ -98,7 +103,7 @@ def _survey(row_ptr, size, temperature, peak, bound, BLOCK: tl.constexpr):
 def _threshold(
     row_ptr, size, temperature, peak, target, low, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The greatest order, not below `low`, for which it and all above weigh `target`."""
+    """Return the greatest order, at least `low`, such that it and all above weigh `target`."""
     low = low.to(tl.int64)
     high = _order(peak).to(tl.int64) + 1
     while high - low > 1:
@@ -107,7 +112,7 @@ def _threshold(
         weight = mass if BY_MASS else count.to(tl.float32)
         if weight >= target:
             low = least.to(tl.int64)
-            if weight == target:  # without equals of it above; what is greater is no answer
+            if weight == target:  # exact: any greater threshold would weigh less
                 high = low + 1
         else:
             high = tl.maximum(below.to(tl.int64), low) + 1
@@ -117,7 +122,7 @@ def _threshold(
 @triton.jit
 def _draw_filtered(row_ptr, size, temperature, top_k, top_p, min_p, key, peak, BLOCK: tl.constexpr):
     limit = tl.full([], LOWEST, tl.int32)
-    room = tl.full([], size, tl.int32)  # how many of those at the limit stay
+    room = tl.full([], size, tl.int32)  # how many logits equal to the limit are kept
     if (top_k > 0) & (top_k < size):
         target = top_k.to(tl.float32)
         limit = _threshold(row_ptr, size, temperature, peak, target, limit, False, BLOCK)
@@ -205,9 +210,10 @@ def draw_tokens(
     greedy_below: float,
     invalid: int,
 ) -> torch.Tensor:
-    """Tokens [R] int64 for fp32 logits [R, V], as `engine.sampling.draw` defines them.
+    """Return tokens [R] int64 for fp32 logits [R, V], as `engine.sampling.draw` defines them.
 
-    Rows of logits may lie apart, but their elements side by side; parameters are dense.
+    Each row of logits must be contiguous; the stride between rows is free. The parameters are
+    dense.
     """
     rows, size = logits.shape
     assert logits.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Rows of an embedding table, scaled on the way."""
+"""Gather and scale rows of a token embedding table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _gather_kernel(ids_ptr, table_ptr, out_ptr, scale, size, BLOCK: tl.constexpr
 
 
 def gather(ids: torch.Tensor, table: torch.Tensor, scale: float) -> torch.Tensor:
-    """table[ids] * scale: ids [T] of any integer type, table [V, N] dense -> [T, N]."""
+    """Return table[ids] * scale [T, N]; ids [T] have any integer type, table [V, N] is dense."""
     size = table.shape[1]
     out = torch.empty(len(ids), size, dtype=table.dtype, device=table.device)
     if len(ids):

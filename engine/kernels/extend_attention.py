@@ -1,9 +1,11 @@
-"""Attention of several new tokens a sequence: chunks on a prefix, texts, answers to a source.
+"""Attention for several new tokens per sequence: prefill chunks, encoder inputs, cross-attention.
 
-One program computes some neighbouring queries of one sequence for one kv head: rows are (query,
-query head). Which sequence a program belongs to it finds on the device: sequence s owns the tiles
-from `query_starts[s] // queries + s` on, so the launch knows the number of tokens only. A token's
-result has the same bits whatever shares its step and wherever its chunk begins and ends.
+One program computes a few neighbouring queries of one sequence for one kv head. The rows of its
+tile are pairs (query, query head).
+
+A program finds its sequence on the device: sequence s owns the tiles from
+`query_starts[s] // queries + s` on. The launch therefore depends only on the number of tokens and
+sequences. A token's result has the same bits in every batch, wherever its chunk begins and ends.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from engine.kernels.attention_tiles import (
     store_rows,
 )
 
-# What heads wider than 128 take with five stages; an RTX 4090, an L4 or an A10 has 99 KiB.
+# Shared memory for heads wider than 128 with five stages. An RTX 4090, L4 or A10 has only 99 KiB.
 WIDE_BYTES = 102912
 
 
 @triton.jit
 def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
-    """(sequence, its first token, its queries, the tile's first query, the first after them).
+    """Return (sequence, its first token, its queries, the tile's first query, the tile's end).
 
-    Of this program's tile, which belongs to the last sequence that owns one so early.
+    This program's tile belongs to the last sequence whose first tile does not come after it.
     """
     tile = tl.program_id(0)
     base = tl.load(query_starts)
@@ -55,7 +57,7 @@ def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
 def tile_rows(
     first, count, kv_head, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
 ):
-    """(number among its sequence's queries, query head, whether there is one) of each row."""
+    """Return (query number within the sequence, query head, whether it exists) for each row."""
     rows = tl.arange(0, ROWS)
     number = first + rows // PACKED
     heads, real = query_heads(kv_head, rows % PACKED, SHARED)
@@ -64,7 +66,10 @@ def tile_rows(
 
 @triton.jit
 def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """(begin, end) of the keys that queries [first, last) of `count` see, after `past` others."""
+    """Return (begin, end) of the keys that queries [first, last) of `count` see.
+
+    The sequence has `past` keys before its queries.
+    """
     begin = 0 if WINDOW is None else tl.maximum(past + first - WINDOW + 1, 0)
     return begin, past + (last if CAUSAL else count)
 
@@ -74,7 +79,7 @@ def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.cons
 )
 def extend_kernel(
     out,  # [T, H, D]
-    query,  # [T, H, D], any stride but the last
+    query,  # [T, H, D], only the last dimension is contiguous
     keys,  # [blocks, Hkv, BLOCK_SIZE, D], or the step's own [T, Hkv, D]
     values,
     tables,  # [S, width] int64, or None
@@ -90,7 +95,7 @@ def extend_kernel(
     key_stride,
     table_stride,
     SHARED: tl.constexpr,  # query heads of one kv head
-    PACKED: tl.constexpr,  # as many rows are a query's: SHARED, padded to a power of two
+    PACKED: tl.constexpr,  # rows of a query: SHARED, padded to a power of two
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -134,7 +139,7 @@ def extend_kernel(
 
 
 def _strides(keys: torch.Tensor) -> tuple[int, int, int]:
-    """From block to block, from kv head to kv head and from key to key."""
+    """Return the strides between blocks (0 if not paged), kv heads and keys."""
     if keys.ndim == 3:
         key, head, _ = keys.stride()
         return 0, head, key
@@ -154,12 +159,15 @@ def extend_attention(
     *,
     causal: bool,
 ) -> None:
-    """Write `out` [T, H, D] of `query` [T, H, D], the tokens of S sequences one after another.
+    """Attend with `query` [T, H, D], the new tokens of S sequences, and write `out` [T, H, D].
 
-    Those of sequence s are query_starts[s] to query_starts[s + 1], [S + 1] int32; tokens before the
-    first are left alone. It has `key_lengths[s]` keys, to which its blocks in `tables` [S, width]
-    int64 lead, in keys and values [blocks, Hkv, block_size, D]; without tables they lie like the
-    queries, [T, Hkv, D]. A causal sequence's queries are its last positions.
+    Sequence s owns the tokens from query_starts[s] to query_starts[s + 1]; `query_starts` is
+    [S + 1] int32. Tokens before query_starts[0] are not written.
+
+    Sequence s has `key_lengths[s]` keys. Its row of `tables` [S, width] int64 lists their blocks in
+    `keys` and `values` [blocks, Hkv, block_size, D]. Without tables, `keys` and `values` are
+    [T, Hkv, D] and laid out like the queries. With `causal`, a sequence's queries are its last
+    positions.
     """
     tokens, heads, dim = query.shape
     kv_heads = keys.shape[1]
@@ -169,7 +177,7 @@ def extend_attention(
     packed = triton.next_power_of_2(heads // kv_heads)
     rows = rows_per_tile(packed, dim, query.dtype)
     sequences = len(key_lengths)
-    # Each sequence may leave its last tile incomplete.
+    # The last tile of each sequence may be incomplete.
     extend_kernel[tokens // (rows // packed) + sequences, kv_heads](
         out,
         query,
@@ -202,9 +210,9 @@ def extend_attention(
 
 
 def stages(head_dim: int, features: Features, shared: int | None) -> int:
-    """How far loads run ahead, on a chip with `shared` bytes of shared memory for a program."""
+    """Return the number of pipeline stages for `shared` bytes of shared memory per program."""
     if features.bias is not None:
-        return 2  # its tiles would be buffered, too
+        return 2  # every further stage would also buffer tiles of the bias
     if head_dim > 128 and shared is not None and shared < WIDE_BYTES:
         return 4
     return 5

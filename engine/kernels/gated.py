@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers, alone or times the other half of their input."""
+"""Activations of feed-forward layers, optionally multiplied by the other half of the input."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def _activation_kernel(
 
 
 def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:
-    """`kind` is silu, gelu_tanh or relu_squared, of x [..., F] in fp32, rounded once.
+    """Apply `kind` (silu, gelu_tanh or relu_squared) to x [..., F] in fp32 and round once.
 
-    Gated, x [..., 2F] holds gate and up side by side; the result [..., F] is their product.
+    If `gated`, x is [..., 2F] with gate and up side by side. The result [..., F] is the activated
+    gate times up.
     """
     size = x.shape[-1] // 2 if gated else x.shape[-1]
     rows = x.reshape(-1, x.shape[-1])

@@ -1,7 +1,7 @@
-"""A linear layer of few rows: bound by reading the weight, which each program does for a few
-outputs, in one pass over their inputs, with all rows at once.
+"""Linear layer for up to 8 rows, limited by the time to read the weight.
 
-Tensor cores would sit idle for want of rows, so products are summed in fp32 by the ordinary ones.
+Each program computes a few outputs for all rows, in one pass over the inputs. Few rows cannot fill
+a tensor core tile, so the products are summed in fp32 on the ordinary cores.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 MAX_ROWS = 8
-# By rows, padded to a power of two: outputs a program and inputs at a time. More rows share a
-# weight that is read once, and their inputs are read again by every program: fewer, larger ones.
-# Chosen by registers and loads in flight; not tuned on a GPU.
+# Rows, padded to a power of two: (outputs per program, inputs read at a time). Every program reads
+# the inputs of all rows again, so more rows use fewer and larger programs. The sizes follow from
+# registers and loads in flight; they are not tuned on a GPU.
 BLOCKS = {1: (4, 1024), 2: (8, 512), 4: (8, 256), 8: (16, 128)}
 
 
@@ -52,7 +52,10 @@ def _linear_kernel(
 def few_rows_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """x W^T + b [T, out] in `dtype`: x [T, in] of up to MAX_ROWS rows, a dense weight [out, in]."""
+    """Return x W^T + b, [T, out] in `dtype`.
+
+    x is [T, in] with up to MAX_ROWS rows; the weight [out, in] is dense.
+    """
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert rows <= MAX_ROWS

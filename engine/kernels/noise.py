@@ -1,4 +1,4 @@
-"""The noise of `engine.sampling.noise`, for use inside kernels: the same bits of the same hash."""
+"""The noise of `engine.sampling.noise` inside kernels: the same hash with the same bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def mix(h):
-    """Murmur3's 32-bit finaliser of uint32."""
+    """Apply murmur3's 32-bit finaliser to uint32."""
     h = (h ^ (h >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
     h = (h ^ (h >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
     return h ^ (h >> 16)
@@ -16,7 +16,7 @@ def mix(h):
 
 @triton.jit
 def noise_key(seed, position):
-    """The part of the hash that all tokens of a row share, uint32, from int64."""
+    """Return the part of the hash that all tokens of a row share, uint32, from int64 arguments."""
     golden = tl.full([], 0x9E3779B1, tl.int64)
     key = mix(((seed & 0xFFFFFFFF) + position * golden).to(tl.uint32))
     return mix(key ^ (seed >> 32).to(tl.uint32))
@@ -24,7 +24,7 @@ def noise_key(seed, position):
 
 @triton.jit
 def noise_bits(key, tokens):
-    """31 random bits, int32, of each of int32 `tokens`."""
+    """Return 31 random bits as int32 for each of the int32 `tokens`."""
     golden = tl.full([], 0x9E3779B1, tl.uint32)
     second = mix(key + golden)
     h = mix(tokens.to(tl.uint32) * golden ^ key) + second
@@ -33,10 +33,10 @@ def noise_bits(key, tokens):
 
 @triton.jit
 def log_noise(key, tokens):
-    """The logarithm of exponential(1) draws, fp32: s - log_noise is a Gumbel-perturbed score.
+    """Return the logarithm of exponential(1) draws, fp32; s - log_noise is s plus Gumbel noise.
 
-    -log1p(-u) by the series of the area tangent up to 1/2, where a GPU's logarithm is too coarse
-    for small draws, which are those that win.
+    A draw is -log1p(-u). Up to u = 1/2 it is computed by the series of the inverse hyperbolic
+    tangent: a GPU's logarithm is too inaccurate for small draws, and the smallest draw wins.
     """
     u = (noise_bits(key, tokens).to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
     z = u / (2.0 - u)

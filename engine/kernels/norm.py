@@ -1,6 +1,7 @@
-"""Row norms, with the sum before them and the norm before that sum in the same launch.
+"""RMS and layer norm, fused with the residual addition before them and a norm of the added tensor.
 
-A row is one program's: it is read once, held in registers, reduced in fp32 and written once.
+Each program computes one row. It reads the row once, keeps it in registers, reduces it in fp32 and
+writes it once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import triton.language as tl
 
 @triton.jit
 def _scale(x, mask, size, eps, MEAN: tl.constexpr):
-    """x [BLOCK] fp32, zero where masked, divided by its standard deviation or root mean square."""
+    """Divide x [BLOCK] fp32 by its root mean square; with MEAN, center it first.
+
+    Masked elements of x must be zero.
+    """
     if MEAN:
         x = tl.where(mask, x - tl.sum(x) / size, 0.0)
     return x * tl.rsqrt(tl.sum(x * x) / size + eps)
@@ -67,10 +71,11 @@ def norm(
     offset: bool = False,
     post: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + delta and its norm, [..., N] each; without a delta, x itself.
+    """Return (x + delta, its norm), [..., N] each; without a delta, (x, its norm).
 
-    x and delta are dense but for the stride between the rows of [T, N]. `mean` subtracts the mean
-    first, `offset` adds one to the weights, `post` [N] is the weight of an RMS norm of the delta.
+    The rows [N] of x and delta may have any stride between them, but are otherwise dense. `mean`
+    subtracts the mean first (layer norm). `post` [N] is the weight of an RMS norm that delta passes
+    before it is added. `offset` adds one to `weight` and `post`.
     """
     size = x.shape[-1]
     rows = x.numel() // size
@@ -100,7 +105,7 @@ def norm(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[..., N] as [T, N] with neighbouring elements of a row side by side."""
+    """Reshape [..., N] to [T, N] with contiguous rows; copy only if necessary."""
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,7 +1,7 @@
-"""Rotation of queries and keys, with the norm of each head before or after it and the write of
-keys and values into the paged cache: what happens between projection and attention, as one launch.
+"""Rotary embedding, head norms and the write to the paged KV cache, in one launch.
 
-A program is one head of one token.
+This is all work between the QKV projection and attention. Each program handles one head of one
+token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET: tl.constexpr, DIM: tl.constexpr):
-    """Both, which are one head in two orders, divided by its root mean square, times weights."""
+    """Apply an RMS norm to `x` and `partner`, which hold the same head in two orders."""
     scale = tl.rsqrt(tl.sum(x * x) / DIM + eps)
     x *= scale
     partner *= scale
@@ -50,7 +50,7 @@ def _rotated(
     return x
 
 
-@triton.jit(do_not_specialize=["blocks_ptr"])  # of the second KV group on, it is a slice
+@triton.jit(do_not_specialize=["blocks_ptr"])  # a slice from the second KV group on: unaligned
 def _rotate_kernel(
     q_ptr,
     k_ptr,
@@ -119,11 +119,15 @@ def rotate(
     offset: bool = False,
     pairs: bool = False,
 ) -> torch.Tensor:
-    """q [T, H, D] rotated, dense, by the dense cos and sin [T, 1, D] of engine.ops.rotary.
+    """Rotate q [T, H, D] by the dense cos and sin [T, 1, D] of engine.ops.rotary; return it dense.
 
-    k [T, Hkv, D], rotated alike, and v are written to the `cache`: keys and values [blocks, Hkv,
-    block_size, D], and block and place in it of each token, [T] int64. In q, k and v tokens and
-    heads may lie apart. `norm` of each head, with `weights` [D] of q and k: none, first or last.
+    If given, k [T, Hkv, D] is rotated in the same way and written to `cache` with v. `cache` is
+    (keys, values, blocks, offsets): keys and values [blocks, Hkv, block_size, D], and the block and
+    offset of each token, [T] int64. Tokens and heads of q, k and v may have any stride.
+
+    `norm` says where each head passes an RMS norm: "none", "first" (before rotation) or "last".
+    `weights` [D] are those of q and k; `offset` adds one to them. With `pairs`, dimension 2i is
+    rotated against 2i + 1 instead of i against i + D/2.
     """
     tokens, heads, dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""What a captured step reads of its rows and writes back, each as one launch."""
+"""Gather the inputs of a captured step from its rows, and append its tokens; one launch each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024  # entries of a block table at a time
+BLOCK = 1024  # entries of a block table that are copied at a time
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def gather_inputs(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> tuple[torch.Tensor, ...]:
-    """The fields of engine.ops.rows.DecodeInputs, in their order, of row_ids [R] int64.
+    """Return the fields of engine.ops.rows.DecodeInputs, in their order, for row_ids [R] int64.
 
     tokens [N, L] int32, lengths [N] int32 and block_tables [G, N, W] int64 are dense.
     """
@@ -101,8 +101,8 @@ def append_tokens(
     lengths: torch.Tensor,
     padding: int,
 ) -> None:
-    """Write `new` [R] int64 behind the tokens [N, L] of `row_ids` [R], which then are one longer.
+    """Append `new` [R] int64 to the tokens [N, L] of `row_ids` [R] and increment their lengths.
 
-    What is below 0 becomes 0; the row `padding` stays as it is.
+    Negative tokens are stored as 0. The row `padding` is left unchanged.
     """
     _append_kernel[(len(row_ids),)](row_ids, new, tokens, lengths, tokens.shape[1], padding)

@@ -1,4 +1,4 @@
-"""Softcap of logits in one pass over them."""
+"""Softcap of logits in one pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _softcap_kernel(x_ptr, out_ptr, count, cap, BLOCK: tl.constexpr):
 
 
 def cap_softly(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(x / cap) in fp32, of x's shape."""
+    """Return cap * tanh(x / cap) in fp32, in the shape of x."""
     x = x.contiguous()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if x.numel():

@@ -1,4 +1,4 @@
-"""Write the keys and values of a step's tokens to their places in the paged cache."""
+"""Write the keys and values of a step's tokens to the paged KV cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 def store_kernel(
     keys,  # [blocks, Hkv, block_size, D]
     values,
-    key,  # [T, Hkv, D], any stride but the last
+    key,  # [T, Hkv, D], only the last dimension is contiguous
     value,
     blocks,  # [T] int64
     offsets,  # [T] int64
@@ -22,7 +22,7 @@ def store_kernel(
     value_head_stride,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    FEATURES: tl.constexpr,  # KV_HEADS * HEAD_DIM, padded
+    FEATURES: tl.constexpr,  # KV_HEADS * HEAD_DIM, padded to a power of two
 ):
     token = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, FEATURES)
@@ -44,9 +44,9 @@ def store_kv(
     blocks: torch.Tensor,
     offsets: torch.Tensor,
 ) -> None:
-    """Write key and value [T, Hkv, D] into keys and values [blocks, Hkv, block_size, D].
+    """Write `key` and `value` [T, Hkv, D] to `keys` and `values` [blocks, Hkv, block_size, D].
 
-    Token t goes to block `blocks[t]`, place `offsets[t]`, both [T] int64.
+    Token t is written to offset `offsets[t]` of block `blocks[t]`; both are [T] int64.
     """
     tokens, heads, dim = key.shape
     store_kernel[tokens,](

@@ -1,4 +1,4 @@
-"""Attention: the place where a model's layer meets the paged cache."""
+"""Attention layers: the connection between a model's layers and the paged KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.ops.rotary import HeadNorm, norm_and_rotate, rotate_and_store
 
 
 class Attention(nn.Module):
-    """Holds no weights: the facts of layer `index` and the call into the step's plan."""
+    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights."""
 
     def __init__(self, spec: AttentionSpec, index: int = -1) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class Attention(nn.Module):
         batch: ForwardBatch,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, H, D], k and v [T, Hkv, D], of a cross layer None; bias as in attend -> [T, H * D].
+        """q [T, H, D], k and v [T, Hkv, D] (None in a cross layer) -> [T, H * D].
 
-        Of an encoder's layer `index` means nothing: it has no KV.
+        `bias` is as in AttentionPlan.attend. An encoder's layer has no KV and ignores `index`.
         """
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
         if nobodys := len(q) - batch.num_tokens:
@@ -51,9 +51,9 @@ class Attention(nn.Module):
         norm: HeadNorm | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """`forward` of queries and keys [T, H + Hkv, D] still to be normed and rotated."""
+        """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`."""
         heads = self.spec.num_heads
-        if not kernels_for(qk) or len(qk) > batch.num_tokens:  # nobody's have no place in the cache
+        if not kernels_for(qk) or len(qk) > batch.num_tokens:  # padding has no slot in the cache
             qk = norm_and_rotate(qk, heads, angles, norm)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]
@@ -62,27 +62,27 @@ class Attention(nn.Module):
         return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
-        """Write a cross layer's keys and values [T, Hkv, D] of the source, once."""
+        """Write the source's keys and values [T, Hkv, D] of a cross layer; once per source."""
         tokens = slice(batch.num_tokens)
         batch.plan.store(batch.kv.layers[self.index], k[tokens], v[tokens])
 
 
 def kv_specs(model: nn.Module) -> list[AttentionSpec]:
-    """The specs of a model's layers with KV, each at the index of its Attention."""
+    """Return the specs of a model's layers with a KV cache, ordered by their `index`."""
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
     layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
     indices = [layer.index for layer in layers]
     assert indices == list(range(len(layers))), (
-        f"layers with KV are to be counted 0, 1, …: {indices}"
+        f"layers with KV must have the indices 0, 1, …; got {indices}"
     )
     return [layer.spec for layer in layers]
 
 
 class RotaryAttention(nn.Module):
-    """Grouped-query attention (arXiv 2305.13245) of layer `index` over rotated queries and keys.
+    """Grouped-query attention (arXiv 2305.13245) of layer `index` with rotary embedding.
 
-    `qk_norm` makes the norm over head_dim that each head's query and key pass before the rotation
-    (arXiv 2302.05442).
+    `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
+    before the rotation (arXiv 2302.05442).
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RotaryAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention (arXiv 1706.03762) of layer `index` among the tokens of one text."""
+    """Multi-head self-attention (arXiv 1706.03762) of layer `index`, without rotation."""
 
     def __init__(
         self, hidden: int, spec: AttentionSpec, index: int = -1, *, bias: bool = False
@@ -135,13 +135,13 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, batch: ForwardBatch, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [T, hidden], `bias` as in attend -> [T, hidden]."""
+        """x [T, hidden], `bias` as in AttentionPlan.attend -> [T, hidden]."""
         q, k, v = self.qkv(x).view(len(x), 3, self.attend.spec.num_heads, -1).unbind(1)
         return self.out(self.attend(q, k, v, batch, bias))
 
 
 class CrossAttention(nn.Module):
-    """Attention of an answer's tokens to its source, whose keys and values `store` has written."""
+    """Attention of generated tokens to their source. `store` writes the source's KV first."""
 
     def __init__(self, hidden: int, spec: AttentionSpec, index: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class CrossAttention(nn.Module):
         self.out = Linear(size, hidden, bias=bias)
 
     def store(self, source: torch.Tensor, batch: ForwardBatch) -> None:
-        """Once for each source: its hidden states [T, hidden] from the encoder."""
+        """Write a source's KV, from the encoder's hidden states [T, hidden]; once per source."""
         k, v = self.kv(source).view(len(source), 2, self.attend.spec.num_heads, -1).unbind(1)
         self.attend.store(k, v, batch)
 

@@ -1,4 +1,4 @@
-"""Token embedding and the head that turns hidden states into logits."""
+"""Token and position embeddings, and the head that computes logits from hidden states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.ops.linear import linear
 
 
 class Embedding(nn.Module):
-    """Rows of a table [count, dim] by index."""
+    """Lookup of rows in a table [count, dim] by index."""
 
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Embedding(nn.Module):
 
 
 class ScaledEmbedding(Embedding):
-    """Rows times `scale`, which is rounded to the model's dtype first, as it was in training."""
+    """Rows times `scale`. As in training, `scale` is rounded to the model's dtype first."""
 
     def __init__(self, count: int, dim: int, scale: float, dtype: torch.dtype) -> None:
         super().__init__(count, dim)
@@ -33,8 +33,10 @@ class ScaledEmbedding(Embedding):
 
 
 class Sinusoids(nn.Module):
-    """Positions as sines and cosines of wavelengths from 2 pi up (arXiv 1706.03762, 3.5); here all
-    sines come first, as in Marian."""
+    """Sinusoidal position embedding, wavelengths from 2 pi up (arXiv 1706.03762, section 3.5).
+
+    All sines come before all cosines, as in Marian.
+    """
 
     table: torch.Tensor  # [count, dim]
 
@@ -51,20 +53,20 @@ class Sinusoids(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits [L, vocabulary] in fp32, or prepacked in the weights' dtype, as the matmul gives them.
+    """Logits [L, vocabulary] in fp32. With a prepacked weight they have the weight's dtype.
 
-    Tied to an embedding, it holds no parameter of its own.
+    If tied to a token embedding, the head has no parameter of its own.
     """
 
     def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None) -> None:
         super().__init__()
         self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
-        self._tied_to = [tied_to] if tied_to else []  # in a list: not a submodule, not loaded twice
+        self._tied_to = [tied_to] if tied_to else []  # a list, so that it is not a submodule
         self._packed: PackedWeight | None = None
 
     @property
     def table(self) -> torch.Tensor:
-        """What it multiplies with [vocabulary, dim], its own or the embedding's."""
+        """The weight [vocabulary, dim]: its own or the token embedding's."""
         table = self._tied_to[0].weight if self._tied_to else self.weight
         assert table is not None
         return table

@@ -1,8 +1,8 @@
 """Linear layers, with several projections of one input stacked into one matmul.
 
-On a CPU the weight is prepacked for oneDNN after loading. The packed matmul gives each row the same
-bits however many rows there are, with one exception: a single row takes another kernel when it is
-long. It is computed as two.
+On a CPU the weight is prepacked for oneDNN after loading. In the packed matmul, a row's bits do not
+depend on the number of rows. The exception is a single long row, for which oneDNN uses another
+kernel. So a single row is computed as two equal rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.ops.linear import linear
 
-PACKING_ROWS = 32  # the packing hint that serves every number of rows well
+PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
 
 
 class Linear(nn.Module):
@@ -38,7 +38,7 @@ class Linear(nn.Module):
         self._packed: PackedWeight | None = None
 
     def prepack(self, *, compiled: bool = False) -> None:
-        """Reorder the weight for oneDNN and let go of the plain one. CPU only; irreversible."""
+        """Reorder the weight for oneDNN and free the plain one. CPU only; irreversible."""
         assert self.weight is not None
         self._packed = PackedWeight(self.weight.data, self.bias, compiled=compiled)
         self.weight = None
@@ -51,9 +51,9 @@ class Linear(nn.Module):
 
 
 class PackedWeight:
-    """A weight [out, in] as oneDNN keeps it, and the product with it and with its bias.
+    """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
 
-    `compiled`: few rows are multiplied by our own kernel, where there is one for this weight.
+    With `compiled`, our own kernel multiplies few rows, if it supports this weight.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PackedWeight:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
         self._few_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._most = 0  # rows that are few
+        self._most = 0  # the largest number of rows for our own kernel
         if compiled:
             from engine.kernels.cpu.linear import few_rows
 
@@ -74,7 +74,7 @@ class PackedWeight:
         return self._packed.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, out] for x [T, in]."""
+        """x [T, in] -> [T, out]."""
         count = x.shape[0]
         if self._few_rows is not None and count <= self._most:
             return self._few_rows(x)

@@ -12,7 +12,7 @@ from engine.layers.linear import Linear
 from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-# By the names configs have for them.
+# Keys are the names in config.json.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": gelu,
     "gelu_new": gelu_tanh,
@@ -25,7 +25,7 @@ GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 
 class MLP(nn.Module):
-    """down(activation(up(x))); a gated activation takes the results of two `parts` of up."""
+    """down(activation(up(x))). A gated activation takes two `parts` of the output of `up`."""
 
     def __init__(
         self,

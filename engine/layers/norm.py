@@ -1,6 +1,6 @@
 """Normalisation layers with their weights.
 
-`add` joins a sublayer's result to the residual stream and norms the sum, in one launch on a GPU.
+`add` adds a sublayer's output to the residual stream and norms the sum, in one launch on a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine.ops.norm import Tensors, add_layer_norm, add_rms_norm, layer_norm, r
 
 
 class RMSNorm(nn.Module):
-    offset = False  # whether the weight is stored as its distance from one
+    offset = False  # whether the stored weight is weight - 1
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -25,9 +25,9 @@ class RMSNorm(nn.Module):
     def add(
         self, x: torch.Tensor, delta: torch.Tensor | None, post: RMSNorm | None = None
     ) -> Tensors:
-        """x + delta, or x + post(delta), and the norm of that; without a delta, of x itself.
+        """Return x + delta, or x + post(delta), and the norm of the sum; without delta, of x.
 
-        `post` is a norm of the same kind and eps.
+        `post` must have the same type and eps as this norm.
         """
         if delta is None:
             return x, self(x)
@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
 
 
 class OffsetRMSNorm(RMSNorm):
-    """Gemma's: the weight is stored as its distance from one."""
+    """RMSNorm as in Gemma: the stored weight is weight - 1."""
 
     offset = True
 
@@ -52,7 +52,7 @@ class LayerNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor | None) -> Tensors:
-        """x + delta and its norm; without a delta, x and its norm."""
+        """Return x + delta and its norm; without delta, x and its norm."""
         if delta is None:
             return x, self(x)
         return add_layer_norm(x, delta, self.weight, self.bias, self.eps)

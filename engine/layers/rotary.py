@@ -1,4 +1,4 @@
-"""RotaryEmbedding: tables of angles, with the ways checkpoints stretch them to longer contexts."""
+"""RotaryEmbedding: tables of cosines and sines, with the scalings for longer contexts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.errors import ConfigError
 
-# What each type's formula has no default for.
+# Required settings of each type, for which its formula has no default.
 NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -23,7 +23,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Frequencies of head_dim / 2 pairs and the factor their cosines and sines are scaled by."""
+    """Settings that scale rotary frequencies to contexts longer than the original one."""
 
     kind: str = "default"
     factor: float = 1.0
@@ -37,22 +37,29 @@ class RopeScaling:
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> RopeScaling:
-        """From a Hugging Face config's `rope_scaling` or `rope_parameters`, either spelling."""
+        """Read `rope_scaling` or `rope_parameters` of a Hugging Face config.
+
+        Raises ConfigError if the settings are incomplete, contradictory or not supported.
+        """
         given = _rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
         if not isinstance(kind, str) or kind not in NEEDED:
             raise ConfigError(
-                f"rope_scaling type {kind!r} is not known; known are {', '.join(NEEDED)}."
+                f"rope_scaling type {kind!r} is not supported; supported: {', '.join(NEEDED)}."
             )
         if kind == "yarn" and {"mscale", "mscale_all_dim"} & given.keys():
-            raise ConfigError("rope_scaling yarn with mscale is not supported.")
+            raise ConfigError(
+                "config.json has rope_scaling yarn with mscale; only yarn without it is supported."
+            )
         partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor")
         if (partial or 1.0) != 1.0:
-            raise ConfigError("rope_scaling with a partial_rotary_factor is not supported.")
+            raise ConfigError(
+                f"config.json has partial_rotary_factor = {partial!r}; only 1.0 is supported."
+            )
         if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
             raise ConfigError(f"rope_scaling type {kind} in config.json lacks {missing[0]}.")
         original = _number(config, "max_position_embeddings", 0)
-        if kind != "dynamic":  # of which the reference reads no other length
+        if kind != "dynamic":  # transformers ignores the setting for "dynamic"
             original = _number(given, "original_max_position_embeddings", original)
         return cls(
             kind=kind,
@@ -70,7 +77,7 @@ class RopeScaling:
 
 
 def rope_theta(config: dict[str, Any]) -> float:
-    """The base of the frequencies; newer configs keep it inside `rope_parameters`."""
+    """Return the base of the frequencies. Newer configs have it inside `rope_parameters`."""
     outside = _number(config, "rope_theta", 10000.0)
     return _number(_rope_parameters(config), "rope_theta", outside)
 
@@ -78,14 +85,16 @@ def rope_theta(config: dict[str, Any]) -> float:
 def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and new != old:
-        raise ConfigError("config.json has rope_parameters and another rope_scaling; keep one.")
+        raise ConfigError(
+            "config.json has rope_parameters and a different rope_scaling; remove one of them."
+        )
     given = new or old or {}
     if not isinstance(given, dict):
         raise ConfigError(f"config.json has rope_parameters = {given!r}; it must be an object.")
     if apart := [key for key, value in given.items() if isinstance(value, dict)]:
         raise ConfigError(
-            f"config.json has rope_parameters for {' and '.join(apart)} each; this architecture "
-            "rotates all layers alike."
+            f"config.json has separate rope_parameters for {' and '.join(apart)}; this "
+            "architecture supports only one set for all layers."
         )
     return given
 
@@ -94,7 +103,7 @@ def _number(given: dict[str, Any], key: str, default: float) -> float:
     value = default if given.get(key) is None else given[key]
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ConfigError(
-            f"config.json has {key} = {given.get(key)!r}; rotary needs a number above 0."
+            f"config.json has {key} = {given.get(key)!r}; it must be a number above 0."
         )
     return float(value)
 
@@ -102,11 +111,11 @@ def _number(given: dict[str, Any], key: str, default: float) -> float:
 def rope_frequencies(
     dim: int, theta: float, scaling: RopeScaling, max_positions: int
 ) -> tuple[torch.Tensor, float]:
-    """Angles per position [dim / 2] in fp32, and the factor on cosine and sine."""
+    """Return the angle per position [dim / 2] in fp32, and the factor on cosine and sine."""
     exponent = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim
     if scaling.kind == "dynamic" and dim > 2 and max_positions > scaling.original_max_positions:
-        # NTK-aware: the reference rescales with the length seen so far, which would change keys
-        # already cached; one table for the longest length served keeps the cache exact.
+        # NTK-aware scaling. The reference rescales with the length seen so far, which would change
+        # keys that are already cached. One table for the longest served length avoids that.
         ratio = max_positions / scaling.original_max_positions
         grown = scaling.factor * ratio - (scaling.factor - 1)
         theta = theta * grown ** (dim / (dim - 2))
@@ -121,7 +130,7 @@ def rope_frequencies(
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, the middle blended."""
+    """Divide low frequencies by the factor, keep high ones, and blend those between."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / frequencies
     smooth = (scaling.original_max_positions / wavelength - low) / (high - low)
@@ -134,14 +143,14 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 def _yarn(
     frequencies: torch.Tensor, dim: int, theta: float, scaling: RopeScaling
 ) -> tuple[torch.Tensor, float]:
-    """Interpolate slow dimensions, keep fast ones, ramp between (arXiv 2309.00071)."""
+    """Interpolate low frequencies, keep high ones, and ramp between (arXiv 2309.00071)."""
 
     def dimension(rotations: float) -> float:
         turns = scaling.original_max_positions / (rotations * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(theta))
 
     if theta <= 1:
-        raise ConfigError(f"config.json has rope_theta = {theta:g}; yarn needs a base above 1.")
+        raise ConfigError(f"config.json has rope_theta = {theta:g}; yarn needs a value above 1.")
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -156,10 +165,10 @@ def _yarn(
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and signed sines by position, in the model's dtype (see ops/rotary.py)."""
+    """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py)."""
 
     cos: torch.Tensor  # [max_positions, 1, dim]
-    sin: torch.Tensor  # [max_positions, 1, dim]; the first half carries a minus
+    sin: torch.Tensor  # [max_positions, 1, dim]; the first half is negated
 
     def __init__(
         self, dim: int, theta: float, scaling: RopeScaling, max_positions: int, dtype: torch.dtype
@@ -179,10 +188,10 @@ class RotaryEmbedding(nn.Module):
 
 
 class PairRotaryEmbedding(nn.Module):
-    """The same for neighbouring dimensions (ops.rotary.apply_rotary_pairs), of fp64 sinusoids."""
+    """Tables for ops.rotary.apply_rotary_pairs, which rotates adjacent dimensions. Made in fp64."""
 
     cos: torch.Tensor  # [max_positions, 1, dim]
-    sin: torch.Tensor  # [max_positions, 1, dim]; even dimensions carry a minus
+    sin: torch.Tensor  # [max_positions, 1, dim]; even dimensions are negated
 
     def __init__(self, dim: int, theta: float, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()

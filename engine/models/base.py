@@ -1,4 +1,4 @@
-"""The Model protocol: what the runner asks of every architecture."""
+"""The Model protocol that every architecture implements, and helpers that read config.json."""
 
 from __future__ import annotations
 
@@ -15,44 +15,48 @@ Number = TypeVar("Number", int, float)
 
 
 class Facts(Protocol):
-    """What the runner asks of an architecture's own config."""
+    """The values of an architecture's config that the runner reads."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def max_positions(self) -> int | None:
-        """The longest context the model was made for; None where positions have no end."""
+        """Longest context of the model in tokens; None if positions are unbounded."""
 
 
 class Model(Protocol):
-    """A model over ragged tokens. Built on the meta device from a Hugging Face config.
+    """A model over ragged tokens, built on the meta device from a Hugging Face config.
 
-    Every implementation is an nn.Module with `__init__(config, *, max_positions, dtype)`, where
-    `max_positions` is how many positions will be served. A decoder has `forward` and `logits`, an
-    encoder `encode`, an encoder–decoder all three; the registry says which it is.
+    Every implementation is an nn.Module with `__init__(config, *, max_positions, dtype)`.
+    `max_positions` is the number of positions that will be served. A decoder has `forward` and
+    `logits`, an encoder has `encode`, and an encoder–decoder has all three. The registry states
+    the kind of each architecture.
     """
 
     config: Facts
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> Facts:
-        """The frozen facts of a config.json; ConfigError where they are not what is served."""
+        """Return the frozen config. Raises ConfigError if config.json is not supported."""
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [T, hidden] of whole texts; writes the KV of cross layers."""
+        """Return hidden states [T, hidden] of whole texts; write the cross-attention KV."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [T, hidden] of all tokens, after the final norm."""
+        """Return hidden states [T, hidden] of all tokens, after the final norm."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[L, hidden] -> [L, vocab_size] in fp32, or on a CPU in the weights' dtype."""
+        """Return logits [L, vocab_size] of `hidden` [L, hidden].
+
+        They are fp32 on a GPU and in the dtype of the weights on a CPU.
+        """
 
     def weight_map(self) -> WeightMap: ...
 
 
 def required(config: dict[str, Any], key: str) -> Any:
-    """config[key], or a ConfigError naming the key."""
+    """Return config[key]. Raises ConfigError if the key is missing or null."""
     if config.get(key) is None:
         raise ConfigError(f"config.json lacks {key!r}, which this architecture needs.")
     return config[key]
@@ -61,8 +65,11 @@ def required(config: dict[str, Any], key: str) -> Any:
 def positive(
     config: dict[str, Any], key: str, default: int | None = None, *, below: int = 2**31
 ) -> int:
-    """config[key], else the default, else a ConfigError; also where it is no count from one to
-    `below`, which no tensor could have."""
+    """Return config[key], or `default` if the key is missing or null.
+
+    Raises ConfigError if there is no default, or if the value is not an integer above 0 and below
+    `below`. The default limit exceeds any dimension that a tensor can have.
+    """
     value = config.get(key)
     if value is None:
         value = required(config, key) if default is None else default
@@ -77,12 +84,12 @@ def positive(
 def layer_count(
     config: dict[str, Any], key: str = "num_hidden_layers", default: int | None = None
 ) -> int:
-    """As `positive`, of what is laid out one by one: thousands take seconds."""
+    """Like `positive`, with a limit for layers: they are built one by one in Python."""
     return positive(config, key, default, below=10_000)
 
 
 def positive_float(config: dict[str, Any], key: str) -> float:
-    """config[key] as a number above zero, else a ConfigError."""
+    """Return config[key] as a float. Raises ConfigError if it is not a number above zero."""
     value = required(config, key)
     if type(value) not in (int, float) or not value > 0:
         raise ConfigError(f"config.json has {key} = {value!r}; it must be a number above 0.")
@@ -90,44 +97,45 @@ def positive_float(config: dict[str, Any], key: str) -> float:
 
 
 def shared_by(config: dict[str, Any], key: str, heads_key: str) -> tuple[int, int]:
-    """(config[key], a number of heads); ConfigError where the heads cannot share it evenly."""
+    """Return (config[key], number of heads). Raises ConfigError unless heads divide the size."""
     size, heads = positive(config, key), positive(config, heads_key)
     if size % heads:
-        raise ConfigError(f"config.json has {key} {size}, which {heads} heads cannot share.")
+        raise ConfigError(f"config.json has {key} {size}, which is not divisible by {heads} heads.")
     return size, heads
 
 
 def attention_heads(config: dict[str, Any]) -> tuple[int, int, int]:
-    """(query heads, key/value heads, head_dim); ConfigError where they cannot go together."""
+    """Return (query heads, key/value heads, head_dim). Raises ConfigError if they do not fit."""
     heads = positive(config, "num_attention_heads")
     kv_heads = positive(config, "num_key_value_heads", heads)
     one_each = max(positive(config, "hidden_size") // heads, 1)
-    head_dim = positive(config, "head_dim", one_each, below=2**16)  # by positions, tables
+    head_dim = positive(config, "head_dim", one_each, below=2**16)  # it sizes rotary tables
     if heads % kv_heads:
         raise ConfigError(
-            f"config.json has {heads} attention heads and {kv_heads} key/value heads; each of "
-            "these must serve equally many of those."
+            f"config.json has {heads} attention heads and {kv_heads} key/value heads; the first "
+            "number must be a multiple of the second."
         )
     if head_dim % 2:
-        raise ConfigError(f"config.json has head_dim = {head_dim}; rotary needs an even one.")
+        raise ConfigError(f"config.json has head_dim = {head_dim}; it must be even.")
     return heads, kv_heads, head_dim
 
 
 def nullable(
     config: dict[str, Any], key: str, read: Callable[[dict[str, Any], str], Number]
 ) -> Number | None:
-    """read(config, key), or None where the config says null; ConfigError where it says nothing."""
+    """Return read(config, key), or None for null. Raises ConfigError if the key is missing."""
     if key not in config:
-        raise ConfigError(f"config.json lacks {key!r}; null means none.")
+        raise ConfigError(f"config.json lacks {key!r}; add it, with null for none.")
     return None if config[key] is None else read(config, key)
 
 
 def layer_windows(
     config: dict[str, Any], window: int | None, slides: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
-    """For each layer its window, None where it sees everything.
+    """Return the attention window of each layer; None means full attention.
 
-    Which layers slide is said by `layer_types`, in older configs by the rule `slides(index)`.
+    `layer_types` says which layers have a window. Older configs lack it; for them `slides(index)`
+    decides. Raises ConfigError if `layer_types` is malformed or the window is missing.
     """
     layers = layer_count(config)
     kinds = ("full_attention", "sliding_attention")
@@ -135,18 +143,18 @@ def layer_windows(
     types = [kinds[slides(i)] for i in range(layers)] if given is None else given
     if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
         raise ConfigError(
-            f"config.json has layer_types = {given!r}; it must say {' or '.join(kinds)} for each "
-            f"of {layers} layers."
+            f"config.json has layer_types = {given!r}; it must be a list of {' or '.join(kinds)} "
+            f"for each of {layers} layers."
         )
     if window is None and "sliding_attention" in types:
-        raise ConfigError("config.json has layers of sliding_attention without a sliding_window.")
+        raise ConfigError("config.json has sliding_attention layers without a sliding_window.")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def expect(config: dict[str, Any], key: str, *allowed: Any) -> None:
-    """ConfigError where a config asks for a variant this model file does not compute."""
+    """Raise ConfigError if config[key] is present and is none of the `allowed` values."""
     if key in config and config[key] not in allowed:
         raise ConfigError(
-            f"config.json has {key} = {config[key]!r}; this architecture is served with "
-            f"{' or '.join(repr(a) for a in allowed)} only."
+            f"config.json has {key} = {config[key]!r}; supported for this architecture: "
+            f"{', '.join(repr(a) for a in allowed)}."
         )

@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805): a post-norm encoder, learned positions, and token types, here all 0."""
+"""BERT (arXiv 1810.04805): a post-norm encoder with learned positions; all token types are 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, positive_float, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
-# Where a checkpoint keeps what each of our modules holds.
+# Our module name -> its name in a checkpoint.
 NAMES = {
     "embed": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -32,7 +32,7 @@ NAMES = {
     "blocks.{i}.mlp.down": "encoder.layer.{i}.output.dense",
     "blocks.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
 }
-# What reads the hidden states, a pooler and the heads of pre-training, and buffers of positions.
+# Tensors that are not needed: the pooler and pre-training heads, and buffers of positions.
 NOT_OF_THE_ENCODER = (
     *("pooler.dense.weight", "pooler.dense.bias"),
     *("embeddings.position_ids", "encoder.embed_positions.weight"),
@@ -42,7 +42,7 @@ HEADS = ("cls.predictions.", "cls.seq_relationship.")
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """The facts of a BERT checkpoint."""
+    """The config of a BERT checkpoint."""
 
     vocab_size: int
     hidden: int
@@ -56,7 +56,7 @@ class BertConfig:
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         expect(config, "hidden_act", *ACTIVATIONS)
         expect(config, "position_embedding_type", "absolute")
         expect(config, "is_decoder", False)
@@ -94,7 +94,10 @@ class BertBlock(nn.Module):
         batch: ForwardBatch,
         rotate: Callable[[torch.Tensor], torch.Tensor] = lambda qkv: qkv,
     ) -> torch.Tensor:
-        """x [T, hidden]; `rotate` takes and gives all queries, keys, values [T, 3 * heads, D]."""
+        """Return the block's output [T, hidden] for x [T, hidden].
+
+        `rotate` maps the concatenated queries, keys and values [T, 3 * heads, D] to that shape.
+        """
         heads = self.spec.num_heads
         qkv = rotate(self.qkv(x).view(len(x), 3 * heads, self.spec.head_dim))
         q, k, v = qkv.split(heads, dim=1)
@@ -103,7 +106,7 @@ class BertBlock(nn.Module):
 
 
 def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:
-    """Of BERT and its relatives, whose files may put `prefix` in front of the encoder's names."""
+    """Return the WeightMap of BERT or a relative; the encoder's names may start with `prefix`."""
     return WeightMap(
         targets_by_module(model, names),
         prefixes=("", prefix),

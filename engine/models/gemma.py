@@ -1,5 +1,7 @@
-"""Gemma (arXiv 2403.08295): Llama with GeGLU, norms that multiply by 1 + weight, embeddings times
-sqrt(hidden), and these for its head."""
+"""Gemma (arXiv 2403.08295): Llama with GeGLU and norms that multiply by 1 + weight.
+
+Token embeddings are multiplied by sqrt(hidden); the head is tied to them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from engine.models.llama import Llama, LlamaConfig
 
 
 def gemma_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """A Gemma config in Llama's words; ConfigError for variants no Gemma file computes.
+    """Return a Gemma config with Llama's keys. Raises ConfigError for unsupported variants.
 
-    "gelu" is what the first releases called the tanh form; all were trained with that.
+    The first releases call the activation "gelu", but all were trained with its tanh form.
     """
     expect(config, "hidden_act", None, "gelu", "gelu_pytorch_tanh")
     expect(config, "hidden_activation", None, "gelu_pytorch_tanh")
@@ -22,12 +24,12 @@ def gemma_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def gemma_facts(config: dict[str, Any]) -> dict[str, Any]:
-    """What every Gemma has of its own."""
+    """Return the LlamaConfig fields in which every Gemma differs from Llama."""
     return {"norm": OffsetRMSNorm, "embed_scale": positive(config, "hidden_size") ** 0.5}
 
 
 class Gemma(Llama):
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
-        """The facts of a Gemma checkpoint; ConfigError for a missing key or another variant."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         return LlamaConfig.from_hf(gemma_spelling(config), **gemma_facts(config))

@@ -1,5 +1,6 @@
-"""Gemma 2 (arXiv 2408.00118): norms before and after each sublayer, softcaps, windows on every
-other layer, and a scale of its own for the scores.
+"""Gemma 2 (arXiv 2408.00118): Gemma with norms before and after each sublayer, and softcaps.
+
+Every other layer has a sliding window. The attention scale is a config value.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ NAMES_GEMMA2 = NAMES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma2Config(LlamaConfig):
-    """The facts of a Gemma 2 checkpoint."""
+    """The config of a Gemma 2 checkpoint."""
 
-    scale: float  # of the scores, instead of head_dim^-0.5
+    scale: float  # attention scale, instead of head_dim^-0.5
     attention_softcap: float | None
     final_softcap: float | None
 
 
 class Gemma2Block(nn.Module):
-    """A block of Gemma 2, or with `qk_norm` of Gemma 3."""
+    """A block of Gemma 2, or of Gemma 3 if the config has `qk_norm`."""
 
     def __init__(self, config: Gemma2Config, index: int) -> None:
         super().__init__()
@@ -60,8 +61,11 @@ class Gemma2Block(nn.Module):
         sin: torch.Tensor,
         batch: ForwardBatch,
     ) -> tuple[torch.Tensor, torch.Tensor, RMSNorm]:
-        """x [T, hidden], what is still to be added to it and the norm that passes before, of the
-        block before this one; the same of this one."""
+        """Return the residual stream [T, hidden], the MLP's output and its post-norm.
+
+        `x`, `delta` and `post` are these three values of the previous block. The post-norm and
+        the addition are fused with the next norm.
+        """
         x, normed = self.attention_norm.add(x, delta, post)
         attended = self.attention(normed, cos, sin, batch)
         x, normed = self.mlp_norm.add(x, attended, self.attention_post_norm)
@@ -71,7 +75,7 @@ class Gemma2Block(nn.Module):
 class Gemma2(nn.Module):
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma2Config:
-        """The facts of a Gemma 2 checkpoint; ConfigError for a missing key or another variant."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         return Gemma2Config.from_hf(
             gemma_spelling(config),
             **gemma_facts(config),

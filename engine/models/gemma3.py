@@ -1,7 +1,7 @@
-"""Gemma 3, text (arXiv 2503.19786): five windowed layers to a global one, each kind with a rotary
-base of its own; query and key norms instead of softcaps.
+"""Gemma 3, text only (arXiv 2503.19786): Gemma 2 with query and key norms instead of softcaps.
 
-Multimodal checkpoints are served as the language model they contain.
+Five windowed layers precede each global layer; each kind of layer has its own rotary base.
+Multimodal checkpoints are served as the language model that they contain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
 from engine.weights.rules import WeightMap, targets_by_module
 
-# A nested text_config leaves out whatever equals these.
+# The defaults of transformers: a nested text_config omits values that equal them.
 TEXT_DEFAULTS = {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -42,11 +42,14 @@ VISION = ("vision_tower.", "multi_modal_projector.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Config(Gemma2Config):
-    """The facts of a Gemma 3 checkpoint; `rope_theta` and `rope_scaling` are the global layers'."""
+    """The config of a Gemma 3 checkpoint.
+
+    `rope_theta` and `rope_scaling` apply to global layers, the local_ fields to windowed ones.
+    """
 
     local_theta: float
     local_scaling: RopeScaling
-    nested: bool  # in a multimodal checkpoint
+    nested: bool  # inside a multimodal checkpoint
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -59,18 +62,18 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The config as if all layers were of one kind, from either spelling of rotary parameters."""
+    """Return the config with the rotary parameters of one layer kind, from either spelling."""
     key, default = THETA[kind]
     own: dict[str, Any] = {"rope_theta": config.get(key) or default}
     given = config.get("rope_parameters")
     if given is None:
         if kind == "sliding_attention":
-            own["rope_scaling"] = None  # meant for the global layers
+            own["rope_scaling"] = None  # it applies to global layers only
         return config | own
     if not isinstance(given, dict) or not given.keys() <= THETA.keys():
         raise ConfigError(
-            f"config.json has rope_parameters = {given!r}; this architecture has them for "
-            f"{' and '.join(THETA)} each."
+            f"config.json has rope_parameters = {given!r}; supported: an object with parameters "
+            f"for {' and '.join(THETA)} each."
         )
     expect(config, "rope_scaling", None)
     return config | own | {"rope_parameters": given.get(kind)}
@@ -81,7 +84,7 @@ class Gemma3(Gemma2):
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma3Config:
-        """The facts of a Gemma 3 checkpoint; ConfigError for a missing key or another variant."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         nested = "text_config" in config
         text = gemma_spelling(_text_config(config) if nested else config)
         expect(text, "attn_logit_softcapping", None)
@@ -119,7 +122,7 @@ class Gemma3(Gemma2):
         return self.norm.add(x, delta, post)[1]
 
     def weight_map(self) -> WeightMap:
-        """Old and new multimodal checkpoints put different words in front of the same names."""
+        """Return the WeightMap. Old and new multimodal checkpoints have different prefixes."""
         targets = targets_by_module(self, NAMES_GEMMA2)
         nested = self.config.nested
         vision = [prefix + part for prefix in ("", "model.") for part in VISION]

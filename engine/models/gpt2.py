@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm with bias, GELU in its tanh form."""
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm with bias, the tanh form of GELU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
 
-# Where a checkpoint keeps what each of our modules holds.
+# Our module name -> its name in a checkpoint.
 NAMES = {
     "embed": "wte",
     "position": "wpe",
@@ -37,7 +37,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """The facts of a GPT-2 checkpoint."""
+    """The config of a GPT-2 checkpoint."""
 
     vocab_size: int
     hidden: int
@@ -50,7 +50,7 @@ class GPT2Config:
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> GPT2Config:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
         expect(config, "scale_attn_weights", True)
         expect(config, "scale_attn_by_inverse_layer_idx", False)
@@ -80,7 +80,10 @@ class GPT2Block(nn.Module):
         self.mlp = MLP(c.hidden, c.intermediate, gelu_tanh, bias=True)
 
     def forward(self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch) -> Tensors:
-        """x [T, hidden] and what is still to be added to it, before and after this block."""
+        """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.
+
+        `x` and `delta` are these two values of the previous block.
+        """
         x, normed = self.attention_norm.add(x, delta)
         qkv = self.qkv(normed).view(len(x), 3, self.spec.num_heads, -1)
         attended = self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
@@ -114,8 +117,8 @@ class GPT2(nn.Module):
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, NAMES)
         for name, target in targets.items():
-            if ".c_" in name and name.endswith(".weight"):  # of a Conv1D: stored [in, out]
+            if ".c_" in name and name.endswith(".weight"):  # Conv1D stores [in, out]
                 targets[name] = replace(target, transpose=True)
-        ignored = [".attn.bias", ".attn.masked_bias"]  # causal masks old files carry
+        ignored = [".attn.bias", ".attn.masked_bias"]  # causal masks in old files
         aliases = {"wte.weight": ("lm_head.weight",)} if self.config.tied else {}
         return WeightMap(targets, ("transformer.", ""), aliases=aliases, ignored=ignored)

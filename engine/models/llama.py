@@ -1,4 +1,7 @@
-"""Llama 2, 3 and 3.1 (arXiv 2307.09288, 2407.21783): RMSNorm, rotary, grouped queries, SwiGLU."""
+"""Llama 2, 3 and 3.1 (arXiv 2307.09288, 2407.21783).
+
+RMSNorm, rotary position embedding, grouped-query attention and SwiGLU.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from engine.models.base import attention_heads, expect, layer_count, positive, p
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
 
-# Where a checkpoint keeps what each of our modules holds.
+# Our module name -> its name in a checkpoint.
 NAMES = {
     "embed": "model.embed_tokens",
     "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
@@ -38,7 +41,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The facts of a Llama checkpoint, or of a relative that computes the same."""
+    """The config of a Llama checkpoint, or of a relative with the same computation."""
 
     vocab_size: int
     hidden: int
@@ -56,16 +59,16 @@ class LlamaConfig:
     out_bias: bool
     mlp_bias: bool
     tied: bool
-    windows: tuple[int | None, ...]  # one a layer
+    windows: tuple[int | None, ...]  # one per layer; None: full attention
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
-    embed_scale: float = 1.0  # token embeddings are multiplied by it
+    embed_scale: float = 1.0  # factor on token embeddings
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
-        """From config.json and the facts a relative reads in its `own` way, which come first.
+        """Read config.json. The fields in `own`, which a relative sets itself, take precedence.
 
-        Raises ConfigError for a missing key or a variant not computed here.
+        Raises ConfigError for a missing key or an unsupported variant.
         """
         expect(config, "hidden_act", *GATED)
         heads, kv_heads, head_dim = attention_heads(config)
@@ -95,7 +98,7 @@ class LlamaConfig:
 def llama_attention(
     config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
 ) -> RotaryAttention:
-    """Of layer `index`; a relative's scores have a scale of their own, or a cap."""
+    """Return the attention of layer `index`. Relatives may set their own scale and softcap."""
     c = config
     spec = AttentionSpec(
         c.heads,
@@ -132,7 +135,10 @@ class LlamaBlock(nn.Module):
         sin: torch.Tensor,
         batch: ForwardBatch,
     ) -> Tensors:
-        """x [T, hidden] and what is still to be added to it, before and after this block."""
+        """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.
+
+        `x` and `delta` are these two values of the previous block.
+        """
         x, normed = self.attention_norm.add(x, delta)
         x, normed = self.mlp_norm.add(x, self.attention(normed, cos, sin, batch))
         return x, self.mlp(normed)

@@ -1,5 +1,7 @@
-"""The Transformer as first published (arXiv 1706.03762), in the layout of Marian's checkpoints:
-sinusoids for positions, norms after each sum, biases everywhere."""
+"""Marian: the original Transformer (arXiv 1706.03762) in the layout of Marian's checkpoints.
+
+Sinusoidal positions, post-norm blocks, and biases in all linears.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from engine.models.base import expect, layer_count, positive, shared_by
 from engine.weights.rules import WeightMap, targets_by_module
 
 NORM_EPS = 1e-5
-# What Marian can also train and BART, whose layout this is, computes otherwise.
+# Variants that Marian can train or that BART, whose layout Marian uses, computes. Unsupported.
 VARIANTS = ("normalize_before", "normalize_embedding", "add_bias_logits", "add_final_layer_norm")
 BLOCK_NAMES = {
     "attention.qkv": "self_attn.{part}_proj",
@@ -47,7 +49,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class MarianConfig:
-    """The facts of a Marian checkpoint."""
+    """The config of a Marian checkpoint."""
 
     vocab_size: int
     hidden: int
@@ -59,19 +61,19 @@ class MarianConfig:
     decoder_intermediate: int
     max_positions: int
     activation: str
-    scale: float  # of embeddings
-    shared: bool  # one embedding for source and answer
-    tied: bool  # the answer's embedding is the head
+    scale: float  # factor on token embeddings
+    shared: bool  # encoder and decoder share one token embedding
+    tied: bool  # the head is the decoder's token embedding
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> MarianConfig:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         for variant in VARIANTS:
             expect(config, variant, False)
         expect(config, "static_position_embeddings", True)
         expect(config, "activation_function", *ACTIVATIONS)
         vocab_size = positive(config, "vocab_size")
-        expect(config, "decoder_vocab_size", None, vocab_size)  # one tokenizer reads and writes
+        expect(config, "decoder_vocab_size", None, vocab_size)  # one tokenizer for both
         hidden, encoder_heads = shared_by(config, "d_model", "encoder_attention_heads")
         hidden, decoder_heads = shared_by(config, "d_model", "decoder_attention_heads")
         return cls(

@@ -1,4 +1,7 @@
-"""Mistral 7B (arXiv 2310.06825): Llama with a sliding window on every layer; none from v0.2 on."""
+"""Mistral 7B (arXiv 2310.06825): Llama with a sliding window on every layer.
+
+Models from v0.2 on have no window.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from engine.models.llama import Llama, LlamaConfig
 class Mistral(Llama):
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
-        """The reference slides all layers or none, whatever `layer_types` says: it is refused."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant.
+
+        `layer_types` is refused, because the reference ignores it.
+        """
         expect(config, "layer_types", None)
         windows = [nullable(config, "sliding_window", positive)]
         windows *= layer_count(config)

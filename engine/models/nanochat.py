@@ -1,9 +1,11 @@
 """nanochat (github.com/karpathy/nanochat), every generation from 2025-10 to 2026-07.
 
-All of them: norms without weights, one straight after the embedding; rotary turning by minus theta,
-then a norm of q and k; relu squared; capped logits. Later ones add windows, a factor on q and k,
-scalars on the residual, value embeddings, smear and backout: `penstock import nanochat` writes
-those facts into config.json. A config of transformers, which has none, is the first generation.
+All generations have norms without weights, also directly after the token embedding. Queries and
+keys are rotated by minus theta and then normed. The activation is squared ReLU; logits are capped.
+
+Later generations add windows, a factor on q and k, residual scalars, value embeddings, smear and
+backout. `penstock import nanochat` writes these settings into config.json. A config written by
+transformers has none of them: it belongs to the first generation.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from engine.ops.rotary import HeadNorm
 from engine.ops.softcap import softcap
 from engine.weights.rules import WeightMap, targets_by_module
 
-# Where a checkpoint keeps what each of our modules holds.
+# Our module name -> its name in a checkpoint.
 NAMES = {
     "embed": "model.embed_tokens",
     "blocks.{i}.attention.qkv": "model.layers.{i}.self_attn.{part}_proj",
@@ -49,13 +51,13 @@ NAMES = {
     "blocks.{i}.mlp.down": "model.layers.{i}.mlp.fc2",
     "smear_gate": "model.smear_gate",
     "head": "lm_head",
-    "": "model",  # the factors
+    "": "model",  # scalars of NanoChat itself
 }
 
 
 @dataclass(frozen=True, slots=True)
 class NanoChatConfig:
-    """The facts of a nanochat checkpoint; None is what its generation does not have."""
+    """The config of a nanochat checkpoint; None marks a feature that its generation lacks."""
 
     vocab_size: int
     hidden: int
@@ -65,22 +67,22 @@ class NanoChatConfig:
     kv_heads: int
     head_dim: int
     max_positions: int
-    norm_eps: float  # upstream: the machine epsilon of the dtype it was trained in
+    norm_eps: float  # upstream uses the machine epsilon of the training dtype
     rope_theta: float
     rope_scaling: RopeScaling
     softcap: float | None
-    qk_scale: float  # q and k are each multiplied by it after their norm
-    windows: tuple[int | None, ...]  # keys a layer sees, the query's own included
+    qk_scale: float  # factor on q and on k, after their norm
+    windows: tuple[int | None, ...]  # keys that a query of each layer sees, its own included
     residual_lambdas: bool  # x = resid_lambda * x + x0_lambda * x0 before every block
-    value_layers: tuple[int, ...]  # with a value embedding
-    gate_channels: int  # of the block's input its gates read so many,
-    gate_range: float  # and they open up to here
-    smear_channels: int | None  # what the smear's gate reads
-    backout_layer: int | None  # its output is taken off before the last norm
+    value_layers: tuple[int, ...]  # layers with a value embedding
+    gate_channels: int  # input channels that the value gates read
+    gate_range: float  # upper limit of the value gates
+    smear_channels: int | None  # input channels that the smear gate reads
+    backout_layer: int | None  # its output is subtracted before the last norm
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> NanoChatConfig:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         expect(config, "hidden_act", "relu2")
         expect(config, "attention_bias", False)
         expect(config, "tie_word_embeddings", False)
@@ -92,7 +94,9 @@ class NanoChatConfig:
         value_layers = _each(config, "value_layers", lambda i: type(i) is int and 0 <= i < layers)
         windows = _each(config, "layer_windows", lambda w: w is None or (type(w) is int and w > 0))
         if len(windows) != layers:
-            raise ConfigError(f"config.json has {len(windows)} layer_windows for {layers} layers.")
+            raise ConfigError(
+                f"config.json has {len(windows)} layer_windows for {layers} layers; give one each."
+            )
         return cls(
             vocab_size=positive(config, "vocab_size"),
             hidden=positive(config, "hidden_size"),
@@ -118,8 +122,10 @@ class NanoChatConfig:
 
 
 def _complete(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """What a config of transformers leaves unsaid, which knows the first generation only. One with
-    any key of ours must have them all: a fact left out would be guessed wrong."""
+    """Add the settings that transformers' configs, always of the first generation, omit.
+
+    A config with any of these keys must have all of them: a guessed value could be wrong.
+    """
     first = {"qk_scale": 1.0, "layer_windows": [None] * layers, "residual_lambdas": False}
     first |= {"value_layers": [], "smear_channels": None, "backout_layer": None}
     if not config.keys().isdisjoint(first):
@@ -128,16 +134,20 @@ def _complete(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _each(config: dict[str, Any], key: str, allowed: Callable[[Any], bool]) -> tuple[Any, ...]:
-    """The list config[key]; ConfigError where something else stands there or in it."""
+    """Return the list config[key]. Raises ConfigError if it, or one of its items, is not valid."""
     value = required(config, key)
     if not isinstance(value, list) or not all(map(allowed, value)):
-        raise ConfigError(f"config.json has {key} = {value!r}, which is no such list.")
+        raise ConfigError(
+            f"config.json has {key} = {value!r}; it must be a list, see docs/importing.md."
+        )
     return tuple(value)
 
 
 class ValueEmbedding(nn.Module):
-    """A second embedding of the token, let into the values by one gate a kv head (ResFormer,
-    arXiv 2410.17897)."""
+    """A second token embedding, added to the values through one gate per KV head.
+
+    Source: ResFormer, arXiv 2410.17897.
+    """
 
     def __init__(self, config: NanoChatConfig) -> None:
         super().__init__()
@@ -146,7 +156,7 @@ class ValueEmbedding(nn.Module):
         self.table = Embedding(config.vocab_size, config.kv_heads * config.head_dim)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden], ids [T] -> [T, kv_heads, head_dim]."""
+        """Return gated embeddings [T, kv_heads, head_dim] for x [T, hidden] and ids [T]."""
         gates = sigmoid(self.gate(x[:, : self.gate_channels])) * self.gate_range
         return gates.unsqueeze(-1) * self.table(ids).view(*gates.shape, -1)
 
@@ -155,7 +165,7 @@ class NanoChatAttention(nn.Module):
     def __init__(self, config: NanoChatConfig, index: int) -> None:
         super().__init__()
         c, dim = config, config.head_dim
-        scale = c.qk_scale**2 * dim**-0.5  # the factors of q and k meet in the scores
+        scale = c.qk_scale**2 * dim**-0.5  # q and k each have the factor
         self.spec = AttentionSpec(c.heads, c.kv_heads, dim, scale=scale, window=c.windows[index])
         self.norm_eps = c.norm_eps
         sizes = {"q": c.heads * dim, "k": c.kv_heads * dim, "v": c.kv_heads * dim}
@@ -221,7 +231,7 @@ class NanoChat(nn.Module):
             x = self.smear(x, batch)
         first = x
         cos, sin = self.rotary(batch.positions)
-        sin = -sin  # by minus theta
+        sin = -sin  # rotate by minus theta
         for i, block in enumerate(self.blocks):
             if c.residual_lambdas:
                 x = self.resid_lambdas[i] * x + self.x0_lambdas[i] * first
@@ -233,7 +243,7 @@ class NanoChat(nn.Module):
         return rms_norm(x, None, c.norm_eps)
 
     def smear(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Lets the token before into each, through a gate; before position 0 there is none."""
+        """Add the previous token's embedding to each token, through a gate. Position 0 has none."""
         previous = rms_norm(self.embed(batch.prev_ids), None, self.config.norm_eps)
         gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : self.config.smear_channels]))
         return x + gates * previous * (batch.positions > 0).unsqueeze(-1)

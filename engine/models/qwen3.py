@@ -7,7 +7,7 @@ from typing import Any
 from engine.models.llama import Llama, LlamaConfig
 from engine.models.qwen2 import qwen_windows
 
-HEAD_DIM = 128  # where config.json does not say; never hidden / heads
+HEAD_DIM = 128  # if config.json has no head_dim; never hidden / heads
 
 
 class Qwen3(Llama):

@@ -1,4 +1,4 @@
-"""Architecture name (config.json's `architectures`) -> model class, imported when asked for."""
+"""Architecture name (config.json's `architectures`) -> model class, imported on first use."""
 
 from __future__ import annotations
 
@@ -39,16 +39,18 @@ ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
 
 
 def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
-    """(architecture, kind, class) for a config.json; ConfigError lists what is served, and refuses
-    quantised weights, and a checkpoint that brings code of its own: whatever it computes, ours may
-    compute something else.
+    """Return (architecture, kind, class) for a config.json.
+
+    Raises ConfigError, listing the supported architectures, if none of them is named. Quantised
+    weights are refused. So are checkpoints with their own code (`auto_map`): it may compute
+    something else than our model of that name.
     """
     given = config.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
     if code := config.get("auto_map"):
         raise ConfigError(
-            f"config.json has auto_map {code}: it asks for code of the checkpoint to be run, and "
-            "none ever is. If the weights are those of a served architecture "
+            f"config.json has auto_map {code}, which requires code from the checkpoint; such code "
+            "is never run. If the weights are those of a supported architecture "
             f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
         )
     for key in ("quantization_config", "compression_config"):
@@ -58,7 +60,7 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
             )
             raise ConfigError(
                 f"config.json has {key} ({method}): quantised weights are not served. "
-                "Give the checkpoint they were made from, in bfloat16, float16 or float32."
+                "Use the original checkpoint in bfloat16, float16 or float32."
             )
     for name in names:
         if name in ARCHITECTURES:
@@ -66,5 +68,5 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
             return name, kind, getattr(import_module(module), attribute)
     raise ConfigError(
         f"Architecture {', '.join(names) or '(none given)'} is not served; "
-        f"served are {', '.join(sorted(ARCHITECTURES))}."
+        f"supported: {', '.join(sorted(ARCHITECTURES))}."
     )

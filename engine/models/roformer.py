@@ -1,4 +1,4 @@
-"""RoFormer (arXiv 2104.09864): BERT with rotary positions, on neighbouring dimensions."""
+"""RoFormer (arXiv 2104.09864): BERT with rotary position embedding of neighbouring dimensions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RoFormerConfig(BertConfig):
-    """The facts of a RoFormer checkpoint."""
+    """The config of a RoFormer checkpoint."""
 
     embedding: int  # width of the token embeddings
-    rotary_value: bool  # whether values are rotated, too
+    rotary_value: bool  # whether values are rotated too
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         expect(config, "rotary_value", True, False)
         embedding = positive(config, "embedding_size", positive(config, "hidden_size"))
         rotary_value = config.get("rotary_value", False)
@@ -40,8 +40,8 @@ class RoFormerConfig(BertConfig):
         )
         if facts.hidden // facts.heads % 2:
             raise ConfigError(
-                f"config.json has {facts.heads} heads of {facts.hidden // facts.heads}; rotary "
-                "needs an even size."
+                f"config.json has {facts.heads} heads of {facts.hidden // facts.heads} dimensions; "
+                "rotary embedding needs an even number."
             )
         return facts
 

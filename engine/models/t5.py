@@ -1,4 +1,4 @@
-"""T5 (arXiv 1910.10683), 1.1 and Flan: relative positions, norms without a mean, plain scores."""
+"""T5 (arXiv 1910.10683), T5 1.1 and Flan-T5: relative positions, RMSNorm, unscaled attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.ops.gated import gelu_tanh_mul, silu_mul
 from engine.ops.norm import Tensors
 from engine.weights.rules import WeightMap, targets_by_module
 
-# feed_forward_proj -> what a config derives of it, the linears in front, the activation.
+# feed_forward_proj -> (dense_act_fn, names of the input linears, activation).
 FEED_FORWARDS: dict[str, tuple[str, Sequence[str], Activation]] = {
     "relu": ("relu", ["wi"], F.relu),
     "gated-gelu": ("gelu_new", ["wi_0", "wi_1"], gelu_tanh_mul),
@@ -54,13 +54,13 @@ NAMES = {
     "norm": "decoder.final_layer_norm",
     "head": "lm_head",
 }
-COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of shared.weight
-UNUSED = "1.EncDecAttention.relative_attention_bias.weight"  # the first release's files hold one
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # copies of shared
+UNUSED = "1.EncDecAttention.relative_attention_bias.weight"  # in T5 1.0 files
 
 
 @dataclass(frozen=True, slots=True)
 class T5Config:
-    """The facts of a T5 checkpoint."""
+    """The config of a T5 checkpoint."""
 
     vocab_size: int
     hidden: int
@@ -74,12 +74,12 @@ class T5Config:
     norm_eps: float
     feed_forward: str
     tied: bool
-    scaled: bool  # are the hidden states, before the head
-    max_positions: None = None  # a distance may be any; n_positions tells only of the training
+    scaled: bool  # hidden states are scaled before the head
+    max_positions: None = None  # distances are unbounded; n_positions is the training length
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> T5Config:
-        """From config.json; raises ConfigError for a missing key or a variant not computed here."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         feed_forward = config.get("feed_forward_proj", "relu")
         expect(config, "feed_forward_proj", *FEED_FORWARDS)
         expect(config, "dense_act_fn", FEED_FORWARDS[feed_forward][0])
@@ -89,8 +89,9 @@ class T5Config:
         max_distance = positive(config, "relative_attention_max_distance", 128)
         if buckets < 4 or max_distance <= buckets // 2:
             raise ConfigError(
-                f"config.json has relative_attention_num_buckets = {buckets} up to a distance of "
-                f"{max_distance}; at least 4 are needed, and a distance above half of them."
+                f"config.json has relative_attention_num_buckets = {buckets} for a maximum "
+                f"distance of {max_distance}; the buckets must be at least 4, and the distance "
+                "above half their number."
             )
         return cls(
             vocab_size=positive(config, "vocab_size"),
@@ -110,12 +111,15 @@ class T5Config:
 
     @property
     def own_head(self) -> bool:
-        """1.1 unties it and does not scale. Newer savings of it say `tied` but still keep a head,
-        unless it equals the embedding."""
+        """Whether the head has its own weights instead of the token embedding's.
+
+        T5 1.1 unties the head and does not scale. Newer transformers save T5 1.1 as tied, but
+        still store a head unless it equals the embedding.
+        """
         return not (self.tied and self.scaled)
 
     def spec(self, kind: Literal["causal", "full", "cross"]) -> AttentionSpec:
-        """Of any layer of a kind; only self-attention knows of distances."""
+        """Return the spec of all layers of a kind; only self-attention has relative positions."""
         both = kind == "full"
         relative = None if kind == "cross" else RelativeBias(self.buckets, self.max_distance, both)
         heads = self.heads, self.heads, self.head_dim
@@ -138,7 +142,11 @@ class T5EncoderBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch, table: torch.Tensor
     ) -> Tensors:
-        """x [T, hidden] and what is still to be added to it, before and after this block."""
+        """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.
+
+        `x` and `delta` are these two values of the previous block. `table` is the encoder's
+        relative bias [buckets, heads].
+        """
         x, normed = self.attention_norm.add(x, delta)
         x, normed = self.mlp_norm.add(x, self.attention(normed, batch, table))
         return x, self.mlp(normed)
@@ -158,7 +166,7 @@ class T5DecoderBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch, table: torch.Tensor
     ) -> Tensors:
-        """As of an encoder's block."""
+        """Like T5EncoderBlock.forward, with the decoder's relative bias."""
         x, normed = self.attention_norm.add(x, delta)
         x, normed = self.cross_norm.add(x, self.attention(normed, batch, table))
         x, normed = self.mlp_norm.add(x, self.cross(normed, batch))
@@ -174,7 +182,7 @@ class T5(nn.Module):
         super().__init__()
         self.config = c = self.read_config(config)
         self.embed = Embedding(c.vocab_size, c.hidden)
-        # One table [buckets, heads] for all layers of a side; the first layer's in checkpoints.
+        # Relative bias [buckets, heads] of all layers; checkpoints store it in the first layer.
         self.encoder_table = Embedding(c.buckets, c.heads)
         self.encoder = nn.ModuleList(T5EncoderBlock(c) for _ in range(c.encoder_layers))
         self.encoder_norm = RMSNorm(c.hidden, c.norm_eps)

@@ -1,8 +1,9 @@
-"""Which code computes an op: a Triton kernel on a CUDA device, torch everywhere else; on a CPU one
-that Numba compiled, where that was asked for.
+"""Select the code that computes an op: a Triton kernel on CUDA, a Numba kernel on CPU, or torch.
 
-Kernels are imported where they are called, never at the top of a file: a machine without a GPU
-needs no triton.
+Triton kernels are used on a CUDA device. Numba kernels are used on a CPU if they are enabled.
+
+Kernels are imported inside the functions that call them, never at the top of a file. So a machine
+without a GPU does not need triton.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _compiled: ContextVar[bool] = ContextVar("compiled_kernels", default=False)
 
 
 def kernels_for(x: torch.Tensor) -> bool:
-    """Whether kernels compute on `x`, rather than their torch references."""
+    """Return whether Triton kernels compute ops on `x`, not their torch references."""
     return (x.is_cuda and _triton_is_installed()) or _everywhere.get()
 
 
 @contextmanager
 def kernels_everywhere() -> Iterator[None]:
-    """Kernels on the CPU, too: only Triton's interpreter can run them there. For tests."""
+    """Use Triton kernels on the CPU too, where only Triton's interpreter runs them. For tests."""
     token = _everywhere.set(True)
     try:
         yield
@@ -35,13 +36,13 @@ def kernels_everywhere() -> Iterator[None]:
 
 
 def compiled_for(x: torch.Tensor) -> bool:
-    """Whether kernels that Numba compiled compute on `x`."""
+    """Return whether Numba kernels compute ops on `x`."""
     return _compiled.get() and x.device.type == "cpu"
 
 
 @contextmanager
 def compiled_kernels(wanted: bool) -> Iterator[None]:
-    """Numba's kernels on a CPU, or not: what a runner was asked for, while it computes."""
+    """Enable or disable Numba kernels on a CPU; a runner does this while it computes."""
     token = _compiled.set(wanted)
     try:
         yield

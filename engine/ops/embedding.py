@@ -1,4 +1,4 @@
-"""Rows of an embedding table."""
+"""Lookup of rows in an embedding table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.ops.dispatch import kernels_for
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """table[ids] * scale, with ids [T] and the table [V, N]; [T, N]."""
+    """Return table[ids] * scale [T, N], for ids [T] and a table [V, N]."""
     if kernels_for(table):
         from engine.kernels.embedding import gather
 

@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers and gates."""
+"""Activation functions of feed-forward layers, plain and gated."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.platform import emulates
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where [..., 2F] holds gate and up side by side; [..., F] (SwiGLU)."""
+    """Return silu(gate) * up [..., F], for gate and up concatenated in [..., 2F] (SwiGLU)."""
     return _gated(gate_up, "silu", silu)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gelu_tanh(gate) * up, laid out as for silu_mul (GeGLU, arXiv 2002.05202)."""
+    """Return gelu_tanh(gate) * up, with the layout of silu_mul (GeGLU, arXiv 2002.05202)."""
     return _gated(gate_up, "gelu_tanh", gelu_tanh)
 
 
@@ -38,23 +38,27 @@ def _gated(
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-x)) (arXiv 1702.03118)."""
+    """Return x / (1 + exp(-x)) (arXiv 1702.03118)."""
     if not _splits_change_bits(x):
         return F.silu(x)
     return x / (-x).exp_().add_(1.0)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the share of a normal distribution that is below it (arXiv 1606.08415)."""
-    if emulates(x.device, x.dtype):  # oneDNN, the same everywhere, has it in fp32 only
+    """Return x times the standard normal CDF of x (arXiv 1606.08415)."""
+    # On such a CPU oneDNN has GELU in fp32 only. With it, an element's bits do not depend on its
+    # place in the tensor.
+    if emulates(x.device, x.dtype):
         return F.gelu(x.float()).to(x.dtype)
     return F.gelu(x)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """The tanh form of GELU, called gelu_new by GPT-2's config (arXiv 1606.08415)."""
+    """Return the tanh approximation of GELU, "gelu_new" in GPT-2's config (arXiv 1606.08415)."""
     if not _splits_change_bits(x):
-        if x.device.type == "cpu":  # down to -5.17 it is 0 or, at the end of a piece, -1.5e-7
+        # Between -5.17 and -5.05 torch gives 0 or -1.5e-7, depending on the place in a thread's
+        # piece of the tensor.
+        if x.device.type == "cpu":
             x = F.threshold(x, -5.05, 0.0)
         return F.gelu(x, approximate="tanh")
     inner = (x * x).mul_(0.044715).add_(1.0).mul_(x)
@@ -62,14 +66,16 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def _splits_change_bits(x: torch.Tensor) -> bool:
-    """Whether torch's own silu, gelu_tanh and sigmoid give an element other bits at the end of a
-    thread's piece of the tensor, so that they depend on how many tokens share the step. Its exp and
-    tanh have the same everywhere."""
+    """Return whether torch's silu, gelu_tanh and sigmoid depend on an element's place in `x`.
+
+    In fp32 on a CPU, elements at the end of a thread's piece of the tensor get different bits. They
+    would then depend on the number of tokens in the step. torch's exp and tanh are not affected.
+    """
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0) squared (Primer, arXiv 2109.08668)."""
+    """Return max(x, 0) squared (Primer, arXiv 2109.08668)."""
     if kernels_for(x):
         from engine.kernels.gated import activate
 
@@ -78,8 +84,8 @@ def relu_squared(x: torch.Tensor) -> torch.Tensor:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """1 / (1 + exp(-x)), computed in fp32.
+    """Return 1 / (1 + exp(-x)), computed in fp32.
 
-    By tanh, see `_splits_change_bits`.
+    It uses tanh, because torch.sigmoid has the problem of `_splits_change_bits`.
     """
     return (0.5 * torch.tanh(0.5 * x.float()) + 0.5).to(x.dtype)

@@ -1,4 +1,4 @@
-"""A linear layer with its weight as checkpoints store it."""
+"""Linear layer with the weight in the layout of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from engine.ops.dispatch import kernels_for
 
-FEW_ROWS = 8  # up to here reading the weight is all that takes time, and ours does only that
+FEW_ROWS = 8  # up to this count, reading the weight takes all the time, and our kernel is faster
 
 
 def linear(
@@ -16,7 +16,7 @@ def linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x W^T + b: x [T, in], the weight [out, in]; [T, out], in x's dtype if none is given."""
+    """Return x W^T + b [T, out], for x [T, in] and a weight [out, in]. `dtype` defaults to x's."""
     if len(x) <= FEW_ROWS and weight.dtype.itemsize == 2 and kernels_for(x):
         from engine.kernels.linear import few_rows_linear
 

@@ -1,4 +1,4 @@
-"""Row-wise normalisation. The torch code is the reference every kernel is held against."""
+"""Row-wise normalisation. The torch code is the reference that every kernel is tested against."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, offset: bool = False
 ) -> torch.Tensor:
-    """x / rms(x) * weight over the last dimension, computed in fp32 (arXiv 1910.07467).
+    """Return x / rms(x) * weight over the last dimension, computed in fp32 (arXiv 1910.07467).
 
-    Without a weight it only scales. With `offset` weights are stored as their distance from one,
-    and the result is rounded to x's dtype at the very end (Gemma).
+    Without a weight, the result is x / rms(x). With `offset`, the stored weight is weight - 1, and
+    the result is rounded to x's dtype only at the end (Gemma).
     """
     if kernels_for(x):
         from engine.kernels.norm import norm
@@ -30,7 +30,7 @@ def rms_norm(
         weight = 1.0 + weight.float()
     if x.dtype == torch.float32:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    # F.rms_norm would make a tensor of each of its nine operations.
+    # F.rms_norm would allocate a tensor for each of its nine operations.
     wide = x.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     wide.mul_(length.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
@@ -40,7 +40,7 @@ def rms_norm(
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """(x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
+    """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
     if kernels_for(x):
         from engine.kernels.norm import norm
 
@@ -57,7 +57,7 @@ def add_rms_norm(
     offset: bool = False,
     post: torch.Tensor | None = None,
 ) -> Tensors:
-    """x + delta, and its rms_norm; with `post`, the weight of a norm the delta passes before."""
+    """Return x + delta and its rms_norm. `post` is the weight of an rms_norm on delta first."""
     if kernels_for(x):
         from engine.kernels.norm import norm
 
@@ -75,7 +75,7 @@ def add_rms_norm(
 def add_layer_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> Tensors:
-    """x + delta, and its layer_norm."""
+    """Return x + delta and its layer_norm."""
     if kernels_for(x):
         from engine.kernels.norm import norm
 

@@ -1,4 +1,4 @@
-"""Buckets of distances between positions, for T5's relative bias (arXiv 1910.10683, 2.1)."""
+"""Buckets of position distances for T5's relative bias (arXiv 1910.10683, section 2.1)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 def relative_buckets(
     distance: torch.Tensor, num_buckets: int, max_distance: int, bidirectional: bool
 ) -> torch.Tensor:
-    """Bucket [...] int64 of each `distance` = key position - query position.
+    """Return the bucket [...] int64 of each `distance` = key position - query position.
 
-    Both directions share the buckets evenly; in one direction, keys ahead count as distance 0. The
-    first half of a direction's buckets is exact, the rest logarithmic up to `max_distance`.
+    If `bidirectional`, each direction has half of the buckets. Otherwise, keys after the query
+    count as distance 0. The first half of a direction's buckets hold one distance each. The others
+    grow logarithmically up to `max_distance`.
     """
     if bidirectional:
         num_buckets //= 2

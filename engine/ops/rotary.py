@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864), in either layout of the pairs it rotates."""
+"""Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.ops.norm import rms_norm
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
-    """Rotate dimension i of each head against i + D/2, as Llama stores them, by the token's angle.
+    """Rotate dimensions i and i + D/2 of each head by the token's angle (Llama's layout).
 
-    `sin_T1D` carries the sign of its half (minus in the first), so that rotating the halves by a
-    roll is all that is left: three operations instead of seven.
+    The first half of `sin_T1D` is negated, so that it can be multiplied with a plain roll of
+    `x_THD`. The rotation then takes three operations instead of seven.
     """
     if kernels_for(x_THD):
         from engine.kernels.rotary import rotate
@@ -31,9 +31,9 @@ def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tens
 def apply_rotary_pairs(
     x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor
 ) -> torch.Tensor:
-    """Rotate dimension 2i of each head against 2i + 1, as the paper has it.
+    """Rotate dimensions 2i and 2i + 1 of each head, the layout of the paper.
 
-    `sin_T1D` carries the sign (minus in the even dimensions).
+    The even dimensions of `sin_T1D` are negated.
     """
     if kernels_for(x_THD):
         from engine.kernels.rotary import rotate
@@ -45,13 +45,13 @@ def apply_rotary_pairs(
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """An rms_norm of each head's query and key, before their rotation or after it."""
+    """An rms_norm of the queries and keys of each head, before or after the rotation."""
 
-    q_weight: torch.Tensor | None  # [D]; None: it only scales
+    q_weight: torch.Tensor | None  # [D]; None: no weight
     k_weight: torch.Tensor | None
     eps: float
-    offset: bool = False  # weights are stored as their distance from one
-    after: bool = False
+    offset: bool = False  # the stored weight is weight - 1
+    after: bool = False  # after the rotation
 
 
 def norm_and_rotate(
@@ -60,15 +60,14 @@ def norm_and_rotate(
     angles: tuple[torch.Tensor, torch.Tensor],
     norm: HeadNorm | None,
 ) -> torch.Tensor:
-    """Queries and keys [T, H + Hkv, D], of which the first `heads` are queries, as attention takes
-    them."""
+    """Return queries and keys [T, H + Hkv, D] normed and rotated; the first `heads` are queries."""
     if norm and not norm.after:
         q, k = qk[:, :heads], qk[:, heads:]
         q = rms_norm(q, norm.q_weight, norm.eps, offset=norm.offset)
         k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset)
         qk = torch.cat((q, k), dim=1)
     qk = apply_rotary(qk, *angles)
-    if norm and norm.after:  # no served model has weights there
+    if norm and norm.after:  # no supported model has weights here
         qk = rms_norm(qk, None, norm.eps)
     return qk
 
@@ -79,10 +78,11 @@ def rotate_and_store(
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     norm: HeadNorm | None,
 ) -> torch.Tensor:
-    """norm_and_rotate and the write into a layer's cache in one launch: queries [T, H, D].
+    """Norm, rotate and store keys and values in one launch; return the queries [T, H, D].
 
-    `cache` is keys and values [blocks, Hkv, block_size, D], and block and place in it of each
-    token, [T] int64. Only where `kernels_for` says so: torch would do all that one by one.
+    `cache` holds a layer's keys and values [blocks, Hkv, block_size, D], then the block and the
+    offset in it of each token, [T] int64 each. Call it only if `kernels_for` returns true: torch
+    has no fused version.
     """
     from engine.kernels.rotary import rotate
 

@@ -1,4 +1,4 @@
-"""What a captured step reads of the running sequences' rows, and what it writes back."""
+"""Read the inputs of a captured decode step from SequenceRows, and append sampled tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engine.ops.dispatch import kernels_for
 
 
 class DecodeInputs(NamedTuple):
-    """The last known tokens of R rows, and where their KV goes for each of G groups of layers."""
+    """The last known tokens of R rows, and their KV slots in each of G KV groups."""
 
     lengths: torch.Tensor  # [R] int32: known tokens
     positions: torch.Tensor  # [R] int64: lengths - 1
     input_ids: torch.Tensor  # [R] int64
-    prev_ids: torch.Tensor  # [R] int64: the token before each; of the first, itself
-    offsets: torch.Tensor  # [R] int64: the place in its block
+    prev_ids: torch.Tensor  # [R] int64: the token before each; at position 0, the token itself
+    offsets: torch.Tensor  # [R] int64: each token's offset in its block
     blocks: torch.Tensor  # [G, R] int64
     block_tables: torch.Tensor  # [G, R, W] int64
 
@@ -28,7 +28,10 @@ def gather_decode_inputs(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> DecodeInputs:
-    """Of row_ids [R] int64, from tokens [N, L] and lengths [N] int32, block_tables [G, N, W]."""
+    """Gather the DecodeInputs of `row_ids` [R] int64.
+
+    `tokens` [N, L] and `lengths` [N] are int32; `block_tables` is [G, N, W] int64.
+    """
     if kernels_for(tokens):
         from engine.kernels.rows import gather_inputs
 
@@ -55,10 +58,11 @@ def append(
     lengths: torch.Tensor,
     padding: int,
 ) -> None:
-    """Write `new` [R] int64 behind the tokens [N, L] int32 of `row_ids` [R], and count them.
+    """Append `new` [R] int64 to the tokens [N, L] int32 of `row_ids` [R] and update `lengths`.
 
-    What is below 0, where nothing could be drawn, becomes 0: a step launched before the host knows
-    of it looks the token up. The row `padding`, which may come more than once, stays of its length.
+    A negative token, where sampling failed, is stored as 0. A step launched before the host learns
+    of the failure still looks the token up in the embedding. The row `padding` keeps its length; it
+    may occur more than once.
     """
     if kernels_for(tokens):
         from engine.kernels.rows import append_tokens

@@ -8,7 +8,7 @@ from engine.ops.dispatch import kernels_for
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(x / cap) in fp32: near zero x itself, never beyond the cap."""
+    """Return cap * tanh(x / cap) in fp32: close to x near zero, and never beyond the cap."""
     if kernels_for(x):
         from engine.kernels.softcap import cap_softly
 

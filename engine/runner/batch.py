@@ -1,4 +1,4 @@
-"""Building the ForwardBatch of a step: from its slices, or for decodes from the rows alone."""
+"""Build the ForwardBatch of a step: from its slices, or for decodes from the rows alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.scheduling.step import ScheduledSlice, Step
 
 
 class StepInputs(NamedTuple):
-    """Which tokens of which rows a step computes: T tokens of S sequences, of which L want logits.
+    """The rows and tokens of a step: T tokens of S sequences; L tokens need logits.
 
-    All int64. What stands behind the last sequence's tokens fills up a recorded step.
+    All tensors are int64. Tokens after those of the last sequence are padding of a captured step.
     """
 
     rows: torch.Tensor  # [S]
-    lengths: torch.Tensor  # [S] tokens with this step's
+    lengths: torch.Tensor  # [S] tokens, including those of this step
     query_starts: torch.Tensor  # [S + 1]
     positions: torch.Tensor  # [T]
     token_rows: torch.Tensor  # [T]
@@ -33,7 +33,7 @@ class StepInputs(NamedTuple):
 
 
 def input_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64]]:
-    """The fields of StepInputs, on the host."""
+    """Return the fields of StepInputs, on the host."""
     starts = np.array([s.start for s in slices], dtype=np.int64)
     counts = np.array([s.count for s in slices], dtype=np.int64)
     slice_rows = np.array([s.row for s in slices], dtype=np.int64)
@@ -50,12 +50,12 @@ def input_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64
 
 
 def count_decodes(slices: Sequence[ScheduledSlice]) -> int:
-    """Slices before the first that has not just one token."""
+    """Return the number of leading slices with exactly one token."""
     return next((i for i, s in enumerate(slices) if s.count != 1), len(slices))
 
 
 class HostLens(NamedTuple):
-    """What the host knows of each sequence of a step that is computed once."""
+    """Lengths of each sequence on the host, in a step that is not captured."""
 
     query: list[int]
     sequence: list[int]
@@ -65,7 +65,7 @@ class HostLens(NamedTuple):
 def build_batch(
     step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
 ) -> ForwardBatch:
-    """Gather inputs, positions and KV slots of all tokens of `step`."""
+    """Gather the token ids, positions and KV slots of all tokens of `step`."""
     inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
     lens = HostLens(
         [s.count for s in step.slices],
@@ -83,7 +83,10 @@ def mixed_batch(
     backend: AttentionBackend,
     lens: HostLens | None = None,
 ) -> ForwardBatch:
-    """Without `lens` from device tensors alone: to be captured."""
+    """Build the batch of `inputs`, with any mix of decodes and chunks.
+
+    Without `lens` it uses only device tensors, so that the step can be captured.
+    """
     positions, token_rows = inputs.positions, inputs.token_rows
     tables = rows.block_tables
     if lens:
@@ -121,10 +124,10 @@ def mixed_batch(
 def decode_batch(
     row_ids: torch.Tensor, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
 ) -> ForwardBatch:
-    """The last token of each of `row_ids` [R] int64, from device tensors alone.
+    """Build the batch of the last token of each of `row_ids` [R] int64.
 
-    What `build_batch` makes of the same decodes; here nothing depends on the host, so that it can
-    be captured once and replayed with other rows.
+    The batch equals that of `build_batch` for the same decodes. It uses only device tensors, so
+    that a step can be captured once and replayed with other rows.
     """
     inputs = gather_decode_inputs(
         row_ids, rows.tokens, rows.lengths, rows.block_tables, kv.block_size

@@ -1,4 +1,4 @@
-"""The encoder's part of a step: whole texts in, hidden states out, pooled to vectors."""
+"""The encoder's part of a step: whole texts in, hidden states or pooled vectors out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.scheduling.step import Encode
 def build_encoder_batch(
     encodes: Sequence[Encode], kv: KVCache, backend: AttentionBackend, device: torch.device
 ) -> ForwardBatch:
-    """All texts one after another; sources know the blocks of each cross group."""
+    """Concatenate all texts into one batch. A source has blocks in each cross group."""
     lens = [len(encode.tokens) for encode in encodes]
     input_ids, positions, lengths, ends = to_device(
         [
@@ -48,7 +48,7 @@ def build_encoder_batch(
 def _source_blocks(
     encodes: Sequence[Encode], group: int, kv: KVCache, device: torch.device
 ) -> GroupLayout:
-    """Where the tokens of each source go in one group; nowhere, if it is not a cross group."""
+    """Return the blocks of the source tokens in one group; empty if it is not a cross group."""
     blocks = [
         table[position // kv.block_size]
         for encode in encodes
@@ -62,7 +62,7 @@ def _source_blocks(
 
 
 def pooled(hidden: torch.Tensor, encodes: Sequence[Encode]) -> torch.Tensor:
-    """Hidden states [T, hidden] of texts one after another -> [texts, hidden] in fp32."""
+    """Pool the hidden states [T, hidden] of concatenated texts to vectors [texts, hidden], fp32."""
     vectors = []
     for encode, states in zip(encodes, hidden.split([len(e.tokens) for e in encodes]), strict=True):
         match encode.pooling:

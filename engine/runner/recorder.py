@@ -1,4 +1,4 @@
-"""Recording what the device does, to be replayed in one call."""
+"""Capture device work as a graph that is replayed in one call."""
 
 from __future__ import annotations
 
@@ -11,30 +11,37 @@ import torch
 
 
 class Recorder(Protocol):
-    """Turns a function over static tensors into its replay.
+    """Captures a function over static tensors and returns its replay.
 
-    A replay runs the same kernels on the same memory: the function must read no tensor on the host,
-    take nothing from it, and leave its results in tensors that were there before.
+    A replay runs the same kernels on the same memory. So the function must not read a tensor on the
+    host or use values of the host, and must write its results into existing tensors.
     """
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class CudaRecorder:
-    """CUDA graphs that share one memory pool: recorded largest first, each takes what the ones
-    before it have left there, since only one is replayed at a time."""
+    """CUDA graphs that share one memory pool.
+
+    Only one graph is replayed at a time, so that a graph can reuse the memory of earlier ones.
+    Capture the largest graph first: the others then fit into its memory.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Raises torch.OutOfMemoryError where there is no memory for the step or its recording."""
+        """Capture `compute` and return its replay.
+
+        Raises torch.OutOfMemoryError if there is not enough memory for the step or its graph.
+        """
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph leaves its own stream chosen where the end of a recording fails.
+        # If the end of a capture fails, torch.cuda.graph leaves its own stream selected. The outer
+        # stream context restores the previous one.
         with torch.cuda.stream(torch.cuda.current_stream()), _no_collection(), _out_of_memory():
-            # Once for real: kernels are compiled and libraries take their workspaces now, of which
-            # neither may happen while recording.
+            # Run once before the capture, so that kernels are compiled and libraries allocate their
+            # workspaces. Neither is possible during a capture.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 compute()
@@ -46,8 +53,11 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage found while recording would free device memory, which breaks the recording. What
-    lives by now stays, so it is never looked through again: a recording collects each time."""
+    """Disable garbage collection during a capture.
+
+    A collection would free device memory, which makes the capture fail. Garbage is collected before
+    each capture. Objects that survive are frozen, so that later collections skip them.
+    """
     gc.collect()
     gc.freeze()
     enabled = gc.isenabled()
@@ -61,8 +71,11 @@ def _no_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _out_of_memory() -> Iterator[None]:
-    """One error for all that says so: the driver's and Triton's are not torch's own, and where it
-    breaks a recording off, that fails once more as it ends."""
+    """Raise torch.OutOfMemoryError for every error that means out of memory.
+
+    The driver and Triton raise other types. An error that aborts a capture is followed by a second
+    one when the capture ends; the first is then its `__context__`.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,8 @@
-"""SequenceRows: what the device knows of running sequences, one row each.
+"""SequenceRows: the state of running sequences on the device, one row each.
 
-The host sends a sequence's tokens and parameters once and its blocks as it gets them; inputs of a
-step are gathered here by row, and sampled tokens are written here, without a trip over the host.
+The host sends the tokens and parameters of a sequence once, and its blocks when they are allocated.
+The inputs of a step are gathered from the rows, and sampled tokens are appended to them, without a
+round trip to the host.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from engine.scheduling.step import NewBlocks, NewRow
 
 
 class SequenceRows:
-    """State of up to `max_num_seqs` rows of up to `max_model_len` tokens, and of a padding row.
+    """State of `max_num_seqs` rows of up to `max_model_len` tokens each, and of a padding row.
 
-    The padding row fills up captured steps. It is for ever a sequence of one token whose every
-    block is the null block, so what is computed for it lands where nobody reads unmasked.
+    The padding row fills up captured steps. It is always a sequence of one token whose blocks are
+    all the null block. So its KV goes to the null block, which is only read under a mask.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SequenceRows:
             return torch.full((rows,), fill, dtype=dtype, device=device)
 
         self.tokens = torch.zeros(rows, max_model_len + 1, dtype=torch.int32, device=device)
-        # Entry 0 everywhere is the null block: what is not yet allocated is padding.
+        # Block 0 is the null block, the value of entries that are not allocated yet.
         shape = num_groups, rows, -(-max_model_len // block_size)
         self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
         self.lengths = column(torch.int32, 1)  # known tokens, sampled ones included
@@ -51,9 +52,9 @@ class SequenceRows:
         self.top_p = column(torch.float32, 1)
         self.min_p = column(torch.float32)
         self.seeds = column(torch.int64)
-        # What only the host asks for.
+        # Columns that only the host reads.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
-        self.plain: list[bool] = [True] * max_num_seqs  # whether `draw` alone samples a row
+        self.plain: list[bool] = [True] * max_num_seqs  # whether `draw` alone can sample the row
         self.prompt_length: list[int] = [0] * max_num_seqs
         self.source_length: list[int] = [0] * max_num_seqs
 
@@ -66,7 +67,7 @@ class SequenceRows:
         return sum(held.nbytes for held in vars(self).values() if isinstance(held, torch.Tensor))
 
     def apply(self, rows: Sequence[NewRow], blocks: Sequence[NewBlocks]) -> None:
-        """Write new rows and appended blocks, before the step that reads them."""
+        """Write new rows and appended blocks. Must run before the step that reads them."""
         if rows:
             self._write_rows(rows)
         if blocks:
@@ -123,11 +124,11 @@ class SequenceRows:
             self.block_tables.view(-1).index_copy_(0, place, value)
 
     def sampling_row(self, row: int, position: int) -> SamplingRow:
-        """`row` about to sample the token at `position`."""
+        """Return the sampler's input for the token of `row` at `position`."""
         return SamplingRow(self.params[row], self.tokens[row, :position], self.prompt_length[row])
 
     def draw_params(self, rows: torch.Tensor) -> DrawParams:
-        """How the next token of each of `rows` [R] is drawn, gathered on the device."""
+        """Gather on the device the sampling parameters of the next token of `rows` [R]."""
         return DrawParams(
             temperature=self.temperature.index_select(0, rows),
             top_k=self.top_k.index_select(0, rows),
@@ -138,5 +139,5 @@ class SequenceRows:
         )
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Write sampled tokens [R] behind the known ones of `rows` [R]; the padding row stays."""
+        """Append sampled tokens [R] to `rows` [R]; the padding row does not grow."""
         append(rows, tokens, self.tokens, self.lengths, self.padding)

@@ -1,14 +1,15 @@
-"""How a CPU engine's threads wait for each other: awake, or asleep where others want the cores.
+"""Choose how a CPU engine's threads wait for each other: spinning, or asleep if cores are scarce.
 
-In a step they wait some hundred times for the slowest of them. Awake they go on at once; but where
-another program has taken a thread's core, the others keep theirs from it while they wait for it,
-and one busy program makes a step ten times as long. Asleep they leave it a core, and a step takes
-little longer than the program's share of the cores; with cores of their own it would take half as
-long again. So they are awake until they are seen to queue for cores (docs/operations.md: figures).
+In a step, threads wait about a hundred times for the slowest of them. A spinning thread continues
+at once. But if another program takes one thread's core, the other threads occupy their cores while
+they wait. One busy program then makes a step ten times as long. Sleeping threads leave a core to
+the program, and the step slows down by little more than the program's share of the cores. Without
+other programs, sleeping makes a step 50 % longer. So the threads spin until they are seen to queue
+for cores (docs/cpu.md has the figures).
 
-GNU's OpenMP has no call for it, but a rule of its own: while there are more of its threads than
-cores, those that wait look a hundred times and not 300,000 before they sleep (`do_spin` in its file
-config/linux/wait.h). A team of threads that do nothing is enough for that.
+GNU's OpenMP has no call to choose this. But if it has more threads than cores, a waiting thread
+checks a hundred times instead of 300,000 before it sleeps (`do_spin` in its config/linux/wait.h).
+A team of idle threads is enough to cause that.
 """
 
 from __future__ import annotations
@@ -25,33 +26,35 @@ import torch
 
 from engine.kernels.cpu.threads import parallel
 
-WINDOW = 0.5  # seconds between two looks at the threads' times
-TRIAL = 0.2  # the first after the threads were woken to see whether the others have gone
-BUSY = 0.02  # seconds on a core under which times say nothing
-COMPUTES = 0.25  # of the busiest thread's time on a core; others, as the channel's, run for moments
-# Shares of their time that threads queue for a core, on two cores. Awake it is 0.45 to 0.5 beside a
-# busy program, and at most 0.32 with the server and 32 clients of the smallest model, where waiting
-# awake is still the faster; asleep 0.13 to 0.4, and nothing with the cores to themselves.
+WINDOW = 0.5  # seconds between two readings of the threads' times
+TRIAL = 0.2  # seconds from the start of a trial, which wakes the threads, to its first reading
+BUSY = 0.02  # seconds on a core; with less in a window, the times are not meaningful
+# Only threads with this share of the busiest thread's core time count; not those of the channel.
+COMPUTES = 0.25
+# Share of their time that threads queue for a core, measured on two cores. Spinning, they queue
+# 0.45 to 0.5 while a busy program runs. They queue at most 0.32 while the server and 32 clients of
+# the smallest model run, and spinning is still faster there. Asleep, they queue 0.13 to 0.4, and 0
+# without other programs.
 CONTENDED, FREE = 0.4, 0.05
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 32.0  # seconds asleep before a trial; doubled each time in vain
-CALM = 30.0  # seconds awake after which the others have gone
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 32.0  # seconds asleep before a trial; doubled if a trial fails
+CALM = 30.0  # seconds of spinning without contention, after which contention is over
 LARGEST_TEAM = 16
-# What says how OpenMP's threads wait, or makes cores and threads other than they seem.
+# Variables that set how OpenMP's threads wait, or that change how many cores and threads it uses.
 CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_DYNAMIC", "OMP_THREAD_LIMIT"}
 
 log = logging.getLogger(__name__)
 
-Times = dict[str, tuple[int, int]]  # ns on a core and ns queueing for one, of each thread
-Sleep = Callable[[], Callable[[], None]]  # has the threads sleep, and returns what wakes them
+Times = dict[str, tuple[int, int]]  # per thread: ns on a core, ns in the queue for one
+Sleep = Callable[[], Callable[[], None]]  # makes waiting threads sleep; returns the call to undo it
 
 
 class WaitPolicy:
-    """Looked at before each step."""
+    """Switches the threads between spinning and sleeping. Call `look` before each step."""
 
     def __init__(self, read: Callable[[], Times], sleep: Sleep | None) -> None:
-        """`read` tells the process's times. Without `sleep` only `contention` is kept."""
-        self.contention: float | None = None  # share of their time that the last look found
-        self.contended = False  # others want the cores: the threads sleep, or are awake on trial
+        """`read` returns the times of the process. Without `sleep`, only `contention` is set."""
+        self.contention: float | None = None  # share of time queued, from the last reading
+        self.contended = False  # cores are scarce: the threads sleep, or spin for a trial
         self._read, self._sleep = read, sleep
         self._since, self._times, self._window = float("-inf"), Times(), WINDOW
         self._wake: weakref.finalize[[], WaitPolicy] | None = None  # while they sleep
@@ -59,12 +62,15 @@ class WaitPolicy:
 
     @classmethod
     def of_openmp(cls, device: torch.device, threads: int) -> WaitPolicy:
-        """For the threads that torch computes with."""
+        """Return the policy for the `threads` OpenMP threads that torch computes with."""
         size = idle_threads(device, threads)
         return cls(thread_times, (lambda: idle_team(size)) if size else None)
 
     def look(self, now: float) -> None:
-        """`now` in seconds of CLOCK_MONOTONIC; nothing is done until a window has passed."""
+        """Read the times and switch if needed; do nothing until a window has passed.
+
+        `now` is in seconds of CLOCK_MONOTONIC.
+        """
         if now - self._since < self._window:
             return
         before, self._times = self._times, self._read()
@@ -74,39 +80,42 @@ class WaitPolicy:
             return
         self.contention = share
         if self._wake:
-            # Once a trial was in vain, how little they queue asleep tells nothing.
+            # After a failed trial, a low share of sleeping threads no longer shows that cores are
+            # free: wait for the next trial.
             if now >= self._trial_at or (share < FREE and self._pause == FIRST_PAUSE):
                 self._wake()
                 self._wake, self._woken_at, self._window = None, now, TRIAL
         elif share > CONTENDED and self._sleep:
             self._fall_asleep(self._sleep, now, share)
         elif self.contended and now - self._woken_at > CALM:
-            log.info("For %d s nobody has kept cores from the engine's threads.", CALM)
+            log.info("The engine's threads have not had to queue for cores for %d s.", CALM)
             self.contended, self._pause = False, FIRST_PAUSE
 
     def _fall_asleep(self, sleep: Sleep, now: float, share: float) -> None:
         try:
             self._wake = weakref.finalize(self, sleep())
         except RuntimeError as error:  # no more threads
-            log.warning("The engine's threads go on waiting awake: %s", error)
+            log.warning("Cannot let the engine's threads sleep while they wait: %s", error)
             self._sleep = None
             return
-        self._wake.atexit = False  # a thread that ends while the interpreter does gains nothing
+        self._wake.atexit = False  # no need to end the idle team when the interpreter exits
         if self.contended:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         else:
             log.warning(
-                "Other programs, the container's limit or too many --threads keep cores from the "
-                "engine's threads: they queue for one %d %% of their time. They now sleep where "
-                "they wait for each other, which costs less.",
+                "The engine's threads queue for a core %d %% of their time, so they now sleep "
+                "while they wait for each other. Other programs, a container limit or too many "
+                "--threads take the cores. Give the engine more cores or lower --threads.",
                 round(100 * share),
             )
         self.contended, self._trial_at = True, now + self._pause
 
 
 def contention(before: Times, after: Times) -> float | None:
-    """The largest share of its time that a thread which computes queued for a core; None where none
-    has computed."""
+    """Return the largest share of its time that a computing thread queued for a core.
+
+    Returns None if no thread computed between the two readings.
+    """
     spent = []
     for thread, (ran, queued) in after.items():
         ran_before, queued_before = before.get(thread, (0, 0))
@@ -118,7 +127,7 @@ def contention(before: Times, after: Times) -> float | None:
 
 
 def thread_times() -> Times:
-    """Of this process's threads, as Linux has them; empty where it does not say."""
+    """Return the times of this process's threads from Linux's schedstat; empty if unavailable."""
     times: Times = {}
     try:
         threads = os.listdir("/proc/self/task")
@@ -128,24 +137,25 @@ def thread_times() -> Times:
         try:
             with open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
                 ran, queued, _ = file.read(100).split()
-        except (OSError, ValueError):  # it has ended
+        except (OSError, ValueError):  # the thread has ended
             continue
         times[thread] = int(ran), int(queued)
     return times
 
 
 def idle_threads(device: torch.device, threads: int) -> int:
-    """How large a team makes those sleep that compute in `threads`; 0 where there is no choice.
+    """Return the size of the idle team that makes `threads` computing threads sleep as they wait.
 
-    That is on a GPU, with one thread, with more of them than cores (they always sleep), where the
-    environment has chosen, without GNU's OpenMP or Linux, and where it would take a team of more
-    than LARGEST_TEAM, as in a container with a small share of a large machine.
+    Returns 0 if the waiting cannot or need not be changed: on a GPU; with one thread; with more
+    threads than cores, which always sleep; if an environment variable in CHOICES is set; without
+    GNU's OpenMP or Linux; or if the team would be larger than LARGEST_TEAM, as in a container with
+    a small share of a large machine.
     """
     if device.type != "cpu" or threads == 1 or CHOICES & os.environ.keys() or parallel() is None:
         return 0
     try:
         gnu = b"/libgomp" in Path("/proc/self/maps").read_bytes()
-        # Those that compute are counted, and of the team all but the one that starts it.
+        # OpenMP counts the computing threads and the team, except for the thread that starts it.
         size = len(os.sched_getaffinity(0)) - threads + 2
     except (OSError, AttributeError):
         return 0
@@ -153,10 +163,10 @@ def idle_threads(device: torch.device, threads: int) -> int:
 
 
 def idle_team(size: int) -> Callable[[], None]:
-    """Make a team of `size` OpenMP threads that do nothing; returns what ends it.
+    """Start a team of `size` OpenMP threads that do nothing; return the function that ends it.
 
-    Raises RuntimeError where no more threads can be had. OpenMP would end the process there, so as
-    many are tried before.
+    Raises RuntimeError if that many threads cannot be started. OpenMP would end the process then,
+    so the same number of Python threads is started first as a test.
     """
     run, tried, made, end = parallel(), threading.Event(), threading.Event(), threading.Event()
     assert run is not None
@@ -170,7 +180,7 @@ def idle_team(size: int) -> Callable[[], None]:
             other.join()
         run(nothing, 0, size, 0)
         made.set()
-        end.wait()  # OpenMP ends a team's threads with the one that started it
+        end.wait()  # OpenMP ends the threads of a team when the thread that started it ends
 
     try:
         for thread in others:

@@ -1,11 +1,11 @@
-"""BlockPool: who holds which KV block, and which content can be found again.
+"""BlockPool: reference counts of KV blocks, and the prefix cache over them.
 
-A block is in exactly one of three states: free (content forgotten), cached (free to take, content
-known under its hash, least recently used first) or held (reference count above zero). Block 0 is
-the null block that pads tables; it is never handed out.
+A block is in exactly one of three states. A free block has no known content. A cached block can be
+allocated, but its hash still finds it; the least recently used one is evicted first. A held block
+has a reference count above zero. Block 0 is the null block that pads tables. It is never allocated.
 
-A prefix is identified by a chain of keyed hashes over full blocks, so a hash names a block's tokens
-and everything before them. Two blocks may hold the same content: the first keeps the name.
+A prefix is identified by a chain of keyed hashes over full blocks, so a hash identifies a block's
+tokens and all tokens before them. Two blocks may hold the same content; only the first is findable.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from itertools import takewhile
 
 
 class BlockHasher:
-    """Hash chain over blocks of tokens, keyed so that no client can make two prompts collide."""
+    """Hash chain over blocks of tokens. The key prevents clients from constructing collisions."""
 
     def __init__(self, block_size: int, key: bytes) -> None:
         self.block_size = block_size
         self._key = key
 
     def root(self, salt: str, source: Sequence[int]) -> bytes:
-        """What all hashes of a sequence rest on: its tenant, and the source its answer is about."""
+        """Return the parent of a sequence's first hash, made from its tenant and its source."""
         tenant = salt.encode()
-        # A source has any length: its last tokens must not be read as the beginning of a salt.
+        # Hash the tenant first: sources have any length, so joining both would be ambiguous.
         return self._digest(source, self._digest((), tenant)) if source else tenant
 
     def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes) -> None:
-        """Append to `hashes` those of the full blocks of `tokens` it does not cover yet."""
+        """Append the hashes of the full blocks of `tokens` that `hashes` does not cover yet."""
         size = self.block_size
         for index in range(len(hashes), len(tokens) // size):
             parent = hashes[-1] if hashes else root
@@ -44,7 +44,7 @@ class BlockHasher:
 
 
 class BlockPool:
-    """Reference counts, the free list and the prefix cache over `num_blocks` blocks."""
+    """Reference counts, free list and prefix cache of `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -67,25 +67,25 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of this chain; holds nothing."""
+        """Return the blocks of the longest cached prefix of this chain, without holding them."""
         return list(takewhile(bool, map(self.find, hashes)))
 
     def find(self, digest: bytes) -> int:
-        """The block of this content, or 0; holds nothing."""
+        """Return the block with this hash without holding it, or 0 if there is none."""
         return self._block_of.get(digest, 0)
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of these would leave the available ones if they were held."""
+        """Return how many of these blocks are cached: holding them would reduce num_available."""
         return sum(block in self._cached for block in blocks)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these, cached or held, blocks."""
+        """Add one reference to each of these blocks, which are cached or held."""
         for block in blocks:
             self._cached.pop(block, None)
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks of forgotten content, each with one reference."""
+        """Return `count` blocks without known content, each with one reference."""
         assert count <= self.num_available
         blocks = []
         for _ in range(count):
@@ -99,7 +99,7 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each. The tail of a table is evicted before its head."""
+        """Drop one reference to each block. A table's tail is evicted before its head."""
         for block in reversed(blocks):
             self._references[block] -= 1
             assert self._references[block] >= 0
@@ -114,13 +114,13 @@ class BlockPool:
         return self._references[block] > 1
 
     def register(self, block: int, digest: bytes) -> None:
-        """This held block, full of known tokens, can be found by its hash from now on."""
+        """Make a held block, full of known tokens, findable by its hash."""
         if digest not in self._block_of and block not in self._hash_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
 
     def forget(self, block: int) -> None:
-        """This block's content must not be found again."""
+        """Forget the content of a block, so that it is not found again."""
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
@@ -140,8 +140,8 @@ class BlockPool:
         held = {block for block, count in enumerate(counts) if count}
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & held, "a free block is in a table"
-        assert not cached & (free | held), "a cached block has a second state"
-        assert len(free) + len(cached) + len(held) == self.num_blocks, "a block is lost"
+        assert not cached & (free | held), "a cached block is also free or held"
+        assert len(free) + len(cached) + len(held) == self.num_blocks, "a block has no state"
         assert cached <= self._hash_of.keys(), "a cached block has no hash"
         assert not free & self._hash_of.keys(), "a free block can still be found"
         assert {b: h for h, b in self._block_of.items()} == self._hash_of, (

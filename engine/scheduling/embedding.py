@@ -1,4 +1,4 @@
-"""EmbedQueue: texts waiting to become vectors. They hold no blocks and are done in one step."""
+"""EmbedQueue: texts waiting to be embedded. They hold no blocks and take one step each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.scheduling.step import Encode
 
 
 class EmbedQueue:
-    """First come, first served within a priority; whole texts, as many as a step's budget takes."""
+    """Queue of texts, first come, first served within a priority. Texts are never split."""
 
     def __init__(self) -> None:
         self.waiting: list[EmbedRequest] = []  # sorted by (priority, id)
@@ -22,13 +22,15 @@ class EmbedQueue:
         bisect.insort(self.waiting, request, key=lambda r: (r.priority, r.id))
 
     def abort(self, ids: set[int]) -> None:
-        """What waits costs nothing any more; what is in flight is dropped when it returns."""
+        """Remove requests from the queue. Results of requests in flight are dropped later."""
         self.waiting = [request for request in self.waiting if request.id not in ids]
         self.in_flight -= ids
 
     def take(self, budget: int) -> list[Encode]:
-        """The next texts within `budget` tokens, the first one in any case; by length, so that
-        equal ones are computed together."""
+        """Take the next texts within `budget` tokens, but at least one text.
+
+        They are sorted by length, so that texts of equal length are computed together.
+        """
         count = 0
         for request in self.waiting:
             budget -= len(request.tokens)
@@ -41,7 +43,7 @@ class EmbedQueue:
         return [Encode(r.id, tuple(r.tokens), r.pooling) for r in taken]
 
     def retire(self, outputs: list[EmbedOutput]) -> list[EmbedOutput]:
-        """Those of `outputs` that somebody still waits for."""
+        """Return the outputs whose requests have not been aborted."""
         wanted = [output for output in outputs if output.id in self.in_flight]
         self.in_flight -= {output.id for output in wanted}
         return wanted

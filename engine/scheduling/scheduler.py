@@ -1,13 +1,13 @@
-"""Scheduler: decides what each step computes. Pure Python; knows tokens and blocks, not tensors.
+"""Scheduler: decides what each step computes. It handles tokens and blocks, but no tensors.
 
-There is no prefill phase and no decode phase, only sequences whose computed tokens catch up with
-their tokens under one token budget per step: running sequences first, then waiting ones in order of
-priority and arrival. A prompt is cut to what the budget leaves, of which it leaves a part to
-shorter ones behind it. When blocks run out, the running sequence that ranks last is preempted: its
-blocks go back and it computes them again later.
+There is no prefill phase and no decode phase. Each step has one token budget, under which the
+computed tokens of sequences catch up with their known tokens. Running sequences come first, then
+waiting ones in order of priority and arrival. A prompt longer than the remaining budget is computed
+in chunks, which leave a part of the budget to shorter prompts. If blocks run out, the lowest-ranked
+running sequence is preempted: its blocks are released, and it is recomputed later.
 
 `num_computed` advances when a slice is scheduled, not when its results arrive, so the next step can
-be scheduled while this one runs; `retire` drops results whose sequence has moved on (see `epoch`).
+be scheduled while this one runs. `retire` drops results that have become stale (see `epoch`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from engine.scheduling.tables import BlockTables
 
 
 class Scheduler:
-    """One instance owns all sequences, rows and blocks of an engine.
+    """Owns all sequences, rows and blocks of an engine.
 
-    `block_size`, budgets and bounds are in tokens, `num_blocks` in blocks. Raises
-    RequestRejectedError from `add` for what can never run; how much waits the client bounds.
+    `block_size`, budgets and limits are in tokens, `num_blocks` in blocks. `add` raises
+    RequestRejectedError for requests that can never run. The client limits the queue.
     """
 
     def __init__(
@@ -66,47 +66,53 @@ class Scheduler:
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
         self.tables = BlockTables(self.pool, hasher, groups, block_size, max_num_batched_tokens)
-        # Spare blocks asked for at admission, so that it does not cause a preemption at once.
+        # Blocks left free at admission, so that it does not cause a preemption in the next step.
         self.watermark = max(1, num_blocks // 100)
         self.waiting: list[Sequence] = []  # sorted by rank
         self.running: list[Sequence] = []  # sorted by rank
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._refused = (0, 0)  # whom too few blocks last kept waiting, and how many there were
+        self._refused = (0, 0)  # (id, available blocks) of the last admission that lacked blocks
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
-        self._prefills: list[Prefill] = []  # of the step that is being made, like the next
-        self._chunks: list[Sequence] = []  # prompts that were too long for it
+        self._prefills: list[Prefill] = []  # of the step being scheduled
+        self._chunks: list[Sequence] = []  # prompts too long for the step being scheduled
 
-    # ---- what comes in -----------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest | EmbedRequest) -> None:
-        """Queue a request; raises RequestRejectedError with the numbers where it cannot be."""
+        """Queue a request. Raises RequestRejectedError with the limits if it can never run."""
         if isinstance(request, EmbedRequest):
             self._add_embedding(request)
             return
         length, wanted = len(request.prompt), request.params.max_tokens
         source = len(request.source)
         if not self.tables.groups or bool(source) != bool(self.tables.cross):
-            raise RequestRejectedError("invalid_value", "This is not what the model can generate.")
+            raise RequestRejectedError(
+                "invalid_value",
+                "The model cannot run this request: an encoder does not generate, an "
+                "encoder-decoder needs an encoder prompt, and a decoder takes none.",
+            )
         if not length or wanted < 1:
             raise RequestRejectedError(
-                "invalid_value", f"A request needs a prompt and an answer: {length} and {wanted}."
+                "invalid_value",
+                f"A request needs at least one prompt token and one new token; it has {length} "
+                f"prompt tokens and max_tokens {wanted}.",
             )
         if max(length + wanted, source) > self.max_model_len:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{source or length} prompt tokens and {wanted} new ones are more than the "
-                f"{self.max_model_len} tokens of the context.",
+                f"{source or length} prompt tokens and {wanted} new tokens exceed the context of "
+                f"{self.max_model_len} tokens. Shorten the prompt or lower max_tokens.",
             )
         # The last token's KV is never needed.
         blocks = self.tables.most_blocks(length + wanted - 1, source)
         if blocks > self.pool.num_blocks:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{length} prompt tokens and {wanted} new ones need {blocks} KV blocks of "
-                f"{self.block_size} tokens; the cache has {self.pool.num_blocks}.",
+                f"{length} prompt tokens and {wanted} new tokens need {blocks} KV blocks of "
+                f"{self.block_size} tokens; there are {self.pool.num_blocks}. Shorten the request.",
             )
         assert request.id not in self.sequences, "request ids are never reused"
         sequence = Sequence(request)
@@ -117,12 +123,12 @@ class Scheduler:
         if not 0 < len(request.tokens) <= self.max_model_len:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{len(request.tokens)} tokens; a text has 1 to {self.max_model_len}.",
+                f"The text has {len(request.tokens)} tokens; supported: 1 to {self.max_model_len}.",
             )
         self.embeds.add(request)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Forget these sequences; unknown ids are ignored."""
+        """Remove these requests; unknown ids are ignored."""
         ids = set(ids)
         self.embeds.abort(ids)
         for request_id in ids & self.sequences.keys():
@@ -135,7 +141,7 @@ class Scheduler:
     # ---- one step ----------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
-        """The next step, or None when nothing can be launched now."""
+        """Return the next step, or None if there is nothing to launch now."""
         encodes = self.embeds.take(self.max_num_encoder_tokens)
         self._admitted += [(encode.id, 0) for encode in encodes]
         slices: list[ScheduledSlice] = []
@@ -145,8 +151,8 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         self._chunks.clear()
         preemptions = self._preemptions
-        # A chunk, however it ranks, leaves a token to each that waits for its next one. These are
-        # never more than the budget: each had a token of the last step's.
+        # A chunk of any rank leaves one token to each decode. There are never more decodes than the
+        # budget, because each of them took a token of the previous step.
         running = [(s, s.num_uncomputed) for s in self.running]
         decodes = [due for _, due in running].count(1)
         for place, (sequence, due) in enumerate(running, 1):
@@ -156,16 +162,16 @@ class Scheduler:
                 continue
             if count < due:
                 count = self._cut(sequence, count, self.running[place:])
-            # One token more, within a block: nothing to take, and to give back only after a chunk.
+            # A decode within a block allocates nothing, and releases blocks only after a chunk.
             if count > 1 or sequence.was_chunk or not sequence.num_computed % self.block_size:
                 if not self._make_room(sequence, count):
-                    break  # it ranked last and is gone; nobody after it has blocks to give
+                    break  # it was the lowest-ranked and is preempted itself
                 for added in self.tables.extend(sequence, count):
                     new_blocks.append(added)
                     scrub += added.blocks
             slices.append(self._take(sequence, count))
             budget -= count
-        # After a preemption nobody is admitted: it would be taken away again at once.
+        # After a preemption no sequence is admitted: it would be preempted in the next step.
         encode_budget = self.max_num_encoder_tokens
         while budget and self._preemptions == preemptions:
             if (admitted := self._admit(encode_budget)) is None:
@@ -193,8 +199,10 @@ class Scheduler:
         return Step(*parts, prefills)
 
     def _cut(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
-        """How many of `most` tokens a prompt too long for its step takes, beside those that run
-        `behind` it, and those that wait, if they could be admitted."""
+        """Return how many of `most` tokens a prompt too long for its step takes.
+
+        The rest goes to sequences that run `behind` it and to waiting ones that can be admitted.
+        """
         self._chunks.append(chunk)
         waiting = self.waiting[: len(self._free_rows)]
         head, blocks = self._refused
@@ -208,7 +216,7 @@ class Scheduler:
         return Encode(sequence.id, sequence.source, blocks=blocks)
 
     def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
-        """Account for the next `count` tokens of a sequence whose blocks are there."""
+        """Account for the next `count` tokens of a sequence, whose blocks are allocated."""
         start, scores = sequence.num_computed, 0
         if start < sequence.prompt_length or count > 1:
             self._prefills.append(Prefill(sequence.id, start, count))
@@ -225,7 +233,8 @@ class Scheduler:
         return ScheduledSlice(sequence.id, epoch, row, start, count, samples, scores)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """See that `count` more tokens find blocks, preempting from the tail; False if itself."""
+        """Preempt sequences from the lowest rank until `count` tokens fit. Returns False if that
+        preempts `sequence` itself."""
         self.tables.give_back(sequence)
         needed = self.tables.missing(sequence, count)
         while self.pool.num_available < needed:
@@ -236,18 +245,20 @@ class Scheduler:
         return True
 
     def _admit(self, encode_budget: int) -> Sequence | None:
-        """Move the first waiting sequence to the running ones, with blocks for all its tokens;
-        but where it would find more of them after the next step of a prompt that was cut."""
+        """Admit the first waiting sequence with blocks for all its tokens; return it, or None.
+
+        It waits if it could reuse the next block of a prompt that runs in chunks.
+        """
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[0]
         if len(sequence.source) > encode_budget < self.max_num_encoder_tokens:
-            return None  # unless it is the first of its step: then it is as long as it is
+            return None  # only the first source of a step may exceed the encoder budget
         if any(self.tables.would_share(sequence, chunk) for chunk in self._chunks):
             return None
         if not self.tables.open(sequence, self.watermark if self.running else 0):
             self._refused = (sequence.id, self.pool.num_available)
-            return None  # the head waits, and so does everyone behind it: no starvation
+            return None  # the queue behind it waits too, so that long prompts do not starve
         del self.waiting[0]
         sequence.row = self._free_rows.pop()
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
@@ -260,7 +271,7 @@ class Scheduler:
             self._admitted.append((sequence.id, cached))
         return sequence
 
-    # ---- what comes back ---------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------
 
     def retire(
         self,
@@ -268,8 +279,11 @@ class Scheduler:
         sampled: Iterable[SampledToken],
         scored: Seq[Seq[TokenLogprobs]] = (),
     ) -> list[TokenOutput]:
-        """Take in the results of `step`: one SampledToken per slice that samples, in order, and for
-        each slice that scores, its scores."""
+        """Apply the results of `step` and return its outputs.
+
+        `sampled` has one SampledToken per slice that samples, in order. `scored` has the prompt
+        logprobs of each slice that computes some.
+        """
         if scored:
             self._take_scores(step, scored)
         outputs: list[TokenOutput] = []
@@ -286,7 +300,7 @@ class Scheduler:
             finish = self._append(sequence, token)
             outputs.append(TokenOutput(sequence.id, token, finish, result.logprobs, scores))
             if finish == "error":
-                self.tables.forget(sequence)  # a NaN must not be found again
+                self.tables.forget(sequence)  # its blocks may contain NaN
             if finish is not None:
                 self._remove(sequence)
         return outputs
@@ -296,7 +310,7 @@ class Scheduler:
         for slice_, scores in zip(scoring, scored, strict=True):
             sequence = self.sequences.get(slice_.id)
             if sequence is not None and sequence.epoch == slice_.epoch:
-                # After a preemption the first of them are known already.
+                # After a preemption the first ones are already known.
                 sequence.prompt_logprobs += scores[sequence.num_scored - slice_.start :]
                 sequence.num_scored = len(sequence.prompt_logprobs)
 
@@ -313,11 +327,11 @@ class Scheduler:
         return "length" if outputs >= params.max_tokens else None
 
     def take_admissions(self, at: float) -> list[Admission]:
-        """Sequences admitted for the first time since the last call."""
+        """Return the requests admitted for the first time since the last call."""
         admitted, self._admitted = self._admitted, []
         return [Admission(request_id, at, cached) for request_id, cached in admitted]
 
-    # ---- leaving the running ones ------------------------------------------------------------
+    # ---- leaving the running sequences -------------------------------------------------------
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -329,7 +343,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.num_computed = sequence.num_registered = 0
-        sequence.num_tokens = len(sequence.tokens)  # tokens in flight are sampled again, the same
+        sequence.num_tokens = len(sequence.tokens)  # tokens in flight are resampled identically
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
         self._preemptions += 1
 
@@ -340,7 +354,7 @@ class Scheduler:
             return
         self.waiting.remove(sequence)
 
-    # ---- facts -------------------------------------------------------------------------------
+    # ---- stats and invariants ----------------------------------------------------------------
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         decode = step.num_decode_tokens if step else 0
@@ -360,14 +374,14 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert every invariant; tests call it after each operation."""
+        """Assert all invariants. Tests call it after each operation."""
         self.tables.check(self.running)
         rows = [s.row for s in self.running]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_num_seqs)), "rows"
         for queue in (self.waiting, self.running):
             assert [s.rank for s in queue] == sorted(s.rank for s in queue), "queue order"
         assert {s.id for s in (*self.waiting, *self.running)} == self.sequences.keys()
-        assert len(self.waiting) + len(self.running) == len(self.sequences), "a sequence is twice"
+        assert len(self.waiting) + len(self.running) == len(self.sequences), "a duplicate sequence"
         for sequence in self.waiting:
             assert not sequence.tables, "a waiting sequence holds blocks"
             assert sequence.row == -1
@@ -377,7 +391,7 @@ class Scheduler:
             assert len(sequence.tokens) <= sequence.num_tokens
             assert sequence.num_outputs < sequence.params.max_tokens
             assert sequence.num_unscored >= 0
-            assert not (sequence.num_unscored and sequence.num_outputs), "a score is missing"
+            assert not (sequence.num_unscored and sequence.num_outputs), "prompt logprob is missing"
 
 
 def _new_row(sequence: Sequence) -> NewRow:

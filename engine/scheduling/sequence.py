@@ -1,4 +1,4 @@
-"""Sequence: the engine's mutable record of one request. Owned by the Scheduler alone."""
+"""Sequence: the engine's mutable record of one request. Only the Scheduler owns it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from engine.protocol import GenerateRequest, SamplingParams, TokenLogprobs
 class Sequence:
     """Tokens, progress and blocks of one request.
 
-    `tokens` are the known ones. `num_tokens` also counts sampled tokens still in flight, so a
-    sequence can be scheduled again before its last token has reached the host. `epoch` grows when
-    the sequence is preempted or ends, which makes results launched before that stale.
+    `tokens` holds the tokens known to the host. `num_tokens` also counts sampled tokens in flight,
+    so a sequence can be scheduled again before its last token has reached the host. `epoch`
+    increases when the sequence is preempted or ends. Results launched before that are then stale.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -21,15 +21,15 @@ class Sequence:
         self.priority: int = request.priority
         self.salt: str = request.salt
         self.source: tuple[int, ...] = tuple(request.source)
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not told yet
-        self.num_scored: int = 0  # tokens of the prompt after the first that have had theirs
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
+        self.num_scored: int = 0  # prompt tokens after the first whose prompt logprobs are known
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
-        self.tables: list[list[int]] = []  # one per KV group; 0 is a block given back
-        self.encode_due: bool = False  # the KV of its source is not there yet
-        self.root: bytes = b""  # what its hashes rest on
+        self.tables: list[list[int]] = []  # one per KV group; 0 is a released block
+        self.encode_due: bool = False  # its source must still be encoded
+        self.root: bytes = b""  # parent of its first hash; empty until computed
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
-        self.num_matched: int = 0  # blocks of each table that the prefix cache had at admission
+        self.num_matched: int = 0  # blocks of each table found in the prefix cache at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
         self.was_chunk: bool = False  # its last slice had several tokens
         self.row: int = -1
@@ -38,27 +38,30 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: lower priority value, then earlier id (ids grow with arrival)."""
+        """Order of service: lower priority value first, then earlier id (ids grow with arrival)."""
         return (self.priority, self.id)
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens to compute next; 0 when only the results of the last launch are missing."""
+        """Number of tokens to compute; 0 if only results of launched steps are missing."""
         if self.num_tokens - self.prompt_length >= self.params.max_tokens:
             return 0
         return self.num_tokens - self.num_computed
 
     @property
     def num_unscored(self) -> int:
-        """Tokens of the prompt whose logprobs are wanted and not known yet."""
+        """Number of prompt tokens whose prompt logprobs are requested and not known yet."""
         if self.params.prompt_logprobs < 0:
             return 0
         return self.prompt_length - 1 - self.num_scored
 
     @property
     def num_needless(self) -> int:
-        """How many first tokens need not be computed where their KV is known. The last one's logits
-        are what the next sample needs, and each token's tell how likely the one after it was."""
+        """Number of leading tokens that need not be computed if their KV is cached.
+
+        The next sample needs the logits of the last token. Prompt logprobs need the logits of the
+        token before each of them.
+        """
         return self.num_scored if self.num_unscored else len(self.tokens) - 1
 
     @property

@@ -1,4 +1,4 @@
-"""How a step's token budget is shared between a long prompt and those it would shut out."""
+"""Prefill fairness: share a step's token budget between a long prompt and other prompts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ def left_by(
     *,
     keeps_more: bool,
 ) -> int:
-    """How many of `most` tokens `chunk` leaves to those that run `behind` it and to those that are
-    `waiting`, in their order; it keeps one at least.
+    """Return how many of `most` tokens the long prompt `chunk` leaves to other prompts.
 
-    Shorter ones of its priority have what they need where that is up to half, and else every second
-    step, in which it `keeps_more` not, as small chunks are slow: so neither takes much over twice
-    the steps it would take alone. Whoever stands between them has its share, too. Among equals the
-    first goes first. Those that wait and rank before it have what they need. Who begins like it
-    waits for what it computes, and so does whoever waits behind that one.
+    The others are the sequences that run `behind` it and those that are `waiting`, both in rank
+    order. `chunk` keeps at least one token.
+
+    Waiting prompts that rank before `chunk` run in full. Shorter prompts of equal priority run in
+    full if they need at most half of the remaining tokens. Otherwise the two sides alternate steps,
+    because small chunks are slow; `keeps_more` marks the long prompt's turn. So neither side needs
+    much more than twice its steps alone. Prompts that rank between `chunk` and a shorter prompt get
+    their share too. Among prompts of equal length, the first one goes first.
+
+    A waiting prompt that would share the next block of `chunk` waits to reuse it. The queue behind
+    it waits too.
     """
     queue: Iterator[Sequence]
     queue = takewhile(lambda other: not tables.would_share(other, chunk), waiting)
@@ -41,7 +46,7 @@ def left_by(
     for other in chain(behind, queue):
         tokens = tables.due(other)
         if other.priority != chunk.priority or (tokens <= 1 and other.row >= 0):
-            continue  # the token of a decode is set aside already
+            continue  # the budget has already reserved one token for each decode
         due += tokens
         if tokens < chunk.num_uncomputed:
             shorter = min(due, rest - 1)

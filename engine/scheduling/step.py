@@ -1,4 +1,4 @@
-"""Step: what one launch computes. Immutable, pure data; all the runner ever sees of scheduling."""
+"""Step: immutable data that describes one launch, the only input from scheduler to runner."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import msgspec
 from engine.protocol import Pooling, Prefill, SamplingParams, TokenLogprobs
 
 
-# One is made for each sequence in each step: a Struct is made four times as fast as a dataclass.
+# One is created per sequence and step. A Struct is created four times as fast as a dataclass.
 class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
-    """Tokens [start, start + count) of one sequence; `samples` where they reach its last token.
+    """Tokens [start, start + count) of one sequence.
 
-    The logits of its first `scores` tokens tell how likely each token after them was.
+    `samples` is True if they include its last token, whose logits are sampled. The logits of the
+    first `scores` tokens give the prompt logprobs of the tokens that follow each of them.
     """
 
     id: int
@@ -27,21 +28,21 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """A text the encoder reads whole: to be pooled to a vector, or as the source of a sequence.
+    """A text for the encoder: pooled to a vector, or the source of a sequence.
 
-    The source's keys and values go to the blocks of each cross group, written once for all who
-    share them.
+    The cross-attention KV of a source is written once to the blocks of each cross-attention KV
+    group. Sequences with the same source share these blocks.
     """
 
     id: int
     tokens: tuple[int, ...]
     pooling: Pooling | None = None  # None: a source
-    blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (group, its blocks)
+    blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (KV group, its blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A sequence takes a row: all its known tokens, of which `prompt_length` are the prompt."""
+    """A sequence takes a row. The first `prompt_length` of its known `tokens` are the prompt."""
 
     row: int
     tokens: tuple[int, ...]
@@ -52,7 +53,7 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """Blocks appended to a row's table of one KV group, from entry `first` on."""
+    """Blocks appended to a row's block table of one KV group, starting at entry `first`."""
 
     row: int
     group: int
@@ -62,20 +63,20 @@ class NewBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch. Rows and blocks are written, then texts encoded, then slices computed."""
+    """One launch: rows and blocks are written, then texts encoded, then slices computed."""
 
     slices: tuple[ScheduledSlice, ...] = ()  # decodes first, then prompt chunks
     new_rows: tuple[NewRow, ...] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
-    # Blocks just allocated, to be zeroed where attention reads what it masks: a former owner's NaN
-    # passes any mask, as 0 * NaN.
+    # Newly allocated blocks. They are zeroed if attention reads masked entries, because a NaN of an
+    # earlier owner would pass the mask: 0 * NaN is NaN.
     scrub: tuple[int, ...] = ()
     encodes: tuple[Encode, ...] = ()
-    prefills: tuple[Prefill, ...] = ()  # which slices are chunks of prompts, for whoever watches
+    prefills: tuple[Prefill, ...] = ()  # the slices that are prompt chunks, for metrics and traces
 
     @property
     def is_decode(self) -> bool:
-        """Whether all it computes of its sequences is one token each, their last."""
+        """Whether there are slices and each is one token, the last of its sequence."""
         return bool(self.slices) and self.num_decode_tokens == len(self.slices)
 
     @property
@@ -84,12 +85,12 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        """Of slices and of texts encoded."""
+        """Number of tokens in slices and in encoded texts."""
         return sum([s.count for s in self.slices]) + sum(len(e.tokens) for e in self.encodes)
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of one sampling slice; `token` is -1 where the logits were not finite."""
+    """Result of one sampling slice; `token` is -1 if the logits were not finite."""
 
     token: int
     logprobs: TokenLogprobs | None = None

@@ -1,8 +1,8 @@
-"""BlockTables: which blocks of the pool hold which tokens of which sequence, group by group.
+"""BlockTables: maps the tokens of each sequence to blocks of the pool, per KV group.
 
-A sequence has one table per KV group; entry j is the block of its tokens from j * block_size on, or
-0 where the group has given it back, or never needed it, because no later query sees it. Everything
-here is exact bookkeeping: what is found, held, or too little is decided before anything is taken.
+A sequence has one block table per KV group. Entry j is the block that starts at token
+j * block_size. It is 0 if no later query sees that block, so the group released or never allocated
+it. The bookkeeping is exact: methods decide whether there are enough blocks before they take any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.scheduling.step import NewBlocks
 
 
 class BlockTables:
-    """The tables of all sequences over one pool. `step_tokens` is the most a step computes."""
+    """The block tables of all sequences. A step computes at most `step_tokens` tokens."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class BlockTables:
         self.cross = [number for number, group in enumerate(groups) if group.cross]
 
     def most_blocks(self, tokens: int, source_tokens: int = 0) -> int:
-        """Blocks a sequence of `tokens` holds at once, at most."""
+        """Return the most blocks that a sequence of `tokens` holds at once."""
         return sum(
             g.most_blocks(source_tokens if g.cross else tokens, self.step_tokens, self.block_size)
             for g in self.groups
         )
 
     def open(self, sequence: Sequence, spare: int) -> bool:
-        """Take what the cache knows of a waiting sequence and blocks for the rest of its tokens.
+        """Hold the cached blocks of a waiting sequence and allocate blocks for its other tokens.
 
-        Windows take theirs chunk by chunk, but only a sequence that can be computed to its end
-        with `spare` blocks left over is let in. False, and nothing held, for any other.
+        Groups with a window allocate their blocks chunk by chunk instead. Returns False, and holds
+        nothing, unless all known tokens can be computed with `spare` blocks left over.
         """
         size, tokens = self.block_size, len(sequence.tokens)
         matched, tables = self._matched(sequence)
@@ -67,26 +67,29 @@ class BlockTables:
         return True
 
     def due(self, sequence: Sequence) -> int:
-        """Tokens it has to compute; of one that waits, those that the cache does not have."""
+        """Return the number of tokens to compute, without the cached ones of a waiting sequence."""
         if sequence.row >= 0:
             return sequence.num_uncomputed
         return sequence.num_uncomputed - self._matched(sequence)[0] * self.block_size
 
     def would_share(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether the next block that `running` computes is one `waiting` would find then."""
+        """Return whether `waiting` could reuse the next block that `running` computes."""
         index = running.num_computed // self.block_size
         self._hash(waiting)
         findable = waiting.hashes[: waiting.num_needless // self.block_size]
         return findable[index : index + 1] == running.hashes[index : index + 1] != []
 
     def _matched(self, sequence: Sequence) -> tuple[int, list[list[int]]]:
-        """Blocks of its own tokens that need not be computed, and the tables that hold them."""
+        """Return (number of leading blocks that need not be computed, tables with these blocks)."""
         self._hash(sequence)
         tables = self._match(sequence.hashes[: sequence.num_needless // self.block_size])
         return max(map(len, tables)), tables
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
-        """Tables of the longest prefix of which every group still has what later queries see."""
+        """Return the tables of the longest cached prefix.
+
+        Every group must still have those of its blocks that later queries see.
+        """
         size, length = self.block_size, len(hashes)
         known: list[list[int]] = [[] for _ in self.groups]
         for number, group in self._own:
@@ -107,13 +110,13 @@ class BlockTables:
             ]
             if not holes:
                 break
-            length = max(holes)  # whatever is longer needs that block too
+            length = max(holes)  # every longer prefix needs that block
         return [
             [0] * first + table[first:length] for table, first in zip(known, firsts, strict=True)
         ]
 
     def _match_source(self, sequence: Sequence, tables: list[list[int]]) -> None:
-        """The source's blocks, if the cache has them all; else it must be encoded."""
+        """Find the blocks of the source. Unless all are cached, mark the source to be encoded."""
         sequence.encode_due = False
         for number in self.cross:
             names = self._source_names(sequence, number)
@@ -123,7 +126,7 @@ class BlockTables:
             tables[number] = []
 
     def _register_source(self, sequence: Sequence) -> None:
-        """Whoever is admitted from now on shares it: the pass that writes it comes first."""
+        """Make the source's blocks findable: the encoder pass writes them before any later read."""
         for number in self.cross if self.hasher else ():
             names = self._source_names(sequence, number)
             for block, name in zip(sequence.tables[number], names, strict=True):
@@ -134,7 +137,7 @@ class BlockTables:
         return [_name(sequence.root + index.to_bytes(4, "big"), group) for index in range(blocks)]
 
     def give_back(self, sequence: Sequence) -> None:
-        """Release what no token still to be computed will see."""
+        """Release the blocks that no token still to be computed will see."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
             end = group.first_block(sequence.num_computed, self.block_size)
             first = min(end, len(table))
@@ -144,12 +147,12 @@ class BlockTables:
             table[first:end] = [0] * len(table[first:end])
 
     def missing(self, sequence: Sequence, count: int) -> int:
-        """Blocks to be allocated before `count` more tokens are computed."""
+        """Return the number of blocks to allocate before `count` more tokens are computed."""
         wanted = -(-(sequence.num_computed + count) // self.block_size)
         return sum(max(wanted - len(sequence.tables[number]), 0) for number, _ in self._own)
 
     def extend(self, sequence: Sequence, count: int) -> list[NewBlocks]:
-        """Allocate what `missing` counts; returns what was appended to which table."""
+        """Allocate the blocks that `missing` counts; return the blocks appended to each table."""
         wanted = -(-(sequence.num_computed + count) // self.block_size)
         appended = []
         for number, _ in self._own:
@@ -160,7 +163,7 @@ class BlockTables:
         return appended
 
     def fresh(self, sequence: Sequence) -> list[int]:
-        """Of a sequence just opened, the blocks that were allocated and not found."""
+        """Return the blocks of a newly opened sequence that did not come from the prefix cache."""
         fresh: list[int] = []
         for group, table in zip(self.groups, sequence.tables, strict=True):
             if not group.cross:
@@ -176,9 +179,9 @@ class BlockTables:
         sequence.tables = []
 
     def register(self, sequence: Sequence) -> None:
-        """Offer full blocks of known tokens to the prefix cache.
+        """Add full blocks of known tokens to the prefix cache.
 
-        Their KV may still be in flight: whoever finds them reads later on the same stream.
+        Their KV may still be in flight. Sequences that find them read later, on the same stream.
         """
         known = min(sequence.num_computed, len(sequence.tokens)) // self.block_size
         if self.hasher is None or sequence.num_registered >= known:
@@ -191,7 +194,7 @@ class BlockTables:
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
-        """What this sequence has written must not be found again, nor what it alone has found."""
+        """Remove from the prefix cache the blocks that a sequence wrote or that only it holds."""
         for number, group in enumerate(self.groups):
             if group.cross:
                 names = self._source_names(sequence, number)
@@ -212,7 +215,8 @@ class BlockTables:
             self.hasher.extend(sequence.hashes, sequence.tokens, sequence.root)
 
     def check(self, sequences: Collection[Sequence]) -> None:
-        """Assert that the tables account for every reference, and that windows keep no more."""
+        """Assert that the tables explain all reference counts and that windows keep no more blocks
+        than they need."""
         held = [[block for table in s.tables for block in table if block] for s in sequences]
         self.pool.check(held)
         for sequence in sequences:
@@ -228,5 +232,5 @@ class BlockTables:
 
 
 def _name(digest: bytes, group: int) -> bytes:
-    """What a block is found by: its tokens and all before them, and whose layers it serves."""
+    """Return a block's prefix cache key: the hash of its tokens and prefix, plus its KV group."""
     return digest + group.to_bytes(2, "big")

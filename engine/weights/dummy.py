@@ -1,4 +1,4 @@
-"""Random weights: to measure an architecture whose checkpoint is not here."""
+"""Random weights, for measuring an architecture without its checkpoint."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 def random_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Fill every parameter of `model`, built on the meta device.
+    """Fill every parameter of `model`, which is on the meta device.
 
-    Matrices are drawn from N(0, 0.02), vectors from N(1, 0.02), both from seed 0. Not zeros: a
-    GPU multiplies those measurably faster than real weights.
+    Matrices are drawn from N(0, 0.02) and vectors from N(1, 0.02), with seed 0. Zeros would falsify
+    measurements: a GPU multiplies them measurably faster than real weights.
     """
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in list(model.named_parameters()):

@@ -1,7 +1,7 @@
-"""Loading safetensors: sharded, memory-mapped, and accounting for every tensor.
+"""Load safetensors checkpoints: sharded, memory-mapped, with every tensor accounted for.
 
-One tensor missing, left over, of the wrong shape or with NaN in it is a ConfigError naming it.
-Nothing in a checkpoint is ever unpickled or executed.
+A tensor that is missing, unexpected, of the wrong shape, or not finite raises a ConfigError naming
+it. Nothing in a checkpoint is ever unpickled or executed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def load_weights(
     device: torch.device,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
-    """Fill every parameter of `model`, built on the meta device."""
+    """Fill every parameter of `model`, which is on the meta device.
+
+    Raises ConfigError if the tensors in `folder` do not fit the model.
+    """
     names = tensor_files(folder)
     targets, copies = _assign(names, weight_map, folder)
     _check_copies(names, copies)
@@ -44,18 +47,21 @@ def load_weights(
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Which file holds which tensor; raises ConfigError where one is damaged or there are two."""
+    """Return the file of each tensor.
+
+    Raises ConfigError if a file is damaged or a tensor is in two files.
+    """
     names: dict[str, Path] = {}
     for file in weight_files(folder):
         for name in _names(file):
             if name in names:
-                raise ConfigError(f"{name} is both in {names[name]} and in {file}.")
+                raise ConfigError(f"{name} is in both {names[name]} and {file}; remove one.")
             names[name] = file
     return names
 
 
 def _names(file: Path) -> list[str]:
-    safetensors_header(file)  # tells more of a truncated file than the library
+    safetensors_header(file)  # describes a truncated file better than the library
     try:
         with safe_open(file, framework="pt") as shard:
             return list(shard.keys())
@@ -66,9 +72,11 @@ def _names(file: Path) -> list[str]:
 def _assign(
     names: dict[str, Path], weight_map: WeightMap, folder: Path
 ) -> tuple[dict[str, list[Target]], dict[str, str]]:
-    """(checkpoint name -> its targets, copy -> its original), or ConfigError listing what is
-    missing and what is left over."""
-    prefixes = sorted(  # the commonest first: a missing tensor is named as its neighbours are
+    """Return (checkpoint name -> its targets, copy -> its original).
+
+    Raises ConfigError listing the tensors that are missing or unexpected.
+    """
+    prefixes = sorted(  # the commonest first, so that errors use the prefix of this checkpoint
         weight_map.prefixes,
         key=lambda prefix: -sum(prefix + name in names for name in weight_map.targets),
     )
@@ -98,18 +106,18 @@ def _assign(
         raise ConfigError(f"The safetensors in {folder} lack {_listed(missing)}.")
     if extra:
         raise ConfigError(
-            f"{names[extra[0]]} holds {_listed(extra)}, for which this architecture has no use."
+            f"{names[extra[0]]} holds {_listed(extra)}, which this architecture does not use."
         )
     return targets, copies
 
 
 def _check_copies(names: dict[str, Path], copies: dict[str, str]) -> None:
-    """What a checkpoint holds twice must be the same: nobody could say which one was meant."""
+    """Raise ConfigError if two copies of a tensor differ: which one is right is unknown."""
     for copy, original in copies.items():
         tensors = dict(_tensors(names, {copy, original}))
         if not torch.equal(tensors[copy].float(), tensors[original].float()):
             raise ConfigError(
-                f"{copy} in {names[copy]} differs from {original}, to which config.json ties it."
+                f"{copy} in {names[copy]} differs from {original}, but config.json ties them."
             )
 
 
@@ -139,7 +147,9 @@ def _place(
     file: Path,
 ) -> None:
     if tensor.dtype not in FLOATS:
-        raise ConfigError(f"{name} in {file} is {tensor.dtype}; float32, bfloat16 or float16 go.")
+        raise ConfigError(
+            f"{name} in {file} has dtype {tensor.dtype}; supported: float32, bfloat16, float16."
+        )
     if target.transpose:
         tensor = tensor.t()
     owner_name, _, attribute = target.parameter.rpartition(".")
@@ -163,9 +173,9 @@ def _place(
 
 
 def _check_filled(model: nn.Module, filled: dict[str, set[str]]) -> None:
-    """A parameter nobody fills is a mistake of the model file, not of the checkpoint."""
+    """Assert that the weight map fills every parameter. A gap is a mistake in the model file."""
     for name, parameter in model.named_parameters():
-        assert not parameter.is_meta, f"{name} is filled by no entry of the weight map"
+        assert not parameter.is_meta, f"no entry of the weight map fills {name}"
         owner = model.get_submodule(name.rpartition(".")[0])
         wanted = set(getattr(owner, "parts", {"": None}))
-        assert filled[name] == wanted, f"{name}: only the parts {filled[name]} are mapped"
+        assert filled[name] == wanted, f"the weight map fills only {filled[name]} of {name}"

@@ -1,7 +1,7 @@
-"""`engine.command engine.weights.merge OUT RECIPE`, the recipe in JSON: a model made of models.
+"""Merge models into a new one: `engine.command engine.weights.merge OUT RECIPE`, RECIPE in JSON.
 
-Each chunk of each tensor is read, added up and written before the next, so that memory depends on
-neither the models nor their largest tensor. The result's folder appears whole or not at all.
+Each chunk of each tensor is read, summed and written before the next one. Memory use therefore does
+not grow with the models or their largest tensor. The output folder appears only once complete.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ from engine.weights.recipe import Ema, Linear, Liti, Recipe, inputs, parse, temp
 from engine.weights.tensors import FLOATS, Checkpoint, Declared, StoredTensor, write_file
 
 RECORD = "merge.json"
-# Keys of config.json that may differ without a word: they do not say what is computed.
+# Keys of config.json whose differences are not reported: they do not affect the computation.
 UNIMPORTANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 
 
 def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[str]:
-    """Writes the merged model to the folder `out`, which must be empty or absent; returns what
-    the models differ in that is not merged. Raises ConfigError naming what does not fit."""
+    """Write the merged model to the folder `out`, which must be empty or absent.
+
+    Returns descriptions of the differences that are not merged, such as values in config.json.
+    Raises ConfigError if the models do not fit each other or `out` cannot be written.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one.")
     if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder, so {out.name} cannot be made in it.")
+        raise ConfigError(f"{out.parent} is not a folder, so {out.name} cannot be created in it.")
     if out.is_dir():
         _make_anew(out)
     layout = Checkpoint.open(template(recipe))
@@ -65,8 +68,10 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
 
 
 def _make_anew(out: Path) -> None:
-    """Tries before the work what the merged folder does after it: to take the place of `out`.
-    Raises ConfigError where that fails, as it does with every kind of mount point."""
+    """Delete and re-create `out`, to check early that the merged folder can replace it.
+
+    Raises ConfigError if that fails, as it does for every kind of mount point.
+    """
     try:
         out.rmdir()
         out.mkdir()
@@ -78,15 +83,18 @@ def _make_anew(out: Path) -> None:
 
 
 def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
-    """The names to merge. Raises ConfigError where the models are not of one architecture, or a
-    tensor is not in all of them, or not of one shape."""
+    """Return the names of the tensors to merge.
+
+    Raises ConfigError if the models differ in architecture, or if a tensor is missing in one of
+    them or differs in shape.
+    """
     first, *others = models
     common = set.intersection(*(set(model.tensors) for model in models))
     for other in others:
         mine, its = first.config.get("architectures"), other.config.get("architectures")
         if mine != its:
             raise ConfigError(
-                f"{first.folder} is {mine} and {other.folder} is {its}: only models of one "
+                f"{first.folder} is {mine} and {other.folder} is {its}: only models of the same "
                 "architecture can be merged."
             )
         for name in sorted(common):
@@ -95,7 +103,7 @@ def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
                 raise ConfigError(
                     f"{name} has shape {list(a.shape)} in {a.file} but {list(b.shape)} in {b.file}."
                 )
-    # With the first one's config a copy of the embedding is loaded as a head of its own.
+    # An untied head is loaded as a tensor of its own, even if it equals the token embedding.
     needed = {"lm_head.weight"} if first.config.get("tie_word_embeddings") is False else set()
     for model in models:
         for name in sorted(model.tensors.keys() - common):
@@ -106,7 +114,7 @@ def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
 
 
 def _is_tied_copy(model: Checkpoint, name: str, common: set[str]) -> bool:
-    """Whether a tensor is another one again: some files hold the tied head beside the embedding."""
+    """Whether a tensor repeats another one, as a stored tied head repeats the token embedding."""
     copy = model.tensors[name]
     return any(
         (other.shape, other.dtype) == (copy.shape, copy.dtype) and _equal(copy, other)
@@ -126,7 +134,7 @@ def _differences(layout: Checkpoint, model: Checkpoint) -> Iterator[str]:
             yield f"{key} stays {ours.get(key)!r}; in {model.folder} it is {its.get(key)!r}"
     files = [m.folder / "tokenizer.json" for m in (layout, model)]
     if all(file.is_file() for file in files) and files[0].read_bytes() != files[1].read_bytes():
-        yield f"tokenizer.json stays that of {layout.folder}; in {model.folder} it is another"
+        yield f"tokenizer.json stays that of {layout.folder}; in {model.folder} it differs"
 
 
 def _copy_files(layout: Checkpoint, to: Path, dtype: str | None) -> None:
@@ -147,7 +155,7 @@ def _write_weights(
     to: Path,
     progress: Callable[[float], None],
 ) -> None:
-    """Tensors in the files, and in the order, in which `layout` has them."""
+    """Write the tensors to the same files, and in the same order, as in `layout`."""
     files: dict[str, dict[str, Declared]] = {}
     for name, tensor in layout.tensors.items():
         if name in names:
@@ -179,8 +187,11 @@ def _declared(tensor: StoredTensor, wanted: str | None) -> Declared:
 def _merged(
     recipe: Recipe, name: str, tensors: Sequence[StoredTensor], dtype: str
 ) -> Iterator[memoryview]:
-    """The bytes of one merged tensor, as `dtype`. Raises ConfigError where it is not a tensor of
-    floats and not the same in all models, and where the result is not finite."""
+    """Yield the bytes of one merged tensor as `dtype`.
+
+    A tensor that is not of floats is copied. Raises ConfigError if such a tensor differs between
+    the models, or if a merged value is not finite.
+    """
     if not {dtype, *(tensor.dtype for tensor in tensors)} <= FLOATS.keys():
         for other in tensors[1:]:
             if not _equal(tensors[0], other):
@@ -216,7 +227,10 @@ def _shares(recipe: Recipe, tensors: Sequence[StoredTensor]) -> list[float]:
 
 
 def _dot_and_norms(a: StoredTensor, b: StoredTensor) -> tuple[float, tuple[float, float]]:
-    """Of two tensors as vectors, in fp64: in fp32 the angle between near ones would be lost."""
+    """Return the dot product and the norms of two tensors as vectors.
+
+    They are computed in fp64, because fp32 would lose the angle between nearly parallel tensors.
+    """
     sums = torch.zeros(3, dtype=torch.float64)
     for x, y in zip(a.floats(), b.floats(), strict=True):
         x, y = x.double(), y.double()
@@ -226,7 +240,7 @@ def _dot_and_norms(a: StoredTensor, b: StoredTensor) -> tuple[float, tuple[float
 
 
 def _record(recipe: Recipe, models: Sequence[Checkpoint], notes: list[str]) -> dict[str, Any]:
-    """What a reader of the merged folder needs to make it again."""
+    """Return the content of merge.json, which suffices to repeat the merge."""
     versions = {name: importlib.metadata.version(name) for name in ("penstock", "torch")}
     return {
         "recipe": msgspec.to_builtins(recipe),
@@ -249,12 +263,16 @@ def _sha256(file: Path) -> str:
 
 
 def main() -> int:
-    """0 with the merged folder in place; 2 where nothing was written, for the reason on stderr."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits by the `finally` clauses
+    """Merge and return the exit status.
+
+    It is 0 once the merged folder is in place, 2 if nothing was written (the reason is on stderr),
+    and 130 after Ctrl-C.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` clauses run
     columns = TextColumn("merging"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     try:
-        # Links followed: the finished folder is renamed to it, which cannot replace a link.
+        # Follow links: the finished folder is renamed to `out`, which cannot replace a link.
         out = full_path(Path(sys.argv[1]))
         recipe = parse(json.loads(sys.argv[2]))
         with Progress(
@@ -270,5 +288,5 @@ def main() -> int:
         return 130
     for note in notes:
         sys.stderr.write(f"penstock: not merged: {note}\n")
-    sys.stderr.write(f"penstock: wrote {out}; what was merged is in {out / RECORD}\n")
+    sys.stderr.write(f"penstock: wrote {out}; its recipe is in {out / RECORD}\n")
     return 0

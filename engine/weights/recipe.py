@@ -1,6 +1,6 @@
-"""What to merge and how, in the vocabulary of mergekit's YAML files: one struct for each method.
+"""Merge recipes in the vocabulary of mergekit's YAML files, with one struct per method.
 
-A word that a method does not know is refused: one that changed nothing would deceive.
+A key that a method does not know is refused: ignoring it would suggest that it had an effect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WeightedSource(Strict, frozen=True):
 
 class Common(Strict, tag_field="merge_method", kw_only=True, frozen=True):
     base_model: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of the result; default: kept
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # None: as stored
 
 
 class Linear(Common, tag="linear", kw_only=True, frozen=True):
@@ -67,7 +67,7 @@ class Ema(Common, tag="ema", kw_only=True, frozen=True):
 
 class Slerp(Common, tag="slerp", kw_only=True, frozen=True):
     base_model: str
-    models: tuple[Source, ...]  # one, or as mergekit has it that and the base
+    models: tuple[Source, ...]  # the other model; as in mergekit, the base may be repeated
     parameters: Factor
 
 
@@ -81,7 +81,7 @@ Recipe = Linear | Ema | Slerp | Liti
 
 
 def parse(document: Any) -> Recipe:
-    """A recipe from plain data; raises ConfigError naming the word that cannot be followed."""
+    """Parse a recipe from plain data. Raises ConfigError naming the key or value at fault."""
     try:
         recipe: Recipe = msgspec.convert(document, Recipe)
     except msgspec.ValidationError as error:
@@ -91,8 +91,8 @@ def parse(document: Any) -> Recipe:
         weights = [source.parameters.weight for source in recipe.models]
         if not math.isfinite(sum(weights)) or (recipe.parameters.normalize and not sum(weights)):
             raise ConfigError(
-                f"The weights {weights} must be finite and, to be normalised, not sum to 0; "
-                "`normalize: false` takes them as they are."
+                f"The weights {weights} must be finite and must not sum to 0 if normalised; "
+                "`normalize: false` uses them as given."
             )
     elif isinstance(recipe, Slerp | Liti) and len(inputs(recipe)) != 2:
         raise ConfigError(f"base_model and models must name two models, not {inputs(recipe)}.")
@@ -100,7 +100,7 @@ def parse(document: Any) -> Recipe:
 
 
 def inputs(recipe: Recipe) -> list[str]:
-    """The models that are added up, in the order of their shares."""
+    """Return the models that are summed, in the order of their shares."""
     names = [source.model for source in recipe.models]
     if isinstance(recipe, Linear | Ema):
         return names
@@ -108,5 +108,5 @@ def inputs(recipe: Recipe) -> list[str]:
 
 
 def template(recipe: Recipe) -> str:
-    """The model whose config, tokenizer, dtypes and files the result has."""
+    """Return the model whose config, tokenizer, dtypes and file layout the result has."""
     return recipe.base_model or recipe.models[0].model

@@ -1,4 +1,4 @@
-"""How a checkpoint's tensors map to a model's parameters: explicit, one entry a tensor."""
+"""The mapping from a checkpoint's tensors to a model's parameters, with one entry per tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one checkpoint tensor goes: a parameter, or the rows `part` of a stacked one."""
+    """Destination of one checkpoint tensor: a parameter, or the rows `part` of a stacked one."""
 
     parameter: str
     part: str = ""
@@ -22,12 +22,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """Every tensor a checkpoint must hold. `prefixes` are alternatives in front of all names, and
-    `old_endings` say how names that end so end in older files.
+    """Every tensor that a checkpoint must contain, as name -> target.
 
-    `aliases` are other names under which a checkpoint may hold a tensor, instead or once more.
-    What carries nothing we need is `ignored` by the end of its name (buffers) or by its beginning
-    (`ignored_prefixes`: the vision half of a multimodal checkpoint).
+    `prefixes` are alternative beginnings of all names. `old_endings` maps an ending of a name to
+    its spelling in older files. `aliases` lists further names of a tensor, which a checkpoint may
+    use instead of its name or for a copy. Tensors that are not needed are ignored by the end of
+    their name (`ignored`, for buffers) or by its beginning (`ignored_prefixes`, for the vision
+    half of a multimodal checkpoint).
     """
 
     targets: dict[str, Target]
@@ -38,7 +39,7 @@ class WeightMap:
     old_endings: Mapping[str, str] = field(default_factory=dict)
 
     def spellings(self, name: str) -> Iterator[str]:
-        """What a checkpoint may call the tensor `name`, but for the prefix; today's name first."""
+        """Yield the possible names of the tensor `name`, without prefix, the current one first."""
         yield name
         for today, old in self.old_endings.items():
             if name.endswith(today):
@@ -47,19 +48,22 @@ class WeightMap:
 
 
 def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, Target]:
-    """A target for every parameter of `model`, by what the checkpoint calls the module it is in.
+    """Return a target for every parameter of `model`.
 
-    In `names` {i} is the number of a block and {part} the name of a slice of a stacked linear.
+    `names` maps our module names to those of a checkpoint. In it, {i} is the number of a block and
+    {part} the name of a slice of a stacked linear.
     """
     targets: dict[str, Target] = {}
     for parameter, _ in model.named_parameters():
         module, _, kind = parameter.rpartition(".")
         number = BLOCK_NUMBER.search(module)
         pattern = BLOCK_NUMBER.sub("{i}", module)
-        assert pattern in names, f"{parameter}: what do checkpoints call {pattern!r}?"
+        assert pattern in names, f"{parameter}: no checkpoint name for {pattern!r}"
         for part in getattr(model.get_submodule(module), "parts", [""]):
             spelled = names[pattern].format(i=number and number[0], part=part)
             tensor = f"{spelled}.{kind}".lstrip(".")
-            assert tensor not in targets, f"{tensor} is {targets[tensor].parameter} and {parameter}"
+            assert tensor not in targets, (
+                f"{tensor} fills both {targets[tensor].parameter} and {parameter}"
+            )
             targets[tensor] = Target(parameter, part)
     return targets

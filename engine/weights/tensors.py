@@ -1,7 +1,7 @@
-"""Tensors of safetensors files as streams of bytes: read and written a chunk at a time.
+"""Read and write tensors of safetensors files as streams of bytes, one chunk at a time.
 
-Plain reads, not a mapping: the pages of a mapping stay, and count as this process's memory, until
-somebody else needs them.
+Files are read, not memory-mapped: the pages of a mapping count as memory of this process until
+another process needs them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FLOATS = {
     "F16": torch.float16,
 }
 
-Declared = tuple[str, tuple[int, ...], int]  # a tensor's dtype, shape and bytes
+Declared = tuple[str, tuple[int, ...], int]  # a tensor's dtype, shape and size in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     file: Path
-    dtype: str  # as safetensors names it
+    dtype: str  # safetensors' name, such as BF16
     shape: tuple[int, ...]
-    begin: int  # its first byte in the file
+    begin: int  # offset of its first byte in the file
     size: int  # bytes
 
     def chunks(self) -> Iterator[bytearray]:
-        """The bytes in order, CHUNK elements at a time."""
+        """Yield the bytes in order, CHUNK elements at a time."""
         width = self.size // max(math.prod(self.shape), 1)
         left = self.size
         with self.file.open("rb") as stream:
@@ -47,12 +47,12 @@ class StoredTensor:
             while left:
                 buffer = bytearray(min(left, CHUNK * width))
                 if stream.readinto(buffer) < len(buffer):
-                    raise ConfigError(f"{self.file} became shorter while it was read.")
+                    raise ConfigError(f"{self.file} became shorter while it was being read.")
                 left -= len(buffer)
                 yield buffer
 
     def floats(self) -> Iterator[torch.Tensor]:
-        """The values in order, flat, CHUNK at a time, in fp32, or in fp64 if they are that."""
+        """Yield the values in order as flat tensors of CHUNK elements, in fp32 (fp64 stays)."""
         dtype = FLOATS[self.dtype]
         for buffer in self.chunks():
             yield torch.frombuffer(buffer, dtype=dtype).to(torch.promote_types(dtype, torch.float))
@@ -62,11 +62,14 @@ class StoredTensor:
 class Checkpoint:
     folder: Path
     config: dict[str, Any]
-    tensors: dict[str, StoredTensor]  # file by file, in the order of their bytes
+    tensors: dict[str, StoredTensor]  # file by file, in byte order
 
     @classmethod
     def open(cls, model: str) -> Checkpoint:
-        """By the headers alone; raises ConfigError where `model` is not a sound model folder."""
+        """Read the config and the tensor headers of a model folder, without tensor data.
+
+        Raises ConfigError if `model` is not a valid model folder.
+        """
         folder = model_folder(model)
         tensors = {}
         for file in dict.fromkeys(tensor_files(folder).values()):
@@ -84,14 +87,14 @@ def write_file(
     tensors: Mapping[str, Declared],
     chunks: Iterable[memoryview],
 ) -> None:
-    """A safetensors file of `tensors`, whose bytes, one tensor after the other, are `chunks`."""
+    """Write a safetensors file of `tensors`. `chunks` are their bytes, one tensor after another."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape, size) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # readers map the data: it begins aligned
+    text += b" " * (-len(text) % 8)  # align the data, which readers memory-map
     with file.open("xb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for chunk in chunks:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and /v1/score, the similarity of pairs of texts."""
+"""POST /v1/embeddings and POST /v1/score (the similarity of pairs of texts)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ router = APIRouter()
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingBody))
 async def embeddings(request: Request) -> Response:
-    """A vector for each input."""
+    """Compute a vector for each input."""
     service, body = await accept(request, EmbeddingBody, "embed")
     size, wanted = service.loaded().embedding_size, body.dimensions
     if wanted and wanted > size:
-        message = f"dimensions must be from 1 to {size}, the length of the vectors, not {wanted}."
+        message = f"dimensions must be from 1 to {size} (the model's vector size), not {wanted}."
         raise invalid("dimensions", message)
     with service.client.expecting():
         lists = await token_lists(service, body, body.inputs, "input")
@@ -50,7 +50,7 @@ async def embeddings(request: Request) -> Response:
 @router.post("/v1/score", openapi_extra=documented(ScoreBody))
 @router.post("/score", include_in_schema=False)
 async def score(request: Request) -> Response:
-    """The cosine of each pair's vectors; each text is read once."""
+    """Compute the cosine similarity of each pair of texts; each text is encoded once."""
     service, body = await accept(request, ScoreBody, "embed")
     first, second = body.sides
     with service.client.expecting():
@@ -70,7 +70,7 @@ async def score(request: Request) -> Response:
 
 
 def _entry(index: int, vector: Vectors, as_text: bool) -> dict[str, Any]:
-    """One of `data`; each vector is written by itself, so that a long list holds up nobody."""
+    """Return one entry of `data`. Each vector is dumped by itself, to hold the GIL briefly."""
     if as_text:
         embedding: Any = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     else:

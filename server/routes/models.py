@@ -1,4 +1,4 @@
-"""GET /v1/models: the one model, under each of its names."""
+"""GET /v1/models: the served model, once for each of its names."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The names of the model that is served."""
+    """List the served model under each of its names."""
     service = service_of(request)
     return {"object": "list", "data": [_model(service, name) for name in service.names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """That model, by one of its names."""
+    """Return the served model by one of its names."""
     service = service_of(request)
     return _model(service, service.model_name(name))

@@ -1,4 +1,4 @@
-"""Liveness, readiness, metrics, version. None of them asks the engine anything."""
+"""Liveness, readiness, metrics and version. None of these routes waits for the engine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _condition(service: Service) -> dict[str, Any]:
 
 @router.get("/health", openapi_extra=PROBE)
 async def health(request: Request) -> Response:
-    """200 unless the engine is dead. One that hangs is ended, so it is dead, too."""
+    """Return 200 unless the engine is dead. A hung engine is killed, so it also counts as dead."""
     body = _condition(service_of(request))
     return JSONResponse(body, 503 if body["status"] == "dead" else 200)
 
 
 @router.get("/ready", openapi_extra=PROBE)
 async def ready(request: Request) -> Response:
-    """200 where a request sent now would be served: loaded, not draining, room in the queue."""
+    """Return 200 if a new request would be accepted: loaded, not draining, room in the queue."""
     service = service_of(request)
     progress = service.client.progress
     body = _condition(service) | {"stage": progress.stage, "fraction": progress.fraction}
@@ -49,12 +49,12 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Prometheus's text format."""
+    """Return the metrics in Prometheus's text format."""
     text = service_of(request).metrics.render()
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/version")
 async def version(request: Request) -> dict[str, str]:
-    """The version of the server."""
+    """Return the version of the server."""
     return {"version": request.app.version}

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and POST /detokenize, compatible with vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter()
 
 @router.post("/tokenize", openapi_extra=documented(TokenizeBody))
 async def tokenize(request: Request) -> Response:
-    """The tokens of a text, or of a chat as its template renders it."""
+    """Return the tokens of a text, or of a chat rendered by the chat template."""
     service = service_of(request)
     service.loaded()
     body = await read_body(request, TokenizeBody, service.large_bodies)
@@ -50,7 +50,7 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
-    """The text of tokens."""
+    """Return the text of a list of tokens."""
     service = service_of(request)
     service.loaded()
     body = await read_body(request, DetokenizeBody, service.large_bodies)
@@ -63,7 +63,10 @@ async def detokenize(request: Request) -> Response:
 
 
 def _turn(service: Service, size: int) -> AbstractAsyncContextManager[None]:
-    """What `off_loop` takes to a thread waits for one here: no queue bounds these requests."""
+    """Return a context that limits how many of these requests use a thread at once.
+
+    No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
+    """
     return service.spare_threads if size >= INLINE_CHARS else contextlib.nullcontext()
 
 

@@ -1,1 +1,1 @@
-"""Request bodies. A field is applied, accepted as harmless, refused, or listed as ignored."""
+"""Request bodies. Each field is applied, accepted without effect, refused, or listed as ignored."""

@@ -1,4 +1,4 @@
-"""Reading a JSON body: strict types, bounded numbers, nothing dropped unseen."""
+"""Read a JSON body with strict types and bounded sizes, and report every ignored field."""
 
 from __future__ import annotations
 
@@ -22,35 +22,37 @@ BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hol
 JSON = "application/json"
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
-MOST_MEMBERS = 1024  # of an object with fields
-LARGE = 64 << 10  # bytes; of the smallest lists, so many take some 2 ms
-PAUSE = 3  # times as long as a large body took, before the next one's turn
+MOST_MEMBERS = 1024  # limit of an object with fields
+LARGE = 64 << 10  # bytes; parsing them takes about 2 ms in the worst case, many tiny lists
+PAUSE = 3  # pause after a large body, as a multiple of its processing time
 
 log = structlog.get_logger("server.schemas")
 
 
 def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -> Exception:
-    """A validation error of the field at `path`, seen from where it is raised."""
+    """Return a validation error for the field at `path`, relative to the raising validator."""
     return PydanticCustomError(kind, "{message}", {"message": message, "path": path})
 
 
 class Part(BaseModel):
-    """A body, or an object inside of one."""
+    """A request body, or an object inside one."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
 
     @model_validator(mode="before")
     @classmethod
     def _few_members(cls, value: Any) -> Any:
-        """A million would hold up every stream for a second."""
+        """Limit the members: checking a million of them would stop every stream for a second."""
         if isinstance(value, dict) and len(value) > MOST_MEMBERS:
-            raise failure("invalid", f"may have {MOST_MEMBERS} members, not {len(value)}")
+            raise failure("invalid", f"may have at most {MOST_MEMBERS} members, not {len(value)}")
         return value
 
     def drop_unknown(self) -> list[str]:
-        """Lets go of members nobody knows, which could hold much memory while the answer is made.
-        Returns their names, each once, with their paths but without indices. A null asks for
-        nothing."""
+        """Delete unknown members, here and in the parts inside, and return their names.
+
+        They could otherwise use much memory until the answer is complete. Each name is listed once,
+        as a dotted path without list indices. Members with the value null are not listed.
+        """
         extra = self.model_extra or {}
         found = [name for name, value in extra.items() if value is not None]
         extra.clear()
@@ -62,9 +64,12 @@ class Part(BaseModel):
 
 
 class Body(Part):
-    """A request body. `UNSUPPORTED` maps known fields this server cannot honour to the values
-    that ask for nothing, and `HINTS` to what a user can do; `ACCEPTED` are fields that by their
-    meaning change no answer here."""
+    """A request body.
+
+    `UNSUPPORTED` maps known fields that this server does not support to the values that have no
+    effect; other values are refused. `HINTS` maps such fields to advice for the error message.
+    `ACCEPTED` are fields that are accepted because their meaning cannot change an answer here.
+    """
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     HINTS: ClassVar[dict[str, str]] = {}
@@ -82,7 +87,7 @@ class Body(Part):
 
     @property
     def ignored(self) -> list[str]:
-        """Fields of the request that nobody knows; bounded and safe for a header."""
+        """Names of unknown fields of the request; bounded, and safe for a header."""
         return self._ignored
 
 
@@ -90,25 +95,28 @@ BodyType = TypeVar("BodyType", bound=Body)
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """The header that names what was not applied; none where all was."""
+    """Return the header that lists the ignored fields, or {} if there are none."""
     return {"x-ignored-params": ", ".join(names)} if names else {}
 
 
 def _same(given: Any, harmless: Any) -> bool:
-    """For Python 0 is False and 1 is True: a request for 0 of something is not one for none."""
+    """Return whether two JSON values are equal. In JSON, 0 and 1 differ from false and true."""
     return isinstance(given, bool) == isinstance(harmless, bool) and bool(given == harmless)
 
 
 class LargeBodies:
-    """Reading megabytes of JSON keeps the event loop from the streams: large bodies are read one
-    at a time, and after each the others have three times as long as it took."""
+    """Lets large bodies take turns, because parsing megabytes of JSON blocks the event loop.
+
+    Large bodies are parsed one at a time. After each one, streams and small requests get PAUSE
+    times the time that it took.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """For a body of `size` bytes; a small one does not wait."""
+        """Wait for the turn of a body of `size` bytes. A small body does not wait."""
         if size < LARGE:
             yield
             return
@@ -122,26 +130,31 @@ class LargeBodies:
 
 
 async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) -> BodyType:
-    """Raises ApiError or pydantic.ValidationError, which the error table turns into a 400."""
-    # Any web page may send text/plain here; for JSON the browser would ask us first.
+    """Read and validate the body of a request.
+
+    Raises ApiError, or pydantic.ValidationError, which the error table turns into a 400. Raises
+    ClientGone if the client disconnects.
+    """
+    # Any web page can send text/plain to this server. For JSON, browsers send a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise ApiError(415, "unsupported_media_type", f"The request needs `Content-Type: {JSON}`.")
     if (coding := request.headers.get("content-encoding", "").lower()) not in ("", "identity"):
-        message = f"`Content-Encoding: {coding:.40}` is not read here: send the JSON as it is."
-        plain = {"accept-encoding": "identity"}  # as RFC 9110, section 15.5.16, has it
+        message = f"`Content-Encoding: {coding:.40}` is not supported: send the JSON unencoded."
+        plain = {"accept-encoding": "identity"}  # see RFC 9110, section 15.5.16
         raise ApiError(415, "unsupported_media_type", message, headers=plain)
     try:
         async with asyncio.timeout(BODY_DEADLINE):
             raw = await request.body()
     except TimeoutError:
         message = f"The request body did not arrive within {BODY_DEADLINE:.0f} seconds."
-        close = {"connection": "close"}  # or the rest would be read on for as long as it comes
+        close = {"connection": "close"}  # otherwise the server would go on reading the body
         raise ApiError(408, "request_timeout", message, headers=close) from None
     except ClientDisconnect:
         raise ClientGone from None
     large = len(raw) >= LARGE
     if large:
-        await request.is_disconnected()  # has uvicorn read on, or it would not see the client leave
+        # Makes uvicorn resume reading; otherwise it would not notice that the client disconnects.
+        await request.is_disconnected()
     async with turns.turn(len(raw)):
         if large and await request.is_disconnected():
             raise ClientGone
@@ -152,6 +165,7 @@ async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) 
 
 
 def _validated(raw: bytes, kind: type[BodyType]) -> BodyType:
+    """Parse and validate a body. Raises ApiError or pydantic.ValidationError."""
     try:
         data = _parsed(raw)
     except orjson.JSONDecodeError as error:
@@ -160,14 +174,15 @@ def _validated(raw: bytes, kind: type[BodyType]) -> BodyType:
         raise invalid(None, "The body must be a JSON object.", "invalid_json")
     for name, harmless in kind.UNSUPPORTED.items():
         if not any(_same(data.get(name), value) for value in (None, *harmless)):
-            only = [f", only {orjson.dumps(value).decode()} is" for value in harmless if value]
+            accepted = ", ".join(orjson.dumps(value).decode() for value in harmless if value)
+            only = f"; accepted values: {accepted}" if accepted else ""
             hint = kind.HINTS.get(name, "")
-            raise unsupported(name, f"{name} is not supported by this server{''.join(only)}.{hint}")
+            raise unsupported(name, f"{name} is not supported by this server{only}.{hint}")
     return kind.model_validate(data)
 
 
 def _parsed(raw: bytes) -> Any:
-    """Of millions of small lists, a second would go into looking for circles among them."""
+    """Parse JSON without garbage collection, which takes a second for millions of small lists."""
     looked = gc.isenabled()
     gc.disable()
     try:

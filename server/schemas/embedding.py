@@ -1,4 +1,4 @@
-"""Bodies of /v1/embeddings, OpenAI's, and /v1/score, vLLM's. A field they do not name is a 400."""
+"""Bodies of /v1/embeddings (OpenAI's API) and /v1/score (vLLM's). An unknown field is a 400."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")]
 
 
 class EncoderBody(Body):
-    """What both routes share; `user` changes nothing here."""
+    """The fields that both routes share. `user` has no effect."""
 
     model_config = ConfigDict(extra="forbid")
 
     user: str | None = None
     priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
-    # The most tokens of a text, of which the first are kept; -1: as many as the model takes.
+    # Keep only the first tokens of a text, at most this many; -1: as many as the model accepts.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
 
 
@@ -44,7 +44,7 @@ class EmbeddingBody(EncoderBody):
 
 
 class ScoreBody(EncoderBody):
-    """One text with one, one with many, or as many with as many."""
+    """The pairs to score: one text with one or more, or two lists of equal length."""
 
     text_1: Side
     text_2: Side
@@ -60,5 +60,9 @@ class ScoreBody(EncoderBody):
     def _pairs(self) -> ScoreBody:
         first, second = map(len, self.sides)
         if first not in (1, second):
-            raise failure("invalid", f"has {second} texts; text_1 has {first}, not 1", "text_2")
+            raise failure(
+                "invalid",
+                f"has {second} texts, but text_1 has {first}; text_1 needs 1 or {second}",
+                "text_2",
+            )
         return self

@@ -1,7 +1,7 @@
 """Bodies of /v1/chat/completions and /v1/completions: OpenAI's fields and vLLM's extensions.
 
-The check of every list ends with its first error: one for each of a million bad items would take
-half a minute and gigabytes.
+Validation of a list stops at its first error. An error for each of a million bad items would take
+half a minute and gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from server.schemas.body import Body, Part, failure
 
 INT32 = 2**31 - 1
 INT64 = 2**63
-MOST_PARTS = 4096  # messages, and text parts of all of them together
+MOST_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 MOST_BIASES = 1024
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -35,7 +35,10 @@ TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 def _shape(value: Any) -> str:
-    """Which branch of a union a value is meant for: without it, an error would name them all."""
+    """Return the union branch that fits the shape of `value`.
+
+    Without a discriminator, a validation error would list the errors of every branch.
+    """
     if not isinstance(value, list):
         return "<one>"
     first = value[0] if value else ""
@@ -43,7 +46,10 @@ def _shape(value: Any) -> str:
 
 
 def _shape_of(allowed: str) -> Discriminator:
-    """For a union that has not all these branches: `allowed` tells which."""
+    """Return a discriminator for a union without some of the branches of `_shape`.
+
+    `allowed` describes the branches of the union, for the error message.
+    """
     return Discriminator(
         _shape, custom_error_type="shape_type", custom_error_message=f"Input should be {allowed}"
     )
@@ -67,7 +73,7 @@ Prompts = Annotated[
 
 
 def in_list(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
-    """All that was given where it may be one text, or the token ids of one."""
+    """Return `given` as a list of prompts, where it may be a single text or its token ids."""
     if isinstance(given, str):
         return [given]
     if isinstance(given[0], int):
@@ -76,9 +82,9 @@ def in_list(given: str | list[str] | list[int] | list[list[int]]) -> list[str] |
 
 
 def _few(value: Any) -> Any:
-    """Field's max_length would be looked at when all items had been checked."""
+    """Limit the keys before validation: Field's max_length is checked after all items."""
     if isinstance(value, dict) and len(value) > MOST_BIASES:
-        raise failure("invalid", f"may have {MOST_BIASES} keys, not {len(value)}")
+        raise failure("invalid", f"may have at most {MOST_BIASES} keys, not {len(value)}")
     return value
 
 
@@ -91,7 +97,7 @@ class StreamOptions(Part):
 
 
 class GenerateBody(Body):
-    """What both routes share. A null is the same as an absent field."""
+    """The fields that both routes share. A null field has the same meaning as an absent one."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         (
@@ -139,6 +145,7 @@ class GenerateBody(Body):
 
     @property
     def most_tokens(self) -> int | None:
+        """Maximum tokens of an answer; `max_completion_tokens` takes precedence."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -147,18 +154,18 @@ class GenerateBody(Body):
 
     @property
     def logprobs_wanted(self) -> int:
-        """As in SamplingParams: -1 for none, else how many alternatives."""
+        """The number of alternatives per generated token; -1: no logprobs. As in SamplingParams."""
         raise AssertionError(type(self))
 
     @property
     def scores_wanted(self) -> int:
-        """As `logprobs_wanted`, of the tokens of the prompt."""
+        """The number of alternatives per prompt token; -1: no prompt logprobs."""
         return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     @model_validator(mode="after")
     def _scores_come_whole(self) -> Self:
         if self.stream and self.prompt_logprobs is not None:
-            raise failure("unsupported", "is not supported in streams", "prompt_logprobs")
+            raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
 
     @property
@@ -178,7 +185,7 @@ Content = Annotated[
 
 
 class ChatMessage(Part):
-    """Further fields (audio, refusal, …) are not shown to the model."""
+    """One message. Other fields (audio, refusal, …) are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -204,19 +211,19 @@ class ChatMessage(Part):
 
     @property
     def text(self) -> str:
-        """Parts are lines, as in vLLM; OpenAI does not say."""
+        """The text, with one line per text part as in vLLM. OpenAI does not document this."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
 def _few_parts(value: Any) -> Any:
-    """A second of checks for what no template needs would hold up every stream."""
+    """Limit the text parts of all messages: checking a million would stop every stream for 1 s."""
     messages = value if isinstance(value, list) else []
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = sum(len(content) for content in contents if isinstance(content, list))
     if parts > MOST_PARTS:
-        raise failure("invalid", f"may have {MOST_PARTS} text parts in all, not {parts}")
+        raise failure("invalid", f"may have at most {MOST_PARTS} text parts in total, not {parts}")
     return value
 
 
@@ -228,8 +235,11 @@ Messages = Annotated[
 
 
 class TemplateArguments(Part):
-    """What a request may tell the template: known names and scalars only, because templates are
-    code (CVE-2025-62426 came in through arguments passed on unseen)."""
+    """The template arguments of a request.
+
+    Only known names with scalar values are allowed, because templates are code: CVE-2025-62426
+    exploited arguments that were passed on unchecked.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -239,9 +249,9 @@ class TemplateArguments(Part):
 
 
 def check_ending(body: Any) -> None:
-    """How a prompt made of `messages` ends: with an open turn, or inside of the last message."""
+    """Check that the prompt ends either with a new turn or inside the last message, not both."""
     if body.continue_final_message and body.add_generation_prompt:
-        message = "needs add_generation_prompt to be false: no new turn is begun"
+        message = "needs add_generation_prompt to be false, because it starts no new turn"
         raise failure("invalid", message, "continue_final_message")
 
 
@@ -291,9 +301,9 @@ class CompletionBody(GenerateBody):
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise failure("unsupported", "is supported only where it equals n", "best_of")
+            raise failure("unsupported", "is supported only if it equals n", "best_of")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            message = "of 0 needs echo or prompt_logprobs: the answer would be empty"
+            message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
             raise failure("invalid", message, "max_tokens")
         return self
 

@@ -1,4 +1,4 @@
-"""Bodies of /tokenize and /detokenize, as vLLM has them."""
+"""Bodies of /tokenize and /detokenize, as in vLLM."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from server.schemas.generate import Messages, TemplateArguments, TokenId, check_
 
 
 class TokenizeBody(Body):
-    """A prompt or messages; special tokens are added to a prompt unless told otherwise, to
-    messages never unless told so, because templates write them."""
+    """A prompt or messages to tokenise.
+
+    `add_special_tokens` defaults to true for a prompt. For messages it defaults to false, because
+    the chat template writes special tokens itself.
+    """
 
     prompt: str | None = None
     messages: Messages | None = None
@@ -25,9 +28,9 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise failure("invalid", "give either prompt or messages", "prompt")
+            raise failure("invalid", "exactly one of prompt and messages is required", "prompt")
         if self.prompt is not None and self.continue_final_message:
-            raise failure("invalid", "needs messages", "continue_final_message")
+            raise failure("invalid", "needs messages, not a prompt", "continue_final_message")
         check_ending(self)
         return self
 

@@ -16,5 +16,5 @@ def llama(assets: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def stories(llama: Path) -> list[Case]:
-    """What the Llama checkpoint must write."""
+    """Prompts and the outputs that the Llama checkpoint must generate."""
     return cases_of(llama)

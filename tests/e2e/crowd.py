@@ -1,4 +1,4 @@
-"""Thousands of small requests of every kind, at the least cost to whoever sends them."""
+"""Send thousands of small requests of every kind with little CPU time in the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INVALID: list[tuple[str, dict[str, Any], int]] = [
 
 @dataclass(frozen=True)
 class Wish:
-    """One request; where `leaves` is not None, its client leaves after so many events."""
+    """One request. If `leaves` is not None, its client disconnects after that many events."""
 
     path: str
     body: dict[str, Any]
@@ -35,7 +35,10 @@ class Wish:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Wish:
-        """20 % leave, 5 % are refused, 10 % want several answers; half are streams."""
+        """Draw a request: 5 % are invalid, 20 % disconnect, 10 % want several choices.
+
+        Half of the requests are streams.
+        """
         kind = rng.random()
         if kind < 0.05:
             return cls(*rng.choice(INVALID))
@@ -61,7 +64,7 @@ class Wish:
 
 
 class Client:
-    """A connection that is kept from one request to the next, and made again after a leave."""
+    """A connection that is reused for the next request, and reopened after a disconnect."""
 
     def __init__(self, address: tuple[str, int], seen: Counter[str]) -> None:
         self._address, self.seen = address, seen
@@ -109,8 +112,10 @@ class Client:
 
 
 async def send(address: tuple[str, int], wishes: list[Wish], clients: int) -> Counter[str]:
-    """All of them, `clients` at a time; what became of them. Fails where an answer is not as it
-    must be."""
+    """Send all requests, `clients` at a time, and count their outcomes.
+
+    Fails on an unexpected response.
+    """
     seen: Counter[str] = Counter()
     left = iter(wishes)
 

@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that speaks as much of huggingface.co's protocol as `pull` needs."""
+"""A server on 127.0.0.1 that implements the part of huggingface.co's protocol that `pull` uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSALS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as the hub got it."""
+    """A request that the hub received."""
 
     method: str
     path: str
@@ -43,19 +43,19 @@ class Seen:
 
 @dataclass
 class Hub:
-    """One repository. What goes wrong is said by the fields; each drop happens once."""
+    """One repository, with fields that inject faults. Each drop happens once."""
 
     name: str
     files: dict[str, bytes]
     revisions: tuple[str, ...] = ("main", COMMIT)
-    sizes: dict[str, int] = field(default_factory=dict)  # what it claims, where that is not true
-    refuses: str = ""  # a key of REFUSALS: the answer to every look-up
+    sizes: dict[str, int] = field(default_factory=dict)  # false sizes to report, by file
+    refuses: str = ""  # a key of REFUSALS: the response to every look-up
     gated: bool = False
-    drops: list[int] = field(default_factory=list)  # bytes after which a connection is cut
-    resets: bool = False  # cuts are resets, not closes
-    stalls: bool = False  # instead of a cut it sends nothing more
+    drops: list[int] = field(default_factory=list)  # bytes after which a connection is dropped
+    resets: bool = False  # drop connections with a TCP reset instead of a close
+    stalls: bool = False  # stop sending instead of dropping the connection
     ignores_range: bool = False
-    cdn: bool = False  # large files lie on another host
+    cdn: bool = False  # redirect large files to another host
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
 
@@ -165,7 +165,7 @@ class HubServer(ThreadingHTTPServer):
         self.ending = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no error."""
+        """Ignore errors of clients that were killed."""
 
 
 @contextlib.contextmanager

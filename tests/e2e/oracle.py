@@ -1,6 +1,9 @@
-"""What a request must be answered with, the slow way: whole sequences in fp32 and no cache, and on
-top of it each parameter as `engine/protocol.py` and vLLM's documentation have it. Of the code under
-test only the noise is used, which is what a seed means."""
+"""A slow reference for the answer to a request.
+
+It computes whole sequences in fp32 without a cache, and applies each parameter as defined in
+`engine/protocol.py` and vLLM's documentation. It shares only the noise with the code under test,
+because the noise defines the meaning of a seed.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ import transformers
 from engine.sampling.noise import exponential_noise
 
 Body = dict[str, Any]
-CLOSE = 2e-4  # by how much logits of two ways to compute them may differ
-MASS = 1e-3  # and sums of probabilities
+CLOSE = 2e-4  # largest difference between the reference's and the engine's logits
+MASS = 1e-3  # the same for sums of probabilities
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What follows from the tokens of one choice."""
+    """The fields that the tokens of one choice determine."""
 
     text: str
     finish: str
@@ -30,7 +33,7 @@ class Expected:
 
 
 class Oracle:
-    """For the checkpoints in `folder` whose tokenizer falls back to bytes <0x00> ... <0xFF>."""
+    """The reference for a checkpoint whose tokenizer has byte tokens <0x00> ... <0xFF>."""
 
     def __init__(self, folder: Path) -> None:
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -57,12 +60,18 @@ class Oracle:
         return text
 
     def continuation(self, ids: list[int], body: Body) -> str:
-        """The text of an answer: a decoder strips the space before a text's first word."""
+        """Return the text of an answer.
+
+        It is decoded after another token, because a decoder strips the space before the first word.
+        """
         anchor = self.encode("a", special=False)
         return self.decode(anchor + ids, body)[len(self.decode(anchor, body)) :]
 
     def certain(self, ids: list[int], body: Body) -> str:
-        """As much of it as no later token can change: one may spoil a run of bytes."""
+        """Return the part of the text that no later token can change.
+
+        Trailing byte tokens are excluded: the next byte can make their sequence invalid.
+        """
         skipped = self._special if body.get("skip_special_tokens") is not False else set()
         shown = [i for i in ids if i not in skipped]
         whole = list(dropwhile(self._bytes.__contains__, reversed(shown)))
@@ -77,7 +86,7 @@ class Oracle:
 
     @torch.inference_mode()
     def logits(self, prompt: list[int], ids: list[int]) -> torch.Tensor:
-        """[len(ids), vocab_size]: what each was drawn from."""
+        """Return the logits that each of `ids` was sampled from, [len(ids), vocab_size]."""
         out = self._model(torch.tensor([prompt + ids[:-1]]), use_cache=False).logits[0]
         return out[len(prompt) - 1 :].double()
 
@@ -102,13 +111,17 @@ class Oracle:
 
     @staticmethod
     def _kept(scores: torch.Tensor, body: Body, slack: float) -> torch.Tensor:
-        """What the filters leave; with slack above 0 also what rounding may."""
+        """Return a mask of the tokens that top-k, top-p and min-p keep.
+
+        A positive `slack` also keeps tokens within the rounding error of a limit; a negative one
+        drops them.
+        """
         probs = scores.softmax(-1)
         sorted_probs, order = probs.sort(descending=True)
         top_k = body.get("top_k", 0)
         if 0 < top_k < len(scores):
             kept = scores >= scores[order[top_k - 1]] - slack
-            if slack < 0:  # surely: even if the next were a little likelier
+            if slack < 0:  # only tokens that are kept even if the next one is a little likelier
                 kept = scores > scores[order[top_k]] - slack
             sorted_probs = sorted_probs * (torch.arange(len(scores)) < top_k)
         else:
@@ -124,13 +137,16 @@ class Oracle:
     def candidates(
         self, body: Body, prompt: list[int], answer: list[int], logits: torch.Tensor, index: int
     ) -> set[int]:
-        """The token that comes after `answer` in choice `index`; several where they are as good."""
+        """Return the tokens that may follow `answer` in choice `index`.
+
+        There are several if they differ by less than the rounding error.
+        """
         adjusted = self._adjusted(logits, body, prompt, answer)
         temperature = body["temperature"]
         if not temperature:
             return set((adjusted >= adjusted.max() - CLOSE).nonzero().flatten().tolist())
         scores = adjusted / temperature
-        scores -= scores.max()  # probabilities relative to the likeliest, so that none overflows
+        scores -= scores.max()  # relative to the most likely token, so that exp() cannot overflow
         slack = CLOSE / temperature + CLOSE
         seed = (body["seed"] + index + 2**63) % 2**64 - 2**63
         place = torch.tensor([len(prompt) + len(answer)])
@@ -145,15 +161,17 @@ class Oracle:
     def read(
         self, body: Body, prompt: list[int], ids: list[int], index: int, limit: int
     ) -> tuple[Expected, torch.Tensor]:
-        """Follows `ids` and asserts that each is one that had to come, and that they end where they
-        have to. Also gives the log-probabilities, [len(ids), vocab_size]."""
+        """Assert that each of `ids` is a correct next token and that they end where they must.
+
+        Returns the expected fields and the logprobs, [len(ids), vocab_size].
+        """
         logits, finish, text = self.logits(prompt, ids), "", ""
         offsets: list[int] = []
         for count, token in enumerate(ids, 1):
             assert not finish, f"{finish} after {count - 1} tokens, and yet there are {ids}"
             known = ids[: count - 1]
             allowed = self.candidates(body, prompt, known, logits[count - 1], index)
-            assert token in allowed, f"token {count - 1} is {token}, not of {sorted(allowed)[:9]}"
+            assert token in allowed, f"token {count - 1} is {token}, not in {sorted(allowed)[:9]}"
             if token in self.stop_ids(body) and count >= body.get("min_tokens", 0):
                 finish = "stop"
             elif count == limit:
@@ -166,11 +184,14 @@ class Oracle:
             text = (self.continuation if finish else self.certain)(shown, body)
             if (cut := self._cut(text, ids, body, count)) is not None:
                 finish, text = "stop", text[:cut]
-        assert finish, f"ended early, after {ids}"
+        assert finish, f"ended too early, after {ids}"
         return Expected(text, finish, offsets), logits.log_softmax(-1)
 
     def _cut(self, text: str, ids: list[int], body: Body, count: int) -> int | None:
-        """Where a stop string ends the text; it counts that ends behind min_tokens tokens."""
+        """Return the length at which a stop string ends the text, or None.
+
+        A stop string counts only if it ends after the first min_tokens tokens.
+        """
         early = min(count, body.get("min_tokens", 0))
         free = len(self.certain(ids[:early], body)) if count > early else len(text)
         for end in range(free + 1, len(text) + 1):

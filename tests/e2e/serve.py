@@ -1,4 +1,4 @@
-"""`penstock serve` as a process of its own: real sockets, a real engine process, real signals."""
+"""Run `penstock serve` as a process with real sockets, a real engine process and real signals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Server(Process):
         url = f"{self.base_url}/ready"
 
         def ready() -> bool:
-            with contextlib.suppress(httpx2.TransportError):  # it may be ending just now
+            with contextlib.suppress(httpx2.TransportError):  # the server may be shutting down
                 return httpx2.get(url, timeout=START_S).status_code == 200
             return self.process.poll() is not None
 
@@ -59,7 +59,7 @@ class Server(Process):
 
     @property
     def children(self) -> list[psutil.Process]:
-        """The engine process; remembered, so that it is still known when its parent is gone."""
+        """The engine process. It is remembered, so that it is known after its parent's end."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._children = psutil.Process(self.process.pid).children() or self._children
         return self._children
@@ -71,16 +71,16 @@ class Server(Process):
         return metric(httpx2.get(f"{self.base_url}/metrics", timeout=30).text, name, **labels)
 
     def wait_idle(self) -> None:
-        """Nothing runs, nothing waits, no KV block is held."""
+        """Wait until no request runs or waits and no KV block is in use."""
         gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         eventually(lambda: not any(map(self.metric, gauges)), "the engine is idle")
 
     def stop(self) -> None:
-        """Ends what still lives of the process and its child."""
+        """End the server and its engine process if they are still alive."""
         children = self.children
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.resume()  # a test may have stopped it, or have failed before it went on
+                child.resume()  # a failed test may have left it stopped
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
@@ -94,10 +94,12 @@ class Server(Process):
 
 @contextlib.contextmanager
 def starting(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server that has just been started, on a free port and with one thread unless `arguments`
-    say otherwise."""
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))  # short: a socket's path has 107 bytes at most
-    # Of a flag given twice the last counts.
+    """Start a server and yield it before it is ready.
+
+    Unless `arguments` override it, the server has a free port and one engine thread.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="e2e-"))  # short: a socket's path has at most 107 bytes
+    # The last one of repeated flags wins.
     flags = ("--port", "0", "--threads", "1", *map(str, arguments))
     server = Server(folder, flags, env or {})
     try:
@@ -109,7 +111,7 @@ def starting(*arguments: object, env: dict[str, str] | None = None) -> Iterator[
 
 @contextlib.contextmanager
 def serving(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server that is ready."""
+    """Start a server and yield it when it is ready."""
     with starting(*arguments, env=env) as server:
         server.wait_ready()
         yield server
@@ -117,14 +119,14 @@ def serving(*arguments: object, env: dict[str, str] | None = None) -> Iterator[S
 
 @dataclass
 class Answer:
-    """What one completion with a single choice came to, streamed or not."""
+    """The result of one completion with a single choice, streamed or not."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
     finish: str | None = None
     cached: int = 0
-    done: bool = False  # the stream said [DONE]
+    done: bool = False  # the stream ended with [DONE]
 
     def take(self, body: dict[str, Any]) -> None:
         assert "error" not in body, body
@@ -138,7 +140,7 @@ class Answer:
 
 
 def greedy(case: Case, **more: Any) -> dict[str, Any]:
-    """A request that must be answered with `case`."""
+    """Return a request whose answer must be `case`."""
     return {
         "prompt": case.prompt_ids,
         "max_tokens": len(case.ids),
@@ -150,7 +152,7 @@ def greedy(case: Case, **more: Any) -> dict[str, Any]:
 
 
 async def complete(http: httpx2.AsyncClient, body: dict[str, Any]) -> Answer:
-    """The whole answer to `body`; reads it as a stream where `stream` is true."""
+    """Send `body` and return the whole answer, read as a stream if `stream` is true."""
     answer = Answer()
     if not body.get("stream"):
         response = await http.post("/v1/completions", json=body)

@@ -1,4 +1,4 @@
-"""Serving beside programs that want the engine's cores, too."""
+"""Serving while other programs use the engine's CPU cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.runner.wait_policy import CHOICES
 from tests.e2e.serve import Server, serving
 
 STREAMS, TOKENS = 4, 200
-SLEEPS = "They now sleep where they wait for each other"
+SLEEPS = "they now sleep while they wait for each other"
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 
@@ -33,7 +33,7 @@ def busy_program() -> Iterator[None]:
 
 
 async def rate(server: Server, seconds: float) -> float:
-    """Tokens a second of some streams that are asked for again and again."""
+    """Return the tokens per second of concurrent completions, repeated for `seconds`."""
     end, tokens = time.monotonic() + seconds, 0
     body = {"model": "demo", "prompt": "Hello", "max_tokens": TOKENS, "ignore_eos": True}
     began = time.monotonic()
@@ -46,7 +46,7 @@ async def rate(server: Server, seconds: float) -> float:
 
 
 def others_seconds(server: Server) -> float:
-    """CPU seconds, up to now, of whatever is neither the server nor this test."""
+    """Return the CPU seconds used so far by all processes except the server and this test."""
     machine = psutil.cpu_times()
     ours = [psutil.Process(server.process.pid), server.engine, psutil.Process()]
     own = sum(times.user + times.system for times in (process.cpu_times() for process in ours))
@@ -55,27 +55,29 @@ def others_seconds(server: Server) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(cores != 2 or cpu_count() != 2, reason="measured on two cores, on Linux")
-async def test_a_busy_program_does_not_hold_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As OpenMP has it, this took nine tenths of the speed or more."""
+async def test_engine_with_busy_program_sleeps_and_doubles_its_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With OpenMP's default waiting, a busy program cost 90 % of the speed or more."""
     for name in CHOICES:
         monkeypatch.delenv(name, raising=False)
     with serving("demo", "--threads", 2, env={"GOMP_SPINCOUNT": "300000"}) as server:
         with busy_program():
             stubborn = await rate(server, 8)
-        assert SLEEPS not in server.log, "who has chosen is left alone"
+        assert SLEEPS not in server.log, "the user's own OpenMP setting is respected"
     with serving("demo", "--threads", 2) as server:
         with busy_program():
-            await rate(server, 2)  # in which it notices
+            await rate(server, 2)  # time for the engine to notice
             yielding = await rate(server, 8)
             assert SLEEPS in server.log
             assert server.metric("engine_cpu_contended") == 1
         began, others = time.monotonic(), others_seconds(server)
-        for _ in range(40):  # 32 s to a trial, and 30 more until it is sure
+        for _ in range(40):  # a trial comes after 32 s, and its result after 30 more
             await rate(server, 2)
             if not server.metric("engine_cpu_contended"):
                 break
         else:
             share = (others_seconds(server) - others) / (time.monotonic() - began)
-            assert share > 0.25, "it never noticed that the program had gone"
-            pytest.skip(f"others (tests?) took {share:.2f} cores: it was never calm")
+            assert share > 0.25, "the engine did not notice that the program had ended"
+            pytest.skip(f"other processes (tests?) used {share:.2f} cores throughout")
     assert yielding > 2 * stubborn

@@ -1,4 +1,4 @@
-"""Python's collector stops a process while it looks through what lives. Modules live for ever."""
+"""Imported modules are excluded from Python's garbage collection, whose scans stop the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.serve import serving
 
-MODULES = 50_000  # objects: torch's are some 150,000, the server's 80,000
+MODULES = 50_000  # objects; torch's modules have about 150,000, the server's 80,000
 TELL = """
 import atexit, gc, os, pathlib
 
@@ -22,7 +22,7 @@ atexit.register(tell)
 
 
 @pytest.mark.parametrize("which", ["server", "engine"])
-def test_modules_are_not_looked_through_again(which: str, tmp_path: Path) -> None:
+def test_process_after_start_has_frozen_its_modules(which: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TELL)
     with serving("demo", env={"PYTHONPATH": str(tmp_path)}) as server:
         server.wait_for("try  ")

@@ -1,7 +1,7 @@
-"""`penstock serve` of what cannot be served: status 2 at once, one message, nothing executed.
+"""`penstock serve` with a damaged checkpoint exits with 2 and one message, and executes nothing.
 
-Each case is one damage to a sharded copy of the story checkpoint, which also carries code and a
-pickle that would leave a file behind if anything ran them.
+Each case damages a sharded copy of the story checkpoint in one place. The copy also contains code
+and pickles, which would create a file if anything executed them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.e2e.serve import serving, starting
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 NORM, EMBED = "model.norm.weight", "model.embed_tokens.weight"
-LOUD_S = 30  # 2 s on a quiet machine, most of it torch's import; the promise is 5
+LOUD_S = 30  # for a busy machine; an idle one takes 2 s, mostly to import torch; promised: 5 s
 
 
 class Bomb:
@@ -38,13 +38,13 @@ class Bomb:
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint to damage. `proof` exists once anything of it has been executed."""
+    """A checkpoint to damage. The file `proof` exists if any of its code was executed."""
 
     folder: Path
     proof: Path
 
     def json(self, name: str, **values: Any) -> None:
-        """Set keys of a JSON file; None removes one."""
+        """Set keys of a JSON file. None removes a key."""
         content = json.loads((self.folder / name).read_text()) | values
         kept = {key: value for key, value in content.items() if value is not None}
         (self.folder / name).write_text(json.dumps(kept))
@@ -98,7 +98,7 @@ CASES: dict[str, Case] = {
     "missing tensor": (lambda m: m.tensors(SECOND, lambda t: t.pop(NORM)), [NORM, "lack"]),
     "extra tensor": (
         lambda m: m.tensors(SECOND, lambda t: t.update(surplus=torch.ones(2))),
-        ["surplus", SECOND, "no use"],
+        ["surplus", SECOND, "does not use"],
     ),
     "config field missing": (
         lambda m: m.json("config.json", num_hidden_layers=None),
@@ -134,7 +134,7 @@ CASES: dict[str, Case] = {
 
 
 def refused(folder: Path, record_property: Callable[[str, object], None]) -> str:
-    """The one message `serve` ends with."""
+    """Run `serve`, assert that it exits with one message, and return the message."""
     began = time.monotonic()
     with starting(folder) as server:
         status = server.status(LOUD_S)
@@ -148,7 +148,7 @@ def refused(folder: Path, record_property: Callable[[str, object], None]) -> str
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_refused_with_one_message(
+def test_serve_damaged_checkpoint_exits_with_one_message(
     model: Model, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     damage, words = CASES[name]
@@ -156,10 +156,10 @@ def test_it_is_refused_with_one_message(
     said = refused(model.folder, record_property)
     for word in words:
         assert word in said
-    assert not model.proof.exists(), "something of the checkpoint was executed"
+    assert not model.proof.exists(), "code of the checkpoint was executed"
 
 
-def test_a_gguf_file_is_refused(
+def test_serve_gguf_file_exits_with_one_message(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     file = tmp_path / "model-Q4_K_M.gguf"
@@ -169,7 +169,7 @@ def test_a_gguf_file_is_refused(
     assert "GGUF is not served" in said
 
 
-def test_undamaged_it_is_served(model: Model) -> None:
-    """Otherwise the cases above might be refused for another reason."""
+def test_serve_undamaged_checkpoint_becomes_ready(model: Model) -> None:
+    """The cases above therefore fail because of their damage."""
     with serving(model.folder):
         assert not model.proof.exists()

@@ -1,4 +1,4 @@
-"""Token for token what the reference computed, over HTTP, however the engine is configured."""
+"""Answers over HTTP equal the reference's tokens, in several configurations of the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 16
 @dataclass(frozen=True)
 class Setup:
     budget: int  # tokens in one step
-    blocks: int  # of the KV cache; few of them mean preemption
+    blocks: int  # blocks of the KV cache; few blocks cause preemption
     caching: bool
 
     @property
@@ -58,15 +58,16 @@ def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Rig]:
         yield Rig(server, setup, cases_of(checkpoint))
 
 
-async def test_alone_each_text_is_the_references(rig: Rig) -> None:
+async def test_completion_alone_equals_the_reference(rig: Rig) -> None:
     async with rig.server.http() as http:
         for index, case in enumerate(rig.cases[:2] if rig.is_tight else rig.cases):
             check(await complete(http, greedy(case, stream=index % 2 == 0)), case)
 
 
-async def test_32_at_once_with_mixed_lengths(rig: Rig) -> None:
+async def test_32_concurrent_completions_equal_the_reference(rig: Rig) -> None:
     before = rig.server.metric("num_preemptions_total")
-    # A greedy text is its own continuation, so prompts of any length have known answers.
+    # A prefix of a greedy text continues with the rest of that text, so prompts of any length
+    # have known answers.
     crowd = [
         rig.cases[i % len(rig.cases)].after((0, 5, 19, 33, 64, 90)[i % 6], most=24 + 2 * i)
         for i in range(32)
@@ -81,7 +82,7 @@ async def test_32_at_once_with_mixed_lengths(rig: Rig) -> None:
     rig.server.wait_idle()
 
 
-async def test_a_repeated_prefix_is_taken_from_the_cache(rig: Rig) -> None:
+async def test_repeated_prompt_reuses_the_prefix_cache(rig: Rig) -> None:
     case = rig.cases[-1].after(100)
     reusable = (len(case.prompt_ids) - 1) // BLOCK * BLOCK if rig.setup.caching else 0
     before = rig.server.metric("prefix_cache_hits_total")
@@ -94,11 +95,11 @@ async def test_a_repeated_prefix_is_taken_from_the_cache(rig: Rig) -> None:
         other = await complete(http, greedy(case, cache_salt="yours"))
         check(other, case)
     assert cached == [0, reusable]
-    assert other.cached == 0, "a prefix crossed from one tenant to another"
+    assert other.cached == 0, "a prefix was shared between two tenants"
     assert rig.server.metric("prefix_cache_hits_total") - before == reusable
 
 
-async def test_a_prompt_is_computed_within_the_budget(rig: Rig) -> None:
+async def test_long_prompt_takes_as_many_steps_as_the_budget_implies(rig: Rig) -> None:
     case = rig.cases[0].after(110, most=1)
     before = rig.server.metric("engine_step_seconds_count")
     async with rig.server.http() as http:
@@ -107,7 +108,7 @@ async def test_a_prompt_is_computed_within_the_budget(rig: Rig) -> None:
     assert steps == math.ceil(len(case.prompt_ids) / rig.setup.budget)
 
 
-async def test_same_seed_same_tokens_alone_and_in_a_crowd_that_leaves(rig: Rig) -> None:
+async def test_seeded_completion_is_equal_alone_and_in_a_batch(rig: Rig) -> None:
     body = greedy(rig.cases[0].after(3, most=48), temperature=1.0, seed=7, ignore_eos=True)
     crowd = [
         body | {"prompt": rig.cases[i % len(rig.cases)].after(i).prompt_ids, "seed": 100 + i}
@@ -124,13 +125,13 @@ async def test_same_seed_same_tokens_alone_and_in_a_crowd_that_leaves(rig: Rig) 
     assert amid.ids == alone.ids
     assert amid.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
     texts = {tuple(answer.ids) for answer in answers if answer is not None}
-    assert len(texts) == 20, "another seed must give another text"
+    assert len(texts) == 20, "different seeds must give different texts"
     assert tuple(alone.ids) not in texts
     rig.server.wait_idle()
 
 
 async def leave(http: httpx2.AsyncClient, body: dict[str, Any], after: int) -> None:
-    """Disconnects after so many lines of the stream."""
+    """Disconnect after `after` lines of the stream."""
     async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
         async for _ in response.aiter_lines():
             after -= 1

@@ -1,4 +1,4 @@
-"""`penstock merge` as a person calls it: flags, a recipe file, and Ctrl-C in the middle."""
+"""The command `penstock merge`: flags, a recipe file, and interruption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FILE = "model.safetensors"
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
-    """Two models, one tensor of ones and one of threes."""
+    """Folders of two models with one tensor each: ones in the first, threes in the second."""
     for name, value in (("a", 1.0), ("b", 3.0)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"architectures": ["Toy"]}')
@@ -78,7 +78,7 @@ dtype: bfloat16
 
 
 @pytest.mark.parametrize("way", ["recipe", "flags"])
-def test_a_folder_is_written(way: str, folders: list[str], tmp_path: Path) -> None:
+def test_merge_writes_a_model_folder(way: str, folders: list[str], tmp_path: Path) -> None:
     flags = [*folders, "--method", "liti", "--t", "1e-1", "--base-model", folders[1]]
     arguments = flags if way == "flags" else ["--recipe", recipe(tmp_path, YAML)]
     answer = merge(*arguments, "-o", tmp_path / "out")
@@ -93,12 +93,12 @@ def test_a_folder_is_written(way: str, folders: list[str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--method=slerp", "--t=.5", "--weight=1", "--weight=1"], "--weight does not go with"),
+        (["--method=slerp", "--t=.5", "--weight=1", "--weight=1"], "--weight cannot be used with"),
         (["--method=linear", "missing"], "No model folder at"),
         (["--t=1"], "Give --recipe FILE, or --method and the models"),
     ],
 )
-def test_what_cannot_be_merged_ends_with_status_2(
+def test_merge_with_invalid_flags_exits_with_2(
     flags: list[str], said: str, folders: list[str], tmp_path: Path
 ) -> None:
     answer = merge(*folders, *flags, "-o", tmp_path / "out")
@@ -108,7 +108,9 @@ def test_what_cannot_be_merged_ends_with_status_2(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_output_may_be_a_link_to_an_empty_folder(folders: list[str], tmp_path: Path) -> None:
+def test_merge_into_a_link_to_an_empty_folder_keeps_the_link(
+    folders: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to("disk")
     answer = merge(*folders, "--method", "linear", "-o", tmp_path / "out")
@@ -150,43 +152,43 @@ def document(
         ),
     ],
 )
-def test_flags_are_a_recipe(flags: dict[str, Any], same: Recipe) -> None:
+def test_recipe_of_flags_equals_the_recipe(flags: dict[str, Any], same: Recipe) -> None:
     assert parse(document(**flags)) == same
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"weights": [1]}, "1 --weight for 2 models"),
+        ({"weights": [1]}, "--weight: 1 given for 2 models"),
         ({"method": None}, "Give --recipe FILE, or --method"),
         ({"models": []}, "Give --recipe FILE, or --method"),
         ({"method": "mean"}, "--method: 'mean' is not one of linear, ema, slerp, liti"),
         ({"method": "slerp"}, "--method slerp needs --t, a number from 0 to 1"),
         ({"method": "ema"}, "--method ema needs --decay, a number from 0 to 1"),
-        ({"method": "ema", "decay": 1, "t": 0}, "--t does not go with --method ema"),
-        ({"method": "linear", "decay": 1}, "--decay does not go with --method linear"),
+        ({"method": "ema", "decay": 1, "t": 0}, "--t cannot be used with --method ema"),
+        ({"method": "linear", "decay": 1}, "--decay cannot be used with --method linear"),
         ({"method": "liti", "t": 4.0}, "--t: 4.0 is not a number from 0 to 1"),
         ({"method": "ema", "decay": float("nan")}, "--decay: nan is not a number from 0 to 1"),
         ({"dtype": "fp16"}, "--dtype: 'fp16' is not one of float32, bfloat16, float16"),
-        ({"models": ["a"]}, "--method linear takes at least two models, not a alone"),
+        ({"models": ["a"]}, "--method linear needs at least two models; given: a."),
         (
             {"models": ["a"], "method": "slerp", "t": 1},
-            "takes two models, with the base model, not a.",
+            "merges two models, including the base model; given: a.",
         ),
-        ({"method": "liti", "t": 1, "base_model": "c"}, "with the base model, not c, a, b."),
-        ({"file": Path("r.yaml")}, "All but --output stands in r.yaml"),
-        ({"file": Path("r.yaml"), "models": [], "method": None, "t": 0}, "All but --output"),
+        ({"method": "liti", "t": 1, "base_model": "c"}, "the base model; given: c, a, b."),
+        ({"file": Path("r.yaml")}, "--recipe r.yaml allows no other flag than --output"),
+        ({"file": Path("r.yaml"), "models": [], "method": None, "t": 0}, "allows no other flag"),
         ({"file": Path("r.yaml"), "models": [], "method": None}, "Cannot read the YAML file r"),
     ],
 )
-def test_flags_that_make_no_recipe_are_refused(flags: dict[str, Any], said: str) -> None:
+def test_recipe_of_invalid_flags_raises(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(document(**flags))
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_it_leaves_nothing_behind(
+def test_merge_stopped_by_a_signal_leaves_no_files(
     number: signal.Signals, status: int, folders: list[str], tmp_path: Path
 ) -> None:
     size = 2 << 30
@@ -195,7 +197,7 @@ def test_stopped_it_leaves_nothing_behind(
     for folder in folders:
         with (Path(folder) / FILE).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + size)  # sparse: it takes long to read, and no space
+            file.truncate(8 + len(header) + size)  # sparse: slow to read, but takes no disk space
     before = sorted(tmp_path.iterdir())
     command = [*INTERRUPTIBLE, sys.executable, "-m", "server", "merge", *folders]
     process = subprocess.Popen(
@@ -203,8 +205,8 @@ def test_stopped_it_leaves_nothing_behind(
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        eventually(lambda: list(tmp_path.glob(f".out-*/{FILE}")), "it writes", 60)
-        os.killpg(process.pid, number)  # as a terminal does
+        eventually(lambda: list(tmp_path.glob(f".out-*/{FILE}")), "the merge is writing", 60)
+        os.killpg(process.pid, number)  # a terminal signals the whole process group
         _, log = process.communicate(timeout=30)
     finally:
         process.kill()

@@ -1,6 +1,6 @@
-"""Random requests of all parameters at once, each answer compared whole with the oracle's.
+"""Random requests that combine all parameters; every answer is compared with the oracle's.
 
-A failure names its case; `draw(case)` of this file makes the same request again.
+A failure names its case. `draw(case)` in this file returns the same request again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def rig(
 
 @dataclass
 class Reply:
-    """One choice, whole or put together from its chunks."""
+    """One choice, from a whole response or assembled from chunks."""
 
     prompt: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Reply:
     scores: list[Body | None] | None = None  # prompt_logprobs
 
     def take(self, choice: Body) -> None:
-        assert self.finish is None, "a choice goes on after its end"
+        assert self.finish is None, "a choice continues after its finish_reason"
         message = choice.get("message") or choice.get("delta") or choice
         self.prompt = choice.get("prompt_token_ids", self.prompt)
         self.ids += choice.get("token_ids", [])
@@ -96,7 +96,7 @@ class Reply:
 class Answer:
     choices: dict[int, Reply] = field(default_factory=dict)
     usage: Body = field(default_factory=dict)
-    # Of a chat, which has one prompt.
+    # A chat has a single prompt, so it reports these for the whole answer.
     prompt: list[int] = field(default_factory=list)
     scores: list[Body | None] | None = None
     streamed: bool = False
@@ -118,7 +118,7 @@ async def ask(http: httpx2.AsyncClient, body: Body, *, stream: bool) -> Answer:
         assert response.status_code == 200, response.text
         answer.take(response.json())
         return answer
-    body = body | {"prompt_logprobs": None}  # which come whole only
+    body = body | {"prompt_logprobs": None}  # not supported in streams
     response = await http.post(path, json=body | {"stream_options": {"include_usage": True}})
     assert response.status_code == 200, response.text
     *events, done = response.text.removesuffix("\n\n").split("\n\n")
@@ -135,14 +135,17 @@ def text(rng: random.Random) -> str:
 
 
 def draw(case: str) -> Body:
-    """The same request for the same case: greedy or seeded, so that it has one answer."""
+    """Return a random request; equal cases give equal requests.
+
+    Every request is greedy or seeded, so that it has exactly one correct answer.
+    """
     rng = random.Random(case)
     body: Body = {"temperature": rng.choice([0, 0.3, 1, 2]), "seed": rng.getrandbits(64) - 2**63}
     body |= {"max_tokens": rng.choice([1, 2, 9, 20, 45])} if rng.random() < 0.9 else {}
     body |= {name: rng.choice(of) for name, of in OPTIONS.items() if rng.random() < 0.2}
     body["min_tokens"] = min(body.get("min_tokens", 0), body.get("max_tokens", 8))
     ids = [1, 2, *rng.sample(range(3, 259), 6), *rng.sample(range(259, 512), 4)]
-    if rng.random() < 0.3:  # of bytes, which make characters or nothing
+    if rng.random() < 0.3:  # byte tokens, which may form characters or invalid UTF-8
         body["logit_bias"] = {str(i): rng.choice([-100, 0.5, 15, 20]) for i in ids}
     if rng.random() < 0.2:
         body["stop_token_ids"] = rng.sample(range(512), 9)
@@ -157,9 +160,9 @@ def draw(case: str) -> Body:
         body["prompt"] = rng.choice([text(rng), [text(rng) for _ in range(2)]])
     else:
         body["prompt"] = [rng.randrange(512) for _ in range(rng.choice([1, 20, LONGEST - 1]))]
-        if rng.random() < 0.5:  # which the prefix cache knows block by block, in other orders
+        if rng.random() < 0.5:  # blocks that are in the prefix cache, but after other blocks
             body["prompt"] = [i for _ in range(rng.randint(1, 4)) for i in rng.choice(BLOCKS)]
-        if len(body["prompt"]) > LONGEST // 2:  # all that fits
+        if len(body["prompt"]) > LONGEST // 2:  # leaves no room for a longer answer
             body |= {"max_tokens": 1, "min_tokens": 0}
     if rng.random() < 0.4:
         body["echo"] = True
@@ -167,8 +170,10 @@ def draw(case: str) -> Body:
 
 
 def edges(case: str, body: Body, oracle: Oracle, ids: list[int]) -> Body:
-    """The request again, with stop strings cut from what it was answered with, and a `min_tokens`
-    and `max_tokens` close to where they end."""
+    """Return the request with stop strings from its answer `ids`.
+
+    `min_tokens` and `max_tokens` are close to the ends of the stop strings.
+    """
     rng = random.Random(f"{case} edges")
     whole, at = oracle.continuation(ids, body), rng.randrange(len(ids))
     middle = len(oracle.certain(ids[:at], body))
@@ -180,7 +185,7 @@ def edges(case: str, body: Body, oracle: Oracle, ids: list[int]) -> Body:
 
 
 def prompts_of(body: Body, oracle: Oracle) -> list[tuple[list[int], str]]:
-    """The ids of each prompt, and its echo."""
+    """Return (token ids, echoed text) of each prompt."""
     if "messages" in body:
         chat = "".join(f"{m['role']}: {m['content']}\n" for m in body["messages"])
         return [(oracle.encode(f"<s>{chat}", special=False), "")]
@@ -194,8 +199,10 @@ def prompts_of(body: Body, oracle: Oracle) -> list[tuple[list[int], str]]:
 def check_prompt(
     body: Body, oracle: Oracle, prompt: list[int], echo: str, reply: Reply, scores: Any
 ) -> None:
-    """What is told of the prompt itself: `scores`, which streams do not have, and the tokens of an
-    echo, which are taken from the reply."""
+    """Check the prompt logprobs (`scores`) and the logprobs of an echoed prompt.
+
+    Streams have no prompt logprobs. The entries of the echo are removed from `reply`.
+    """
     due = oracle.logits(prompt[:1], prompt[1:]).log_softmax(-1) if len(prompt) > 1 else []
     wanted = body.get("prompt_logprobs", -1)
     if scores is not None:
@@ -228,7 +235,7 @@ def check_prompt(
     completion_scores(oracle, rest, due, body["logprobs"], Expected("", "", offsets))
 
 
-Readings = dict[tuple[Any, ...], tuple[Expected, Any]]  # by index, prompt and answer
+Readings = dict[tuple[Any, ...], tuple[Expected, Any]]  # key: index, prompt and answer
 
 
 def check(body: Body, answer: Answer, oracle: Oracle, readings: Readings) -> None:
@@ -239,7 +246,7 @@ def check(body: Body, answer: Answer, oracle: Oracle, readings: Readings) -> Non
         assert (reply.prompt or answer.prompt) == prompt
         limit = body.get("max_tokens", LONGEST - len(prompt))
         key = index, *prompt, None, *reply.ids
-        if key not in readings:  # whole and streamed they are the same
+        if key not in readings:  # a streamed answer with the same tokens needs no second reading
             readings[key] = oracle.read(body, prompt, reply.ids, index % n, limit)
         expected, logprobs = readings[key]
         assert (reply.finish, reply.text) == (expected.finish, echo + expected.text)
@@ -260,7 +267,7 @@ def check(body: Body, answer: Answer, oracle: Oracle, readings: Readings) -> Non
 
 
 def ordered(row: Any, wanted: int) -> bool:
-    """Whether rounding cannot change which are the likeliest, and in what order."""
+    """Whether rounding cannot change the `wanted` most likely tokens or their order."""
     return bool((-row.topk(wanted + 1).values.diff() > CLOSE).all())
 
 
@@ -294,7 +301,7 @@ def chat_scores(
             assert given["logprob"] == pytest.approx(row[i].item(), abs=1e-3)
 
 
-async def test_every_answer_is_the_oracles(rig: Rig) -> None:
+async def test_random_requests_get_the_answers_of_the_oracle(rig: Rig) -> None:
     room, seen = asyncio.Semaphore(AT_ONCE), Counter[str]()
     counters = ("prompt_tokens_total", "generation_tokens_total")
     before = {name: rig.server.metric(name) for name in counters}

@@ -1,4 +1,4 @@
-"""A real server sends the spans of a real engine over OTLP, to where OTEL_* says."""
+"""A server with a real engine sends spans over OTLP to the collector named by OTEL_* variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUDGET, PROMPT = 32, 100  # tokens
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Keeps the bodies posted to /v1/traces."""
+    """A collector that keeps the bodies posted to /v1/traces."""
 
     daemon_threads = True
 
@@ -54,7 +54,7 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-async def test_the_chunks_of_a_long_prompt_are_spans(collector: Collector) -> None:
+async def test_tracing_long_prompt_sends_a_span_per_chunk(collector: Collector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}"}
     flags = ("--tracing", "--max-num-batched-tokens", BUDGET)
     body = {"prompt": [5] * PROMPT, "max_tokens": 4, "ignore_eos": True}
@@ -62,7 +62,7 @@ async def test_the_chunks_of_a_long_prompt_are_spans(collector: Collector) -> No
         async with server.http() as client:
             answer = await client.post("/v1/completions", json=body)
         server.signal(signal.SIGTERM)
-        assert server.status() == 0  # and with that the last spans have left
+        assert server.status() == 0  # at its exit the server has sent the last spans
     assert answer.status_code == 200
     spans = {}
     for span in collector.spans():

@@ -1,4 +1,4 @@
-"""More than the server can hold: it says so at once, and what it took it finishes."""
+"""An overloaded server refuses requests at once, and finishes the requests that it accepted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.process import eventually
 BLOCK, BLOCKS = 16, 32
 CAPACITY = BLOCK * BLOCKS
 QUEUE = 60
-PROMISED_S = 0.050  # a refusal, from the request's last byte to the status line
-BUSY_S = 1.0  # the same where other work has the processor
+PROMISED_S = 0.050  # time of a refusal, from the last byte of the request to the status line
+BUSY_S = 1.0  # the same on a machine that is busy with other work
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def server(llama: Path) -> Iterator[Server]:
         yield server
 
 
-async def test_60_requests_in_few_blocks_are_all_finished_and_right(
+async def test_60_requests_in_few_blocks_equal_the_reference(
     server: Server, stories: list[Case]
 ) -> None:
     crowd = [
@@ -50,7 +50,7 @@ async def test_60_requests_in_few_blocks_are_all_finished_and_right(
     server.wait_idle()
 
 
-async def test_an_empty_queue_takes_one_request_of_more_sequences_than_its_bound(
+async def test_empty_queue_accepts_one_request_above_its_limit(
     server: Server,
 ) -> None:
     body = {"prompt": [[1, 403 + i] for i in range(8)], "n": 16, "max_tokens": 1}
@@ -60,7 +60,7 @@ async def test_an_empty_queue_takes_one_request_of_more_sequences_than_its_bound
     assert len(response.json()["choices"]) == 128 > QUEUE
 
 
-async def test_what_never_fits_is_a_400_and_disturbs_nobody(
+async def test_request_above_the_capacity_gets_a_400_and_others_continue(
     server: Server, stories: list[Case]
 ) -> None:
     async with server.http() as http:
@@ -81,7 +81,10 @@ async def test_what_never_fits_is_a_400_and_disturbs_nobody(
 
 @contextlib.asynccontextmanager
 async def full_queue(server: Server) -> AsyncIterator[None]:
-    """One sequence runs for 256 steps; its blocks leave no room for any that wait."""
+    """Fill the queue; on exit, disconnect the clients.
+
+    One sequence runs for 256 steps, and its blocks leave no room for the waiting ones.
+    """
     half = CAPACITY // 2
     async with server.http() as http:
 
@@ -107,7 +110,7 @@ async def in_thread(condition: Callable[[], bool]) -> None:
 
 
 def probe(address: tuple[str, int]) -> tuple[float, bytes]:
-    """Seconds from the request to the status line, and the whole answer."""
+    """Send a request; return the seconds until the status line, and the whole response."""
     body = b'{"prompt": "Hi", "max_tokens": 1, "n": 16}'
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
     with socket.create_connection(address, timeout=30) as connection:
@@ -122,7 +125,7 @@ def probe(address: tuple[str, int]) -> tuple[float, bytes]:
     return seconds, answer
 
 
-async def test_a_full_queue_refuses_at_once(
+async def test_full_queue_refuses_with_503_at_once(
     server: Server, record_property: Callable[[str, object], None]
 ) -> None:
     async with full_queue(server):
@@ -149,11 +152,11 @@ async def test_a_full_queue_refuses_at_once(
     assert statistics.median(seconds) < BUSY_S
 
 
-async def test_whoever_would_wait_too_long_is_refused_at_once(
+async def test_max_queue_wait_refuses_requests_that_would_wait_longer(
     llama: Path, stories: list[Case]
 ) -> None:
-    """The engine stands still, and with it the queue: its first is taken, those after the bound
-    are refused, and once it goes on what was taken is finished."""
+    """The engine is suspended, so the queue does not move. The first request is accepted, and
+    later ones are refused. After the engine resumes, the accepted request is finished."""
     with serving(llama, "--dtype", "float32", "--max-queue-wait", 0.2) as server:
         async with server.http() as http:
             server.engine.suspend()
@@ -165,16 +168,16 @@ async def test_whoever_would_wait_too_long_is_refused_at_once(
             check(await complete(http, greedy(stories[1])), stories[1])
     for refusal in refusals:
         assert refusal.status_code == 503
-        assert "the bound is 0.2 s (--max-queue-wait)" in refusal.json()["error"]["message"]
+        assert "the limit is 0.2 s (--max-queue-wait)" in refusal.json()["error"]["message"]
 
 
 @dataclass
 class Flood:
-    """Requests of equal size, and what became of each."""
+    """Send requests of equal size and record their outcomes."""
 
     address: tuple[str, int]
-    finished: list[float] = field(default_factory=list)  # when
-    refused: list[float] = field(default_factory=list)  # after how many seconds
+    finished: list[float] = field(default_factory=list)  # time of the end, perf_counter seconds
+    refused: list[float] = field(default_factory=list)  # seconds until the refusal
     _sent: int = 0
 
     async def ask(self) -> None:
@@ -199,7 +202,10 @@ class Flood:
         writer.close()
 
     async def by_turns(self, clients: int, seconds: float) -> float:
-        """Each asks when it has been answered. Requests finished in a second."""
+        """Run `clients` that send the next request after each answer.
+
+        Returns the finished requests per second.
+        """
         end = time.perf_counter() + seconds
 
         async def client() -> None:
@@ -211,7 +217,10 @@ class Flood:
         return sum(when < end for when in self.finished) / seconds
 
     async def at(self, rate: float, seconds: float) -> float:
-        """Nobody waits for anybody. Requests finished in a second, but for the first two."""
+        """Send `rate` requests per second without waiting for answers.
+
+        Returns the finished requests per second; the first two seconds do not count.
+        """
         self.finished.clear()
         began = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
@@ -225,10 +234,10 @@ class Flood:
 
 
 @pytest.mark.slow
-async def test_five_times_of_what_it_can_do_it_does_what_it_can(
+async def test_five_times_the_peak_load_keeps_80_percent_of_the_throughput(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Reliability T-18."""
+    """It also refuses the excess within 1 s, bounds its queue and is fast again afterwards."""
     with serving("demo", "--max-num-seqs", 16, "--max-num-queued-reqs", QUEUE) as server:
         flood, waiting = Flood(server.address), [0.0]
         peak = max([await flood.by_turns(clients, 8) for clients in (16, 32, QUEUE)])
@@ -238,7 +247,7 @@ async def test_five_times_of_what_it_can_do_it_does_what_it_can(
             waiting.append(await asyncio.to_thread(server.metric, "num_requests_waiting"))
             await asyncio.sleep(0.1)
         share = await running / peak
-        # All are answered now: what it had taken, it has finished.
+        # All requests have been answered: the server has finished the ones that it accepted.
         began = time.perf_counter()
         await flood.ask()
         alone = time.perf_counter() - began
@@ -246,8 +255,8 @@ async def test_five_times_of_what_it_can_do_it_does_what_it_can(
         for name, value in (("share", share), ("alone_s", alone), ("refused_s", worst)):
             record_property(name, value)
         print(
-            f"\npeak {peak:.1f}/s, of which {share:.0%} at five times that; {len(flood.refused)} "
-            f"refused, 95 % in {worst * 1000:.1f} ms; the next alone takes {alone * 1000:.0f} ms"
+            f"\npeak {peak:.1f}/s; {share:.0%} of it at five times the load; {len(flood.refused)} "
+            f"refused, 95 % in {worst * 1000:.1f} ms; then one alone takes {alone * 1000:.0f} ms"
         )
         assert QUEUE / 2 < max(waiting) <= QUEUE
         assert share > 0.8

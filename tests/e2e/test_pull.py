@@ -1,4 +1,4 @@
-"""`penstock pull` and `serve ORG/NAME` against a hub of our own; no other network is touched."""
+"""`penstock pull` and `serve ORG/NAME` against a local hub, without any other network access."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LEFT = ("pytorch_model.bin", "model.pt", "modeling_tale.py", "README.md", "onnx/
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """A repository with a megabyte of weights, which are none."""
+    """A repository with a megabyte of random bytes as weights."""
     files = {name: name.encode() for name in (*LEFT, *SMALL)}
     files |= {**dict.fromkeys(SMALL, b"{}"), "config.json": CONFIG, "tokenizer.json": TOKENIZER}
     with serving_hub(Hub(NAME, {**files, WEIGHTS: random.Random(0).randbytes(1 << 20)})) as hub:
@@ -78,7 +78,7 @@ def pulled(hub: Hub, home: Path, *arguments: str, **more: str) -> Path:
     return folder
 
 
-def test_what_is_served_is_loaded_and_nothing_else(hub: Hub, home: Path) -> None:
+def test_pull_downloads_only_the_files_that_are_read(hub: Hub, home: Path) -> None:
     folder = pulled(hub, home)
     names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
     assert names == {*SMALL, WEIGHTS}
@@ -93,20 +93,20 @@ def test_what_is_served_is_loaded_and_nothing_else(hub: Hub, home: Path) -> None
     assert [seen.method for seen in hub.seen] == ["GET"], "only the look-up"
 
 
-def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
+def test_pull_with_revision_keeps_the_commit(hub: Hub, home: Path) -> None:
     hub.revisions = ("v1/final", COMMIT)
     folder = pulled(hub, home, NAME, "--revision", "v1/final")
     assert (folder.parents[1] / "refs" / "v1" / "final").read_text() == COMMIT
     asked = len(hub.seen)
     assert pulled(hub, home, NAME, "--revision", COMMIT) == folder
-    assert len(hub.seen) == asked, "a commit cannot move, so a pod starts while the hub is away"
+    assert len(hub.seen) == asked, "a commit cannot move, so a pod can start without the hub"
     (folder / WEIGHTS).unlink()
     assert pulled(hub, home, NAME, "--revision", COMMIT) == folder
     status, _, err = pull(hub, home)
     assert (status, "no revision" in err) == (exits.BAD_CONFIG, True)
 
 
-def test_of_shards_those_in_the_index_are_loaded(hub: Hub, home: Path) -> None:
+def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None:
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     hub.files |= {shard: shard.encode() for shard in shards}
     hub.files |= {"consolidated.safetensors": b"twice", "1_Pooling/config.json": b"{}"}
@@ -119,23 +119,23 @@ def test_of_shards_those_in_the_index_are_loaded(hub: Hub, home: Path) -> None:
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
-def test_a_dropped_connection_is_resumed(hub: Hub, home: Path, resets: bool) -> None:
+def test_pull_after_dropped_connections_resumes(hub: Hub, home: Path, resets: bool) -> None:
     hub.drops, hub.resets = [300_000, 0, 200_000], resets
     pulled(hub, home)
     ranges = [seen.range for seen in hub.requests("GET", WEIGHTS)]
     assert ranges[0] is None
     starts = [int(str(r).removeprefix("bytes=").removesuffix("-")) for r in ranges[1:]]
-    # A reset may overtake bytes that were sent.
+    # A reset may arrive before bytes that were sent earlier.
     assert starts == [300_000, 300_000, 500_000] or (resets and 0 < starts[-1] <= 500_000)
 
 
-def test_a_server_that_cannot_resume_begins_anew(hub: Hub, home: Path) -> None:
+def test_pull_from_server_without_range_support_restarts(hub: Hub, home: Path) -> None:
     hub.drops, hub.ignores_range = [300_000], True
     pulled(hub, home)
 
 
 def largest(folder: Path) -> int:
-    """Bytes of the largest unfinished file; small ones come and go while it is looked for."""
+    """Return the bytes of the largest unfinished file. Small files may vanish during the search."""
     sizes = [0]
     for file in folder.glob("*.incomplete"):
         with contextlib.suppress(FileNotFoundError):
@@ -144,9 +144,7 @@ def largest(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_pull_is_resumed_by_the_next(
-    hub: Hub, home: Path, number: signal.Signals
-) -> None:
+def test_pull_after_a_killed_pull_resumes(hub: Hub, home: Path, number: signal.Signals) -> None:
     hub.drops, hub.stalls = [300_000], True
     process = start(hub, home)
     try:
@@ -158,7 +156,7 @@ def test_an_interrupted_pull_is_resumed_by_the_next(
         process.kill()
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert "the next pull goes on from there" in err
+        assert "the next pull resumes" in err
     assert "Traceback" not in err
     hub.seen.clear()
     pulled(hub, home)
@@ -167,18 +165,18 @@ def test_an_interrupted_pull_is_resumed_by_the_next(
     assert not list(part.glob("*.incomplete"))
 
 
-def test_damaged_bytes_are_not_kept(hub: Hub, home: Path) -> None:
+def test_pull_with_wrong_hash_deletes_the_file(hub: Hub, home: Path) -> None:
     blobs = home / "hub" / "models--tales--stories-260k" / "blobs"
     blobs.mkdir(parents=True)
     part = blobs / f"{hashlib.sha256(hub.files[WEIGHTS]).hexdigest()}.incomplete"
     part.write_bytes(b"not the beginning")
     status, _, err = pull(hub, home)
-    assert (status, f"{WEIGHTS} of {NAME} came damaged" in err) == (exits.BAD_CONFIG, True)
+    assert (status, f"{WEIGHTS} of {NAME} has the wrong SHA-256" in err) == (exits.BAD_CONFIG, True)
     assert not part.exists()
     pulled(hub, home)
 
 
-def test_two_pulls_do_not_write_one_file(hub: Hub, home: Path) -> None:
+def test_pull_during_another_pull_of_the_file_fails(hub: Hub, home: Path) -> None:
     blobs = home / "hub" / "models--tales--stories-260k" / "blobs"
     blobs.mkdir(parents=True)
     with (blobs / f"{hashlib.sha256(hub.files[WEIGHTS]).hexdigest()}.incomplete").open(
@@ -189,7 +187,7 @@ def test_two_pulls_do_not_write_one_file(hub: Hub, home: Path) -> None:
     assert (status, f"Another process is pulling {NAME}" in err) == (exits.BAD_CONFIG, True)
 
 
-def test_the_token_goes_to_the_hub_alone(hub: Hub, home: Path) -> None:
+def test_pull_from_cdn_sends_the_token_only_to_the_hub(hub: Hub, home: Path) -> None:
     hub.cdn = hub.gated = True
     pulled(hub, home, HF_TOKEN="hf_secret")
     [elsewhere] = [seen for seen in hub.seen if seen.host.startswith("localhost")]
@@ -203,30 +201,30 @@ def closed_port() -> str:
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Files of a repository whose config.json is the demo's but for the `changes`."""
+    """Return fields of a Hub whose config.json is the demo model's with `changes`."""
     files = {"config.json": json.dumps({**json.loads(CONFIG), **changes}).encode()}
     return {"files": {WEIGHTS: b"", "tokenizer.json": TOKENIZER, **files}}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
-    "not found": ({"refuses": "RepoNotFound"}, {}, "no folder here and no public model at"),
+    "not found": ({"refuses": "RepoNotFound"}, {}, "neither a local folder nor a public model at"),
     "gated": ({"gated": True}, {}, f"{NAME} is gated: accept its conditions at"),
     "token": ({"refuses": "Unauthorized"}, {"HF_TOKEN": "hf_x"}, "check HF_TOKEN, or unset it"),
-    "hub is down": ({"refuses": "Unavailable"}, {}, f"answers 503 for {NAME}"),
-    "no hub": ({"refuses": "NoHub"}, {}, f"{NAME} is no folder here, and http://127.0.0.1:"),
-    "offline": ({}, {"HF_HUB_OFFLINE": "1"}, f"{NAME} is no folder here, and not complete in"),
+    "hub is down": ({"refuses": "Unavailable"}, {}, f"returned 503 for {NAME}"),
+    "no hub": ({"refuses": "NoHub"}, {}, f"{NAME} is no local folder, and http://127.0.0.1:"),
+    "offline": ({}, {"HF_HUB_OFFLINE": "1"}, f"{NAME} is not a local folder and not complete in"),
     "full disk": ({"sizes": {WEIGHTS: 10**18}}, {}, f"{NAME} needs 1.0 EB more in "),
     "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
-    "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files only. GGUF is not served"),
+    "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has only GGUF files. GGUF is not s"),
     "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
     "architecture": (config(architectures=["Phi3ForCausalLM"]), {}, "Phi3ForCausalLM is not serv"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), {}, "quantised weights"),
-    "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "../x, which it lacks"),
+    "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "lists ../x, but the rep"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_pulled_is_told_in_one_line(hub: Hub, home: Path, case: str) -> None:
+def test_pull_that_fails_prints_one_line(hub: Hub, home: Path, case: str) -> None:
     fields, env, said = REFUSED[case]
     for name, value in fields.items():
         setattr(hub, name, value)
@@ -241,11 +239,13 @@ def test_what_cannot_be_pulled_is_told_in_one_line(hub: Hub, home: Path, case: s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((NAME,), f"{NAME} is no folder here, and http"),
-        (("a/b/c",), "'a/b/c' is not the name of a model"),
+        ((NAME,), f"{NAME} is not a local folder, and http"),
+        (("a/b/c",), "'a/b/c' is not a valid model name"),
     ],
 )
-def test_without_a_hub(home: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_pull_without_a_hub_prints_one_line(
+    home: Path, arguments: tuple[str, ...], said: str
+) -> None:
     status, _, err = pull(closed_port(), home, *arguments)
     assert status == exits.BAD_CONFIG
     assert said in err
@@ -271,7 +271,7 @@ socket.socket.connect_ex = watch(socket.socket.connect_ex)
 
 @pytest.fixture
 def watched(tmp_path: Path) -> dict[str, str]:
-    """An environment in which Python reaches no other machine, and writes down who tries."""
+    """An environment that blocks connections to other machines and logs each attempt."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     return {
         "NETWORK_LOG": str(tmp_path / "network.log"),
@@ -286,7 +286,7 @@ def first_words(url: str, model: str, case: Case) -> bool:
     return bool(answer["choices"][0]["token_ids"] == case.ids[:8])
 
 
-def test_serve_pulls_once_and_then_asks_nobody(
+def test_serve_cached_model_opens_no_connection(
     llama: Path, stories: list[Case], home: Path, watched: dict[str, str]
 ) -> None:
     files = {
@@ -303,9 +303,7 @@ def test_serve_pulls_once_and_then_asks_nobody(
     assert not Path(watched["NETWORK_LOG"]).exists()
 
 
-def test_serve_of_the_demo_touches_no_network(
-    hub: Hub, home: Path, watched: dict[str, str]
-) -> None:
+def test_serve_demo_opens_no_connection(hub: Hub, home: Path, watched: dict[str, str]) -> None:
     with serving("demo", env=environ(hub, home) | watched) as server:
         answer = httpx2.post(f"{server.base_url}/v1/completions", json={"prompt": "Hi"}, timeout=60)
         assert answer.status_code == 200
@@ -314,7 +312,7 @@ def test_serve_of_the_demo_touches_no_network(
     assert not home.exists()
 
 
-def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
+def test_serve_prefers_a_local_folder_to_the_hub(hub: Hub, home: Path, tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir(parents=True)
     answer = subprocess.run(
         [sys.executable, "-m", "server", "serve", NAME],
@@ -325,7 +323,7 @@ def test_a_local_folder_wins(hub: Hub, home: Path, tmp_path: Path) -> None:
     assert hub.seen == []
 
 
-def test_a_plan_loads_no_weights(hub: Hub, home: Path) -> None:
+def test_serve_plan_downloads_no_weights(hub: Hub, home: Path) -> None:
     for more in ({}, {"HF_HUB_OFFLINE": "1"}):
         answer = subprocess.run(
             [sys.executable, "-m", "server", "serve", NAME, "--plan", "--device", "cpu"],
@@ -335,11 +333,13 @@ def test_a_plan_loads_no_weights(hub: Hub, home: Path) -> None:
         assert "LlamaForCausalLM, 2,885,888 parameters" in answer.stdout
     assert len(hub.requests("GET", "config.json")) == 1
     assert not hub.requests("GET", WEIGHTS)
-    pulled(hub, home)  # what is missing is not taken for complete
+    pulled(hub, home)  # the folder without weights does not count as complete
 
 
-def test_dummy_weights_are_not_pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Wherever a model is named: behind Ray, too."""
+def test_located_with_dummy_weights_skips_their_download(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The Ray deployment uses this function, too."""
     asked: list[bool] = []
 
     def locate(name: str, check: object, tell: object, weights: bool) -> Path:
@@ -356,11 +356,13 @@ def test_dummy_weights_are_not_pulled(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (NAME, f"{NAME} is no folder here and no public model"),
-        ("a/b--c", "'a/b--c' is not the name of a model"),
+        (NAME, f"{NAME} is neither a local folder nor a public model"),
+        ("a/b--c", "'a/b--c' is not a valid model name"),
     ],
 )
-def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path, name: str, said: str) -> None:
+def test_serve_with_failing_pull_prints_the_reason(
+    hub: Hub, home: Path, name: str, said: str
+) -> None:
     hub.refuses = "RepoNotFound"
     answer = subprocess.run(
         [sys.executable, "-m", "server", "serve", name],
@@ -381,11 +383,11 @@ def test_serve_tells_what_hinders_the_pull(hub: Hub, home: Path, name: str, said
     ],
     ids=["architecture", "memory", "flag", "tokenizer"],
 )
-def test_serve_refuses_before_it_pulls_weights(
+def test_serve_with_unservable_model_downloads_no_weights(
     hub: Hub, home: Path, files: dict[str, Any], arguments: tuple[str, ...], said: str
 ) -> None:
     hub.files = files["files"]
-    for _ in range(2):  # what has come is not taken for complete
+    for _ in range(2):  # the partial download does not count as complete
         answer = subprocess.run(
             [sys.executable, "-m", "server", "serve", NAME, "--device", "cpu", *arguments],
             cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
@@ -398,8 +400,8 @@ def test_serve_refuses_before_it_pulls_weights(
     assert not hub.requests("GET", WEIGHTS)
 
 
-def test_serve_with_json_logs_tells_of_a_pull_in_records(hub: Hub, home: Path) -> None:
-    """The weights come and are no safetensors."""
+def test_serve_with_json_logs_writes_records_of_a_pull(hub: Hub, home: Path) -> None:
+    """The downloaded weights are not in safetensors format."""
     for offline, levels in (("1", ["error"]), ("0", ["info", "error"])):
         answer = subprocess.run(
             [sys.executable, "-m", "server", "serve", NAME, "--log-format", "json"], cwd=ROOT,
@@ -412,8 +414,8 @@ def test_serve_with_json_logs_tells_of_a_pull_in_records(hub: Hub, home: Path) -
     assert "not a readable safetensors file" in records[-1]["event"]
 
 
-def test_the_watch_sees_a_connection(watched: dict[str, str], tmp_path: Path) -> None:
-    """Otherwise the tests above would pass for nothing."""
+def test_network_watch_logs_a_connection(watched: dict[str, str], tmp_path: Path) -> None:
+    """Without this check, the tests above could pass although the watch does not work."""
     code = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=1)"
     env = {**os.environ, **watched}
     with contextlib.suppress(subprocess.CalledProcessError):

@@ -1,6 +1,7 @@
-"""Two replicas behind Ray Serve: streams, aborts, a replica and an engine that are killed.
+"""Two replicas behind Ray Serve: streams, aborts, and the death of a replica or an engine.
 
-Ray is 250 MB installed and no test extra: where it is missing, an environment of its own is made.
+Ray takes 250 MB and is not part of the test extra. If it is missing, the tests install it in a
+temporary virtual environment.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LONG = {"prompt": "Tell me", "max_tokens": 900, "ignore_eos": True, "stream": Tr
 
 @pytest.fixture(scope="session")
 def ray_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter that has what this one has, and Ray."""
+    """A Python interpreter with Ray and the packages of this one."""
     if find_spec("ray"):
         return sys.executable
     folder = tmp_path_factory.mktemp("ray")
@@ -88,7 +89,7 @@ class Cluster:
         return httpx2.get(f"{self.url}/metrics", headers=headers, timeout=30).text
 
     def ranks(self, headers: dict[str, str] | None = None) -> set[str]:
-        """Of the replicas that answer."""
+        """Return the ranks of the replicas that answer."""
         return set(re.findall(r'build_info{engine="(\d+)"', self.exposition(headers)))
 
     def wait_for_two(self) -> None:
@@ -132,7 +133,7 @@ def cluster(ray_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 async def stream(cluster: Cluster, body: dict[str, Any]) -> list[str]:
-    """The events of a stream."""
+    """Send a streaming request and return the data of its events."""
     events: list[str] = []
     async with (
         httpx2.AsyncClient(timeout=120) as http,
@@ -144,8 +145,8 @@ async def stream(cluster: Cluster, body: dict[str, Any]) -> list[str]:
     return events
 
 
-# Ray's agent has a fixed port: this one comes before the cluster of all the others is there.
-def test_a_key_guards_the_metrics_of_all_replicas(ray_python: str, tmp_path: Path) -> None:
+# Ray's agent has a fixed port, so this test must run before the module's shared cluster starts.
+def test_metrics_with_api_key_require_it(ray_python: str, tmp_path: Path) -> None:
     bearer = {"authorization": "Bearer secret"}
     settings = {"api_key": "secret", "min_replicas": 1, "max_replicas": 1}
     with closing_cluster(ray_python, tmp_path / "log", **settings) as cluster:
@@ -153,7 +154,7 @@ def test_a_key_guards_the_metrics_of_all_replicas(ray_python: str, tmp_path: Pat
         assert cluster.ranks(bearer) == {"0"}
 
 
-def test_answers_and_streams_are_those_of_one_server(cluster: Cluster) -> None:
+def test_cluster_answers_and_streams_like_a_single_server(cluster: Cluster) -> None:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     answer = httpx2.post(
         f"{cluster.url}/v1/chat/completions", json=body | {"temperature": 0}, timeout=60
@@ -166,7 +167,7 @@ def test_answers_and_streams_are_those_of_one_server(cluster: Cluster) -> None:
     assert [choice["finish_reason"] for choice in choices][-1] == "length"
 
 
-def test_refusals_are_the_server_s(cluster: Cluster) -> None:
+def test_cluster_errors_equal_those_of_a_single_server(cluster: Cluster) -> None:
     for path, fields, status, code in (
         ("/v1/completions", {"prompt": "hi", "model": "other"}, 404, "model_not_found"),
         ("/v1/completions", {"prompt": "hi " * 5000}, 400, "context_length_exceeded"),
@@ -178,7 +179,9 @@ def test_refusals_are_the_server_s(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_client_that_leaves_aborts_in_the_engine(cluster: Cluster, streamed: bool) -> None:
+def test_client_disconnect_aborts_the_request_in_the_engine(
+    cluster: Cluster, streamed: bool
+) -> None:
     def aborts() -> float:
         return metric(cluster.exposition(), "aborts_total", reason="disconnect")
 
@@ -187,7 +190,7 @@ def test_a_client_that_leaves_aborts_in_the_engine(cluster: Cluster, streamed: b
             body = LONG | {"stream": streamed}
             post = asyncio.create_task(http.post(f"{cluster.url}/v1/completions", json=body))
             while not metric(await asyncio.to_thread(cluster.exposition), "num_requests_running"):
-                assert not post.done(), "it was over before it could be left"
+                assert not post.done(), "the request ended before the disconnect"
             post.cancel()
             await asyncio.gather(post, return_exceptions=True)
 
@@ -198,7 +201,7 @@ def test_a_client_that_leaves_aborts_in_the_engine(cluster: Cluster, streamed: b
 
 
 @pytest.mark.parametrize("victim", ["replica", "engine"])
-def test_a_killed_replica_fails_its_own_streams_cleanly_and_comes_back(
+def test_killed_replica_fails_only_its_own_streams_and_restarts(
     cluster: Cluster, victim: str
 ) -> None:
     cluster.wait_for_two()
@@ -212,29 +215,29 @@ def test_a_killed_replica_fails_its_own_streams_cleanly_and_comes_back(
             running = [metric(text, "num_requests_running", engine=e) for e in ("0", "1")]
             if sum(running) == 8 and all(running):
                 break
-            assert not any(task.done() for task in tasks), "over before all of them ran"
+            assert not any(task.done() for task in tasks), "a stream ended before all of them ran"
         (replica if victim == "replica" else engine).send_signal(signal.SIGKILL)
         return await asyncio.gather(*tasks)
 
     results = asyncio.run(load())
     cut = [events for events in results if events[-1] != "[DONE]"]
-    assert cut, "the killed one had none of the streams"
-    assert len(cut) < len(results), "the other one had none of the streams"
+    assert cut, "the killed replica had none of the streams"
+    assert len(cut) < len(results), "the other replica had none of the streams"
     for events in cut:
         assert json.loads(events[-1])["error"]["code"] == "engine_unavailable"
         assert "[DONE]" not in events
-    eventually(lambda: not replica.is_running() and not engine.is_running(), "both are gone")
+    eventually(lambda: not replica.is_running() and not engine.is_running(), "both have ended")
     began = time.monotonic()
     while cluster.ranks() != {"0", "1"}:
         answer = httpx2.post(
             f"{cluster.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=60
         )
-        assert answer.status_code == 200, "the other replica serves meanwhile"
+        assert answer.status_code == 200, "the other replica keeps serving"
         assert time.monotonic() - began < START_S
 
 
-def test_nothing_but_http_listens_beyond_loopback(cluster: Cluster) -> None:
-    """Except the port each Serve replica opens for its peers: Ray binds it to all addresses."""
+def test_cluster_listens_only_on_loopback(cluster: Cluster) -> None:
+    """The exception is the port that Ray opens on all addresses for each Serve replica."""
     family = psutil.Process(cluster.process.pid).children(recursive=True)
     open_ports = {
         (_command(process).partition(":default:")[0], connection.laddr.ip)
@@ -246,7 +249,7 @@ def test_nothing_but_http_listens_beyond_loopback(cluster: Cluster) -> None:
     assert wide <= {"ray::ServeReplica"}
 
 
-def test_metrics_are_for_whom_the_replicas_let_in(cluster: Cluster) -> None:
+def test_metrics_cover_all_replicas_and_check_the_host(cluster: Cluster) -> None:
     ranks = [cluster.ranks() for _ in range(5)]
     assert ranks == [{"0", "1"}] * 5
 
@@ -258,14 +261,14 @@ def test_metrics_are_for_whom_the_replicas_let_in(cluster: Cluster) -> None:
         httpx2.post(f"{cluster.url}/v1/completions", json={"prompt": "a", "max_tokens": 1})
         return len(set(tokens())) == 2
 
-    # A replica keeps its number from scrape to scrape, and with it its series.
+    # A replica keeps its rank, and so its series, from scrape to scrape.
     eventually(differ, "one replica has generated more than the other")
     assert len({tokens() for _ in range(5)}) == 1
     stranger = httpx2.get(f"{cluster.url}/metrics", headers={"host": "evil.example"}, timeout=30)
     assert (stranger.status_code, stranger.json()["error"]["code"]) == (400, "invalid_host")
 
 
-def test_settings_that_are_wrong_are_told_before_ray_starts(ray_python: str) -> None:
+def test_invalid_settings_exit_with_2_before_ray_starts(ray_python: str) -> None:
     for argument, words in (
         ("routing=nearest", "random, least-loaded, prefix"),
         ("min_replicas=0", "at least 1"),
@@ -283,7 +286,7 @@ def test_settings_that_are_wrong_are_told_before_ray_starts(ray_python: str) -> 
         assert words in done.stderr.splitlines()[-1]
 
 
-def test_the_rayservice_holds_what_ray_serve_and_our_app_read(ray_python: str) -> None:
+def test_rayservice_manifest_is_valid_for_ray_serve_and_our_app(ray_python: str) -> None:
     code = """
 import sys, yaml
 from ray.serve.schema import ServeDeploySchema

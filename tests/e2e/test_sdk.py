@@ -1,4 +1,4 @@
-"""The official openai client against a real server: what it parses, and what it raises."""
+"""The official openai client with a real server: the results it parses and the errors it raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.config import DEMO_MODEL, model_folder
 from tests.e2e.serve import Case, Server, serving
 
 KEY = "sk-of-the-test"
-# The stories model has no chat template: this one makes a message the beginning of the answer.
+# The story model has no chat template. With this one, it continues the text of the messages.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
 ONCE: Any = [{"role": "user", "content": "Once upon a time"}]
 TOLD = ", there was a little girl named Lily. She"  # 12 tokens
@@ -43,7 +43,7 @@ async def sdk_async(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
         yield sdk
 
 
-def test_a_chat_and_the_same_streamed(sdk: openai.OpenAI) -> None:
+def test_chat_whole_and_streamed_are_equal(sdk: openai.OpenAI) -> None:
     whole = sdk.chat.completions.create(**CHAT)
     assert whole.object == "chat.completion"
     assert whole.model == "tale"
@@ -70,7 +70,9 @@ def test_a_chat_and_the_same_streamed(sdk: openai.OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_the_async_client_and_its_stream_helper(sdk_async: openai.AsyncOpenAI) -> None:
+async def test_async_chat_with_stop_equals_the_stream_helper(
+    sdk_async: openai.AsyncOpenAI,
+) -> None:
     fields = CHAT | {"stop": ". She"}
     whole = await sdk_async.chat.completions.create(**fields)
     async with sdk_async.chat.completions.stream(**fields) as stream:
@@ -81,7 +83,9 @@ async def test_the_async_client_and_its_stream_helper(sdk_async: openai.AsyncOpe
         assert choice.finish_reason == "stop"
 
 
-def test_completions(sdk: openai.OpenAI, stories: list[Case]) -> None:
+def test_completion_whole_and_streamed_equal_the_reference(
+    sdk: openai.OpenAI, stories: list[Case]
+) -> None:
     fields: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time", "temperature": 0}
     whole = sdk.completions.create(**fields, max_tokens=12, logprobs=1)
     assert whole.choices[0].text == TOLD
@@ -92,8 +96,10 @@ def test_completions(sdk: openai.OpenAI, stories: list[Case]) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == TOLD
 
 
-def test_a_given_answer_is_scored(sdk: openai.OpenAI, stories: list[Case]) -> None:
-    """Nothing is generated: the prompt is what the model itself once wrote, and one other token."""
+def test_completion_with_echo_and_no_new_tokens_returns_prompt_logprobs(
+    sdk: openai.OpenAI, stories: list[Case]
+) -> None:
+    """The prompt is text that the model generated, followed by one token that it did not."""
     case = stories[1]
     given = [*case.after(30).prompt_ids, 0]
     whole = sdk.completions.create(
@@ -115,7 +121,7 @@ def test_a_given_answer_is_scored(sdk: openai.OpenAI, stories: list[Case]) -> No
     assert only.token_logprobs == [None]
 
 
-def test_two_choices_are_two_texts_and_repeat_with_their_seed(sdk: openai.OpenAI) -> None:
+def test_chat_with_seed_and_two_choices_is_repeatable(sdk: openai.OpenAI) -> None:
     fields = CHAT | {"temperature": 1, "n": 2, "seed": 5}
     first = [c.message.content for c in sdk.chat.completions.create(**fields).choices]
     assert len(set(first)) == 2
@@ -127,8 +133,8 @@ def test_two_choices_are_two_texts_and_repeat_with_their_seed(sdk: openai.OpenAI
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_text_before_it(sdk: openai.OpenAI, stream: bool) -> None:
-    # "girl" is three tokens: the text of two of them is held back until it is clear.
+def test_chat_with_stop_string_ends_before_it(sdk: openai.OpenAI, stream: bool) -> None:
+    # "girl" has three tokens. The text of the first two is held back until the third decides.
     answer: Any = sdk.chat.completions.create(**CHAT, stop=["girl"], stream=stream)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
     texts = [(choice.delta if stream else choice.message).content or "" for choice in choices]
@@ -136,7 +142,7 @@ def test_a_stop_string_ends_the_text_before_it(sdk: openai.OpenAI, stream: bool)
     assert choices[-1].finish_reason == "stop"
 
 
-def test_logprobs_of_a_chat(sdk: openai.OpenAI, stories: list[Case]) -> None:
+def test_chat_with_logprobs_equals_the_reference(sdk: openai.OpenAI, stories: list[Case]) -> None:
     answer = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
     scores = answer.choices[0].logprobs
     assert scores is not None
@@ -145,17 +151,17 @@ def test_logprobs_of_a_chat(sdk: openai.OpenAI, stories: list[Case]) -> None:
     assert logprobs == pytest.approx(stories[1].logprobs[:12], abs=1e-3)
     for token in scores.content:
         assert len(token.top_logprobs) == 3
-        assert token.top_logprobs[0].token == token.token, "greedy takes the likeliest"
+        assert token.top_logprobs[0].token == token.token, "greedy selects the most likely token"
     spelt = b"".join(bytes(token.bytes or ()) for token in scores.content).decode()
     assert spelt == TOLD
 
 
-def test_models(sdk: openai.OpenAI) -> None:
+def test_models_lists_the_served_name(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == ["tale"]
     assert sdk.models.retrieve("tale").object == "model"
 
 
-def test_errors_are_typed(server: Server, sdk: openai.OpenAI) -> None:
+def test_errors_raise_typed_exceptions(server: Server, sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         sdk.chat.completions.create(**CHAT | {"model": "tales"})
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -182,7 +188,7 @@ def demo() -> Iterator[Server]:
         yield server
 
 
-def test_the_demo_model_knows_the_capital_of_france(demo: Server) -> None:
+def test_demo_model_knows_the_capital_of_france(demo: Server) -> None:
     fields: dict[str, Any] = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -198,7 +204,7 @@ def test_the_demo_model_knows_the_capital_of_france(demo: Server) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_the_first_example_of_the_clients_page(
+def test_first_example_of_the_clients_page_runs(
     demo: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = Path(__file__).parents[2] / "docs" / "clients.md"

@@ -1,4 +1,4 @@
-"""A real sentence encoder behind a real server: recorded vectors, the official client, a crowd."""
+"""A real sentence encoder and server: reference vectors, the official client, concurrency."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server(minilm: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def cls_server(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same weights with CLS pooling, as they are, and all their 512 positions."""
+    """A server of the same weights with CLS pooling, no normalisation and all 512 positions."""
     folder = tmp_path_factory.mktemp("cls") / "model"
     variant(minilm, folder, ["Transformer", "Pooling"], {"pooling_mode": "cls"})
     with serving(folder, "--max-model-len", 512, "--dtype", "float32") as server:
@@ -74,7 +74,9 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", POOLED)
-def test_the_recorded_vectors(server: Server, cls_server: Server, assets: Path, name: str) -> None:
+def test_embeddings_equal_the_recorded_vectors(
+    server: Server, cls_server: Server, assets: Path, name: str
+) -> None:
     texts, mode = POOLED[name]
     found = vectors(server if mode == "mean" else cls_server, input=texts)
     recorded = snapshot(assets, name)
@@ -85,8 +87,10 @@ def test_the_recorded_vectors(server: Server, cls_server: Server, assets: Path, 
     assert np.abs(found - recorded).max() < TOLERANCE
 
 
-def test_the_official_client(server: Server, sdk: openai.OpenAI, minilm: Path) -> None:
-    default = sdk.embeddings.create(model="minilm", input=TEXTS[:5])  # asks for base64
+def test_openai_client_gets_equal_vectors_in_every_format(
+    server: Server, sdk: openai.OpenAI, minilm: Path
+) -> None:
+    default = sdk.embeddings.create(model="minilm", input=TEXTS[:5])  # base64 by default
     floats = sdk.embeddings.create(model="minilm", input=TEXTS[:5], encoding_format="float")
     assert (default.object, default.model) == ("list", "minilm")
     assert [entry.index for entry in default.data] == list(range(5))
@@ -107,7 +111,7 @@ def test_the_official_client(server: Server, sdk: openai.OpenAI, minilm: Path) -
     assert np.allclose(short.data[0].embedding, expected, atol=1e-6)
 
 
-async def test_32_at_once_are_what_each_is_alone(server: Server) -> None:
+async def test_32_concurrent_requests_equal_single_ones(server: Server) -> None:
     alone = [vectors(server, input=text)[0] for text in TEXTS]
     async with server.http() as http:
         bodies = [{"input": (TEXTS[i:] + TEXTS)[: 1 + i % 7]} for i in range(32)]
@@ -119,7 +123,7 @@ async def test_32_at_once_are_what_each_is_alone(server: Server) -> None:
     server.wait_idle()
 
 
-def test_clients_that_leave_leave_nothing(server: Server) -> None:
+def test_client_disconnect_aborts_the_waiting_texts(server: Server) -> None:
     body = json.dumps({"input": [" ".join(WORDS * 3)] * 200}).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
     labels = 'engine="0",model_name="minilm",reason="disconnect"'
@@ -141,7 +145,9 @@ def metrics(server: Server) -> str:
     return httpx2.get(f"{server.base_url}/metrics", timeout=30).text
 
 
-def test_wrong_parameters(server: Server, cls_server: Server, sdk: openai.OpenAI) -> None:
+def test_embeddings_with_invalid_parameters_are_refused(
+    server: Server, cls_server: Server, sdk: openai.OpenAI
+) -> None:
     def refusal(**fields: Any) -> openai.BadRequestError:
         with pytest.raises(openai.BadRequestError) as caught:
             sdk.embeddings.create(**{"model": "minilm", "input": "x", **fields})
@@ -160,14 +166,14 @@ def test_wrong_parameters(server: Server, cls_server: Server, sdk: openai.OpenAI
         model="minilm", input=long, extra_body={"truncate_prompt_tokens": -1}
     )
     assert cut.usage.prompt_tokens == 256
-    assert vectors(cls_server, input=long).shape == (1, 384), "512 tokens were asked for"
+    assert vectors(cls_server, input=long).shape == (1, 384), "--max-model-len is 512 there"
     with pytest.raises(openai.BadRequestError, match="makes embeddings"):
         sdk.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "x"}])
     with pytest.raises(openai.NotFoundError):
         sdk.embeddings.create(model="other", input="x")
 
 
-def test_what_means_the_same_scores_higher(server: Server) -> None:
+def test_score_of_similar_texts_is_higher(server: Server) -> None:
     question = "How do I bake bread?"
     texts = ["A recipe for a loaf of sourdough.", "The stock market fell on Monday.", question]
     body = post(server, "/v1/score", text_1=question, text_2=texts).json()
@@ -176,11 +182,13 @@ def test_what_means_the_same_scores_higher(server: Server) -> None:
     assert same == pytest.approx(1, abs=1e-5)
 
 
-def test_the_banner_and_its_curl_line(server: Server, cls_server: Server) -> None:
-    assert "vectors   of 384 numbers, mean pooling, normalised (modules.json)" in server.log
-    assert "texts     of at most 256 tokens" in server.log
+def test_banner_describes_the_encoder_and_its_curl_line_works(
+    server: Server, cls_server: Server
+) -> None:
+    assert "vectors   384 dimensions, mean pooling, normalised (modules.json)" in server.log
+    assert "texts     up to 256 tokens" in server.log
     assert "cls pooling, not normalised (modules.json)" in cls_server.log
-    assert "texts     of at most 512 tokens" in cls_server.log
+    assert "texts     up to 512 tokens" in cls_server.log
     assert "KV cache" not in server.log.partition("serves minilm")[2]
     line = server.wait_for(r"try +(curl .*)\n")[1]
     if shutil.which("curl"):
@@ -188,7 +196,7 @@ def test_the_banner_and_its_curl_line(server: Server, cls_server: Server) -> Non
         assert len(json.loads(answer.stdout)["data"][0]["embedding"]) == 384
 
 
-def test_modules_that_are_not_served_end_the_start(minilm: Path, tmp_path: Path) -> None:
+def test_serve_with_unsupported_modules_exits_with_2(minilm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "dense"
     variant(minilm, folder, ["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"})
     with starting(folder) as server:

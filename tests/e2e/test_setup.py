@@ -1,4 +1,4 @@
-"""`make setup` with a program that installs nothing in place of pip."""
+"""`make setup`, with a program that installs nothing instead of pip."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 
-def test_an_environment_of_another_python_becomes_this_ones(tmp_path: Path) -> None:
-    """Its link would stay, and not find the library of the Python the environment then is of."""
+def test_make_setup_with_venv_of_another_python_replaces_it(tmp_path: Path) -> None:
+    """Otherwise the old link to the interpreter would stay and miss the new standard library."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(Path(__file__).parents[2] / name, tmp_path)
     python, pip = tmp_path / ".venv/bin/python3", tmp_path / "nothing/pip"

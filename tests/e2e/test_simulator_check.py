@@ -1,5 +1,8 @@
-"""The script that holds the simulator against two real replicas, in short: it runs and agrees
-roughly. How well it agrees is told by docs/benchmarks/simulator.json."""
+"""A short run of the script that compares the simulator with two real replicas.
+
+The test checks that the prediction agrees within a factor of ten. docs/benchmarks/simulator.json
+has the exact results.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.process import ROOT
 
 
 @pytest.mark.slow
-def test_two_replicas_and_their_prediction(tmp_path: Path) -> None:
+def test_simulator_check_predicts_the_throughput_roughly(tmp_path: Path) -> None:
     figures, model = tmp_path / "figures.json", tmp_path / "model.json"
     script = [sys.executable, "-m", "loadtest.simulator_check", "mix"]
     short = ["--rounds", "1", "--seconds", "6", "--calibration-seconds", "2"]

@@ -1,5 +1,7 @@
-"""Twenty-six thousand small requests, or as many as SOAK_MINUTES have room for: what a process
-holds after the first of them, it holds after the last, and no more."""
+"""A soak test: memory, files and threads of the processes do not grow over many small requests.
+
+It sends 26,000 requests, or more if SOAK_MINUTES allows.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,23 @@ import pytest
 from tests.e2e.crowd import Wish, send
 from tests.e2e.serve import Server, serving
 
-CLIENTS, ROUNDS, ROUND = 16, 26, 1000  # of ROUND requests each
+CLIENTS, ROUNDS, ROUND = 16, 26, 1000  # a round has ROUND requests
 SOAK_S = 60 * float(os.environ.get("SOAK_MINUTES", "0"))
-WARM = 14  # rounds in which caches fill: of compiled patterns, of what allocators keep
-# How many of oneDNN's kernels torch and oneDNN itself keep. Of the 512 of an engine as we start
-# it, half a megabyte each, some are first made after 30 000 requests: CPU and load decide which.
+WARM = 14  # rounds in which caches fill, such as compiled patterns and allocators' free lists
+# Limits of torch's and oneDNN's kernel caches. An engine usually keeps 512 kernels of 0.5 MB. Some
+# of them are first compiled after 30,000 requests, depending on CPU and load.
 FEW_KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 MB = 2**20
-# Measured over 12 rounds after these: the API process at most 0.5 MB (what varies are the pages of
-# its allocator), the engine at most 2.1 MB (its heap grows and shrinks by 2 MB pages, hence
-# the least of some rounds at each end is compared). A kilobyte kept of each request would be 9 MB.
+# Limits of growth. Measured over the 12 rounds after WARM: at most 0.5 MB for the API process, the
+# pages of its allocator, and 2.1 MB for the engine. The engine's heap changes in pages of 2 MB, so
+# the test compares minima of several rounds. A leak of 1 KB per request would be 9 MB.
 API_BYTES, ENGINE_BYTES = 3 * MB, 6 * MB
-CLOSING = 2  # connections of the test's own that end just now
+CLOSING = 2  # connections of this test that may still be closing
 
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds while nobody wants anything."""
+    """The resources of one idle process."""
 
     memory: int  # resident bytes
     files: int
@@ -51,19 +53,22 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def growth(held: list[Held]) -> int:
-    """From the least memory of the first rounds to the least of the last ones, in bytes."""
+    """Return the bytes from the minimum of the first rounds to the minimum of the last ones."""
     some = max(4, len(held) // 10)
     return min(h.memory for h in held[-some:]) - min(h.memory for h in held[:some])
 
 
 @dataclass
 class Soak:
-    """What the API process and the engine held after each round, how many seconds of a core the
-    two spent on it (the clients share the cores, and grow), and what became of all."""
+    """Run rounds of requests and record the state of the API process and the engine.
 
-    held: list[list[Held]] = field(default_factory=list)
-    spent: list[float] = field(default_factory=list)
-    seen: Counter[str] = field(default_factory=Counter)
+    CPU time is recorded instead of wall time, because the clients share the cores and slow down as
+    they grow.
+    """
+
+    held: list[list[Held]] = field(default_factory=list)  # (API process, engine) after each round
+    spent: list[float] = field(default_factory=list)  # CPU seconds of both in each round
+    seen: Counter[str] = field(default_factory=Counter)  # outcomes of all requests
 
     async def run(self, server: Server) -> None:
         rng, end = random.Random(33), time.monotonic() + SOAK_S
@@ -78,12 +83,12 @@ class Soak:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 2 * SOAK_S)
-async def test_26_000_requests_leave_nothing_behind(
+async def test_26_000_requests_do_not_grow_the_processes(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Reliability T-33; T-34 with SOAK_MINUTES=480."""
+    """SOAK_MINUTES=480 makes this the eight-hour soak test."""
     soak = Soak()
-    # Few blocks, so that all have been written to before the measuring begins.
+    # Few blocks, so that all of them have been written to before the measurement begins.
     with serving("demo", "--num-gpu-blocks-override", 64, env=FEW_KERNELS) as server:
         await soak.run(server)
         finished = server.metric("request_success_total")
@@ -97,7 +102,7 @@ async def test_26_000_requests_leave_nothing_behind(
     assert finished >= seen["whole"] + seen["streamed"]
     early, late = (statistics.median(some) for some in (soak.spent[1:8], soak.spent[-8:]))
     record_property("late_over_early", late / early)
-    print(f"\n{sent} requests; a thousand took {early:.2f} s of a core, then {late:.2f}")
+    print(f"\n{sent} requests; CPU seconds per 1000: {early:.2f} at first, {late:.2f} at the end")
     assert late < 1.25 * early
     for which, most in enumerate((API_BYTES, ENGINE_BYTES)):
         held = [both[which] for both in soak.held[WARM - 1 :]]

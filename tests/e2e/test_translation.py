@@ -1,4 +1,4 @@
-"""Encoder–decoders over HTTP, with the official client: a random T5, and demo-translate."""
+"""Encoder-decoders over HTTP with the official client: a random T5 and demo-translate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCES = ["Dan loves icecream", "translate English to German: The house is wond
 
 @pytest.fixture(scope="module")
 def random_t5(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> Path:
-    """A T5 of random weights with the real tokenizer."""
+    """A T5 with random weights and the real tokenizer."""
     transformers = pytest.importorskip("transformers")
     import torch
 
@@ -41,7 +41,7 @@ def random_t5(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(random_t5: Path) -> list[tuple[list[int], list[int], str]]:
-    """For each source its ids, and what the reference answers: 20 ids, and their text."""
+    """(source ids, 20 answer ids, answer text) of the reference for each source."""
     import torch
     from tokenizers import Tokenizer
     from transformers import T5ForConditionalGeneration
@@ -71,7 +71,7 @@ def sdk(server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_answers_are_the_reference_s(sdk: openai.OpenAI, expected: Any) -> None:
+def test_completion_of_t5_equals_the_reference(sdk: openai.OpenAI, expected: Any) -> None:
     fields: dict[str, Any] = {"model": "t5", "temperature": 0, "max_tokens": 20}
     whole = sdk.completions.create(
         prompt=SOURCES, n=2, extra_body={"return_token_ids": True}, **fields
@@ -95,7 +95,7 @@ def test_answers_are_the_reference_s(sdk: openai.OpenAI, expected: Any) -> None:
         assert again.usage.prompt_tokens_details.cached_tokens == len(source)
 
 
-def test_a_chat_s_message_is_the_source(sdk: openai.OpenAI, expected: Any) -> None:
+def test_chat_of_t5_encodes_the_message_as_source(sdk: openai.OpenAI, expected: Any) -> None:
     fields: dict[str, Any] = {
         "model": "t5",
         "temperature": 0,
@@ -116,7 +116,7 @@ def test_a_chat_s_message_is_the_source(sdk: openai.OpenAI, expected: Any) -> No
     assert cut.finish_reason == "stop"
 
 
-def test_what_does_not_fit_is_refused(sdk: openai.OpenAI) -> None:
+def test_t5_with_long_source_or_many_messages_is_refused(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         sdk.completions.create(model="t5", prompt=[5] * 129)
     assert long.value.code == "context_length_exceeded"
@@ -135,7 +135,7 @@ def translator() -> Iterator[Server]:
         yield running
 
 
-async def test_dan_loves_icecream_among_others(translator: Server) -> None:
+async def test_demo_translate_gives_equal_texts_alone_and_batched(translator: Server) -> None:
     probes = read_probes("demo-translate")[:17]
     assert probes[0]["messages"][0]["content"] == "Dan loves icecream"
     async with openai.AsyncOpenAI(

@@ -1,4 +1,4 @@
-"""A load run under Prometheus, as the docs give it, and that its checks can fail."""
+"""The load run under Prometheus from the docs, and its checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class Seen(Prometheus):
-    """A Prometheus that has seen everything, but what it is told to miss."""
+    """A Prometheus with all series, except for the faults given to it."""
 
     def __init__(self, missing: str = "", up: float = 1.0, firing: str = "") -> None:
         self.missing, self.up, self.firing = missing, up, firing
@@ -39,12 +39,12 @@ class Seen(Prometheus):
 
 
 @needs_prometheus
-def test_a_run_that_was_seen_whole_has_no_faults() -> None:
+def test_faults_of_a_complete_run_are_empty() -> None:
     assert list(faults(Seen(), EXPOSITION, AT, "8s")) == []
 
 
 @needs_prometheus
-def test_what_is_wrong_is_told() -> None:
+def test_faults_name_each_problem_of_a_run() -> None:
     def told(prometheus: Prometheus, exposition: str = EXPOSITION) -> str:
         return "\n".join(faults(prometheus, exposition, AT, "8s"))
 
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_told() -> None:
 
 @pytest.mark.slow
 @needs_prometheus
-def test_a_load_run_under_prometheus(tmp_path) -> None:
+def test_watched_run_succeeds_and_draws_the_dashboard(tmp_path) -> None:
     picture = tmp_path / "dashboard.svg"
     command = ["-m", "deploy.prometheus.watched_run", "--seconds", "15", "--svg", str(picture)]
     done = subprocess.run(

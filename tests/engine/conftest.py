@@ -1,4 +1,4 @@
-"""A tiny checkpoint of random weights, for tests that need a model but no story."""
+"""Fixtures: a tiny checkpoint with random weights, and folders of tensors for merging."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """A model folder with the given tensors; returns its path."""
+    """A function that writes a model folder with the given tensors and returns its path."""
 
     def make(name: str, tensors: Tensors, **config: Any) -> str:
         folder = tmp_path / name

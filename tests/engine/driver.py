@@ -1,4 +1,4 @@
-"""The engine in this process: a loaded model under EngineCore, driven turn by turn."""
+"""Run the engine in this process: a loaded model under EngineCore, driven turn by turn."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ MODES: dict[str, dict[str, Any]] = EAGER | {
     "captured": {"depth": 1, "captured": True},
     "captured-late": {"depth": 1, "late": True, "captured": True},
 }
-RECORDED_TOKENS = 64  # of a mixed step, as a tape is slow: it computes each token's whole table
-# The ends of the range, for tests that take long: nothing ahead and nothing recorded, or all of it.
+# Largest mixed step that is captured. A tape is slow: it computes each token's whole block table.
+RECORDED_TOKENS = 64
+# The extremes, for slow tests: synchronous and eager, or overlapped and captured.
 EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
 
 
 def each(modes: Mapping[str, dict[str, Any]], *, decoder: bool = True) -> list[ParameterSet]:
-    """A test's modes and other kernels: Numba's for decoders; Triton's, interpreted, are slow."""
+    """Return `modes` as parameters, plus the Numba backend (decoders) and Triton (marked slow)."""
     kernels = {"depth": 1, "attention_backend": "triton"}
-    # A broken request's scores are all NaN, of which the interpreter's maximum warns.
+    # The attention scores of a NaN request are all NaN: the interpreter's maximum warns about it.
     marks = [
         pytest.mark.slow,
         pytest.mark.timeout(1200),
@@ -70,7 +71,7 @@ def each(modes: Mapping[str, dict[str, Any]], *, decoder: bool = True) -> list[P
 
 
 class LatePendingStep:
-    """A step the device has not even begun; whoever waits for it makes the device catch up."""
+    """A step that the device has not started; `wait` computes all steps up to it."""
 
     def __init__(self, step: Step, runner: LateRunner) -> None:
         self.step = step
@@ -84,18 +85,18 @@ class LatePendingStep:
         return self.result.wait()
 
     def scores(self) -> list[list[TokenLogprobs]]:
-        assert self.result is not None, "the core waits first"
+        assert self.result is not None, "the core must call wait first"
         return self.result.scores()
 
     def embeddings(self) -> list[EmbedOutput]:
-        assert self.result is not None, "the core waits first"
+        assert self.result is not None, "the core must call wait first"
         return self.result.embeddings()
 
 
 class LateRunner:
-    """ModelRunner as a slow GPU: a step is computed only when its tokens are waited for.
+    """A ModelRunner that acts like a slow GPU: it computes a step only when `wait` is called.
 
-    Whatever the host decides in between must not reach back into it.
+    This finds decisions of the host that change the inputs of a step already launched.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -122,11 +123,12 @@ class LateRunner:
 
 
 class Driver:
-    """Submit, turn, collect. Invariants are checked after every turn; one thread, fp32.
+    """Submits requests, runs turns and collects outputs. Default: one thread, fp32.
 
-    `depth` and `late` choose how far the host runs ahead of the device; with `captured` steps are
-    replayed from a tape, mixed ones where they are small; everything else is an EngineConfig field.
-    `poisoned` holds ids of requests whose logits become NaN.
+    Invariants are checked after every turn. `depth` and `late` set how far the host runs ahead of
+    the device. With `captured`, decode steps and small mixed steps are replayed from a tape. All
+    other arguments are EngineConfig fields. `poisoned` is the set of ids of requests whose logits
+    become NaN.
     """
 
     def __init__(
@@ -164,14 +166,14 @@ class Driver:
         self._ids = 0
 
     def _poison_logits(self) -> None:
-        """Spoil what the model computes, or what a recording of it has left."""
+        """Patch the model and its graphs to write NaN into the logits of poisoned requests."""
         launch, graphs, mixed = self.runner.launch, self.runner.graphs, self.runner.mixed
         sampling: list[int] = []
 
         def noting_launch(step: Step) -> PendingStep:
             sampling[:] = [s.id for s in step.slices if s.samples]
             pending = launch(step)
-            sampling.clear()  # what is recorded between steps stays clean
+            sampling.clear()  # no NaN in graphs that are captured between steps
             return pending
 
         def spoilt(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -192,7 +194,7 @@ class Driver:
             mixed.compute = spoilt(mixed.compute)  # type: ignore[method-assign]
 
     def _record_as_asked(self, mixed: MixedGraphs) -> None:
-        """Record a small shape as soon as a step has it; idle turns would take too long."""
+        """Capture a small shape as soon as a step has it; idle turns would take too long."""
         launch = self.runner.launch
 
         def recording_launch(step: Step) -> PendingStep:
@@ -204,7 +206,7 @@ class Driver:
         self.runner.launch = recording_launch  # type: ignore[method-assign]
 
     def check_static(self) -> None:
-        """Recordings ran, on memory that stays where it is for as long as the engine lives."""
+        """Check that graphs were replayed and use only memory that lives as long as the engine."""
         assert self.tapes
         assert self.tapes.replays
         runner, model = self.runner, cast(nn.Module, self.runner.model)
@@ -216,12 +218,12 @@ class Driver:
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
         strange = [t for key, t in self.tapes.outside().items() if key not in static]
-        assert not strange, f"a recording uses what may be gone: {strange}"
+        assert not strange, f"a graph uses tensors that may be freed: {strange}"
 
     # ---- the Inbox of the core ---------------------------------------------------------------
 
     def drain(self, *, block: bool) -> list[ToEngine]:
-        assert not (block and self.core.in_flight), "its results would wait for the next message"
+        assert not (block and self.core.in_flight), "results in flight would wait for a message"
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -244,7 +246,7 @@ class Driver:
             case Rejected():
                 self.rejected[message.id] = message
 
-    # ---- what a test does --------------------------------------------------------------------
+    # ---- calls for tests ---------------------------------------------------------------------
 
     def submit(
         self,
@@ -257,7 +259,7 @@ class Driver:
         source: list[int] | None = None,
         **params: Any,
     ) -> int:
-        """Queue a request, greedy unless `params` say otherwise; returns its id."""
+        """Queue a request, greedy unless `params` set a temperature; return its id."""
         self._ids += 1
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
         self.inbox.append(
@@ -266,13 +268,13 @@ class Driver:
         return self._ids
 
     def embed(self, tokens: list[int], pooling: Pooling = "mean", *, priority: int = 0) -> int:
-        """Queue a text; returns its id."""
+        """Queue a text to embed; return its id."""
         self._ids += 1
         self.inbox.append(EmbedRequest(self._ids, tokens, pooling, 0.0, priority))
         return self._ids
 
     def vector(self, request_id: int) -> torch.Tensor:
-        """[hidden] fp32."""
+        """Return the embedding of a request, [hidden] fp32."""
         return torch.frombuffer(bytearray(self.embeddings[request_id].vector), dtype=torch.float32)
 
     def abort(self, *ids: int) -> None:
@@ -286,7 +288,7 @@ class Driver:
                 self._check_windows()
 
     def _check_windows(self) -> None:
-        """A windowed group keeps its window and the step's tokens, and two blocks at most."""
+        """Check that a windowed group holds at most its window, the step's tokens and 2 blocks."""
         tokens = self.stats.step_prefill_tokens + self.stats.step_decode_tokens
         size = self.core.facts.block_size
         for sequence in self.core.scheduler.running:
@@ -299,7 +301,7 @@ class Driver:
         return bool(self.inbox or self.core.scheduler.has_work or self.core.in_flight)
 
     def run(self, max_turns: int = 20_000) -> None:
-        """Until everything has ended; then no block is held and nothing waits."""
+        """Run until all requests have ended; check that no block is held and none waits."""
         for _ in range(max_turns):
             if not self.busy:
                 break
@@ -312,7 +314,7 @@ class Driver:
         return [output.token for output in self.outputs.get(request_id, [])]
 
     def logprobs(self, request_id: int) -> list[float]:
-        """Of the tokens, where the request asked for them."""
+        """Return the logprobs of the generated tokens, if they were requested."""
         found = [o.logprobs for o in self.outputs.get(request_id, [])]
         return [entry.logprob for entry in found if entry is not None]
 
@@ -329,7 +331,7 @@ def _fields(owner: Any) -> list[str]:
 
 
 def tiny_llama(folder: Path, **overrides: Any) -> Path:
-    """A Llama with random weights in Hugging Face layout, small enough for any test."""
+    """Write a Llama with random weights in Hugging Face layout, small enough for any test."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_act": "silu",

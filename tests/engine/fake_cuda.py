@@ -1,7 +1,7 @@
-"""The engine as on a GPU, where there is none: tensors with a device and a shape, and no memory.
+"""Run the engine's GPU path without a GPU: fake tensors have a device and a shape, but no memory.
 
-Whatever mixes tensors of two devices raises, and so does reading one on the host; a kernel is only
-asked whether a GPU could launch it. What is computed means nothing: every token is 0.
+Mixing tensors of two devices raises an error, and so does reading a tensor on the host. Kernels are
+not run; only their launch arguments are checked. Results are meaningless: every token is 0.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 CUDA = torch.device("cuda", 0)
-MOST_PROGRAMS = 65535  # along the second and third axis of a grid
+MOST_PROGRAMS = 65535  # limit along the second and third axis of a grid
 aten = torch.ops.aten
 torch_tensor = torch.tensor
 
 
 class Event:
-    """Of a device that is never behind."""
+    """A CUDA event of a device that has always finished its work."""
 
     def record(self) -> None:
         pass
@@ -39,7 +39,7 @@ class Event:
 
 
 class EagerRecorder:
-    """Computes what it is given instead of recording it, and again at each replay."""
+    """A Recorder without capture: it calls the function at once and again at each replay."""
 
     def record(self, compute: Any) -> Any:
         compute()
@@ -47,7 +47,7 @@ class EagerRecorder:
 
 
 def place_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Stands in for random_weights, which needs a generator on the device."""
+    """Replace random_weights, which needs a random generator on the device."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             there = torch.empty(parameter.shape, dtype=dtype, device=device)
@@ -58,7 +58,7 @@ def place_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device)
 
 @contextmanager
 def fake_cuda() -> Iterator[Counter[str]]:
-    """Yields how often each kernel was launched."""
+    """Patch torch and the engine; yield the number of launches per kernel."""
     launches: Counter[str] = Counter()
 
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -77,7 +77,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.model_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.attention_tiles.max_shared_mem": lambda device: 227 << 10,
     }
-    # Torch keeps the list of what `with torch.device(...)` is about from its first use on.
+    # Torch caches its list of tensor constructors at first use: fill it before patching.
     _device_constructors()
     with ExitStack() as stack:
         for path, value in elsewhere.items():
@@ -98,11 +98,11 @@ def fake_cuda() -> Iterator[Counter[str]]:
 
 
 def unique(tokens: torch.Tensor, return_counts: bool = False) -> Any:
-    """As if all differed: how many do is on the device, and penalties wait for it."""
+    """torch.unique as if all tokens differed. The real one reads a count from the device."""
     return (tokens, tokens) if return_counts else tokens
 
 
-# ---- what a torch without CUDA keeps even a fake tensor from -----------------------------------
+# ---- methods of fake tensors that fail in a torch build without CUDA ---------------------------
 
 
 def tensor(values: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
@@ -123,7 +123,7 @@ def copy_(self: torch.Tensor, other: torch.Tensor, non_blocking: bool = False) -
 
 
 def getitem(self: torch.Tensor, index: Any) -> torch.Tensor:
-    there: list[torch.Tensor | None] = []  # by the result's dimensions so far
+    there: list[torch.Tensor | None] = []  # one index per dimension of the result so far
     index = index if isinstance(index, tuple) else (index,)
     if any(one is ... for one in index):
         at = next(place for place, one in enumerate(index) if one is ...)

@@ -1,4 +1,4 @@
-"""What the tests of merging share: tiny models, recipes, and what a refusal says."""
+"""Shared by the tests of merging: tiny models, recipes, and the message of a refusal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random(seed: int, **shapes: tuple[int, ...]) -> Tensors:
 
 
 def run(out: Path, **document: Any) -> Tensors:
-    """The merged tensors."""
+    """Merge and return the resulting tensors."""
     merge(parse(document), out, lambda share: None)
     return {k: v for file in weight_files(out) for k, v in load_file(file).items()}
 
@@ -49,7 +49,7 @@ def linear(models: list[str], *weights: float, **parameters: Any) -> dict[str, A
 
 
 def refusal(out: Path, document: dict[str, Any]) -> str:
-    """The message; nothing may be left behind."""
+    """Return the error message of a merge that must fail; check that it leaves no files."""
     before = sorted(out.parent.iterdir())
     with pytest.raises(ConfigError) as caught:
         run(out, **document)

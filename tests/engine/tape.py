@@ -1,5 +1,7 @@
-"""A CUDA graph's contract, on a CPU: what is recorded is replayed on the same memory, and nothing
-else can be counted on."""
+"""A stand-in for CUDA graphs on a CPU: a tape replays captured calls on the same memory.
+
+All other tensors made during captures are poisoned, so that code that relies on them fails.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Their results, or the shapes of these, depend on what tensors hold: a device cannot replay them.
+# The results of these ops, or their shapes, depend on tensor values: a device cannot replay them.
 HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = torch.ops.aten.index, torch.ops.aten.index_put_
 
 
 def memory(tensor: torch.Tensor) -> int:
-    """Whose memory this is; an opaque oneDNN tensor has none to show."""
+    """Return the identity of the tensor's storage; an opaque oneDNN tensor stands for its own."""
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage()._cdata
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """What nothing can be computed from unnoticed."""
+    """Fill the tensor with values that make any result computed from it wrong."""
     if tensor.dtype == torch.bool:
         tensor.fill_(True)
     else:
@@ -30,21 +32,21 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 class Tape(TorchDispatchMode):
-    """The calls of one recording, and the tensors that came into being during it."""
+    """The calls of one capture, and the tensors that were created during it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
         self.made: dict[int, torch.Tensor] = {}
-        self.outside: dict[int, torch.Tensor] = {}  # what was there before
-        self._numbers: list[torch.Tensor] = []  # Python's: they go into a kernel's arguments
+        self.outside: dict[int, torch.Tensor] = {}  # tensors that existed before
+        self._numbers: list[torch.Tensor] = []  # Python numbers: constant kernel arguments
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if func.overloadpacket in INDEXING:  # a mask would have to be counted
+        if func.overloadpacket in INDEXING:  # the shape of the result depends on a mask's values
             reads = any(x.dtype == torch.bool for x in tree_leaves(args[1]) if x is not None)
         else:
             reads = not HOST_READS.isdisjoint(func.tags)
@@ -73,12 +75,12 @@ class Tape(TorchDispatchMode):
 
 
 class TapeRecorder:
-    """A Recorder whose replays find everything poisoned that any recording has made."""
+    """A Recorder that poisons the tensors of all captures before each replay."""
 
     def __init__(self) -> None:
         self.tapes: list[Tape] = []
         self.replays = 0
-        self._last: Tape | None = None  # the one whose memory holds numbers
+        self._last: Tape | None = None  # the tape replayed last, whose tensors are not poisoned
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         def forbidden(self: torch.Tensor, *args: Any) -> Any:
@@ -107,5 +109,5 @@ class TapeRecorder:
             poison(tensor)
 
     def outside(self) -> dict[int, torch.Tensor]:
-        """What the recordings use and have not made: a graph holds its address for ever."""
+        """Return tensors that captures use but did not create: a graph keeps their addresses."""
         return {key: value for tape in self.tapes for key, value in tape.outside.items()}

@@ -1,4 +1,4 @@
-"""EngineCore: what it says for what it is told; order, counters, refusals and the end."""
+"""EngineCore: outputs, order, counters, rejections and shutdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ modes = pytest.mark.parametrize("mode", each(MODES))
 
 
 @modes
-def test_every_request_ends_once_and_idles_to_nothing(
+def test_core_each_request_ends_once_and_idle_core_is_silent(
     checkpoint: Path, mode: dict[str, Any]
 ) -> None:
     driver = Driver(checkpoint, **mode)
@@ -30,11 +30,11 @@ def test_every_request_ends_once_and_idles_to_nothing(
     assert [len(driver.tokens(i)) for i in ids] == [1 + n % 4 for n in range(40)]
     sent = len(driver.sent)
     driver.turn(3)
-    assert len(driver.sent) == sent, "an idle engine is silent"
+    assert len(driver.sent) == sent, "an idle engine sent a message"
 
 
 @modes
-def test_stop_tokens_end_a_request_but_not_before_min_tokens(
+def test_core_stop_token_ends_request_only_after_min_tokens(
     checkpoint: Path, mode: dict[str, Any]
 ) -> None:
     driver = Driver(checkpoint, **mode)
@@ -54,7 +54,7 @@ def test_stop_tokens_end_a_request_but_not_before_min_tokens(
 
 
 @modes
-def test_priority_then_arrival(checkpoint: Path, mode: dict[str, Any]) -> None:
+def test_core_admits_by_priority_then_arrival(checkpoint: Path, mode: dict[str, Any]) -> None:
     driver = Driver(checkpoint, **mode, max_num_seqs=1)
     ids = [driver.submit([1], 2, priority=priority) for priority in (0, 9, 0, -5)]
     driver.run()
@@ -63,7 +63,9 @@ def test_priority_then_arrival(checkpoint: Path, mode: dict[str, Any]) -> None:
 
 
 @modes
-def test_tenants_never_share_blocks(checkpoint: Path, mode: dict[str, Any]) -> None:
+def test_prefix_cache_different_salts_never_share_blocks(
+    checkpoint: Path, mode: dict[str, Any]
+) -> None:
     driver = Driver(checkpoint, **mode, block_size=16)
     prompt = list(range(40))
     for salt, cached in (("", 0), ("a", 0), ("b", 0), ("a", 32), ("", 32)):
@@ -81,7 +83,7 @@ def test_tenants_never_share_blocks(checkpoint: Path, mode: dict[str, Any]) -> N
 
 
 @modes
-def test_what_cannot_run_is_rejected_and_the_rest_goes_on(
+def test_core_invalid_requests_are_rejected_and_others_finish(
     checkpoint: Path, mode: dict[str, Any]
 ) -> None:
     driver = Driver(checkpoint, **mode)
@@ -97,10 +99,10 @@ def test_what_cannot_run_is_rejected_and_the_rest_goes_on(
     assert not driver.rejected.keys() & driver.outputs.keys()
 
 
-def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
-    """Reliability T-17: refused at admission, the others untouched."""
+def test_core_request_larger_than_kv_cache_is_rejected_alone(checkpoint: Path) -> None:
+    """It is rejected at admission control; other requests run to the end."""
     driver = Driver(checkpoint, block_size=16, num_gpu_blocks_override=4)
-    assert driver.core.facts.max_model_len == 64, "what fits is what is served"
+    assert driver.core.facts.max_model_len == 64, "max_model_len must fit the KV cache"
     small = driver.submit([1, 2], 5)
     large = driver.submit([1] * 60, 6)
     driver.run()
@@ -108,7 +110,7 @@ def test_one_request_larger_than_the_whole_cache(checkpoint: Path) -> None:
     assert driver.finish(small) == "length"
 
 
-def test_every_step_looks_for_the_cores_and_its_stats_tell(checkpoint: Path) -> None:
+def test_core_checks_wait_policy_every_step_and_reports_it_in_stats(checkpoint: Path) -> None:
     driver, looks = Driver(checkpoint), list[float]()
     policy = SimpleNamespace(look=looks.append, contention=0.25, contended=True)
     driver.core.runner.wait_policy = policy  # type: ignore[assignment]
@@ -119,8 +121,8 @@ def test_every_step_looks_for_the_cores_and_its_stats_tell(checkpoint: Path) -> 
 
 
 @modes
-def test_as_many_steps_are_in_flight_as_depth_says(checkpoint: Path, mode: dict[str, Any]) -> None:
-    """With fewer a GPU would wait for the host, with more each token would come a step late."""
+def test_core_keeps_depth_steps_in_flight(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """With fewer, a GPU would wait for the host. With more, each token would come a step late."""
     driver = Driver(checkpoint, **mode)
     driver.submit([1, 2], 8)
     driver.turn(4)
@@ -129,8 +131,8 @@ def test_as_many_steps_are_in_flight_as_depth_says(checkpoint: Path, mode: dict[
 
 
 @modes
-def test_nothing_is_in_flight_when_the_engine_rests(checkpoint: Path, mode: dict[str, Any]) -> None:
-    """An end token is seen while the step after it is under way."""
+def test_core_stop_token_leaves_no_step_in_flight(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """The core sees a stop token while the next step is already in flight."""
     driver = Driver(checkpoint, **mode)
     plain = driver.submit([1, 2, 3], 8)
     driver.run()
@@ -140,8 +142,10 @@ def test_nothing_is_in_flight_when_the_engine_rests(checkpoint: Path, mode: dict
 
 
 @modes
-def test_the_context_is_used_to_its_last_token(checkpoint: Path, mode: dict[str, Any]) -> None:
-    """Each row is full; none may write into the next, whose tokens the penalty looks at."""
+def test_core_full_context_does_not_write_into_next_row(
+    checkpoint: Path, mode: dict[str, Any]
+) -> None:
+    """All rows are full. The repetition penalty reads a row's tokens, so it shows a stray write."""
     requests = [([7] * 2, 30), (list(range(31)), 1), ([8] * 16, 16)]
     answers = []
     for longest in (32, 64):
@@ -154,7 +158,7 @@ def test_the_context_is_used_to_its_last_token(checkpoint: Path, mode: dict[str,
 
 
 @modes
-def test_the_counters_count(checkpoint: Path, mode: dict[str, Any]) -> None:
+def test_stats_counters_match_computed_tokens(checkpoint: Path, mode: dict[str, Any]) -> None:
     driver = Driver(checkpoint, **mode, block_size=16, max_num_batched_tokens=32)
     lengths, answer = [10, 40, 40], 6
     for length in lengths:
@@ -165,7 +169,7 @@ def test_the_counters_count(checkpoint: Path, mode: dict[str, Any]) -> None:
     assert sum(s.step_prefill_tokens + s.step_decode_tokens for s in steps) == computed
     assert all(s.step_prefill_tokens + s.step_decode_tokens <= 32 for s in steps)
     assert steps[-1].prefix_queries == sum(lengths)
-    assert steps[-1].prefix_hits == 32  # the third finds two blocks of the second
+    assert steps[-1].prefix_hits == 32  # the third request reuses two blocks of the second
     for earlier, later in pairwise(steps):
         for counter in ("step", "preemptions", "prefix_queries", "prefix_hits"):
             assert getattr(earlier, counter) <= getattr(later, counter)
@@ -177,8 +181,8 @@ def test_the_counters_count(checkpoint: Path, mode: dict[str, Any]) -> None:
 
 
 @modes
-def test_no_admission_is_earlier_than_its_request(checkpoint: Path, mode: dict[str, Any]) -> None:
-    """Queue time = admission - arrival is never negative, whatever ran when the request came."""
+def test_admission_time_is_not_before_arrival(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """Queue time = admission - arrival is never negative, even if steps run at arrival."""
     driver = Driver(checkpoint, **mode)
     driver.submit([1, 2, 3], 20)
     driver.turn(3)
@@ -192,7 +196,7 @@ def test_no_admission_is_earlier_than_its_request(checkpoint: Path, mode: dict[s
         assert driver.admissions[request_id].at >= arrival
 
 
-def test_shutdown_ends_the_loop_with_work_left(checkpoint: Path) -> None:
+def test_core_shutdown_ends_loop_with_work_left(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     driver.submit([1, 2], 200)
     driver.turn(3)
@@ -201,7 +205,7 @@ def test_shutdown_ends_the_loop_with_work_left(checkpoint: Path) -> None:
     assert not driver.core.running
 
 
-def test_an_idle_core_blocks_on_its_inbox_and_a_busy_one_does_not(checkpoint: Path) -> None:
+def test_core_drain_blocks_only_when_idle(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     asked: list[bool] = []
 
@@ -222,7 +226,7 @@ def test_an_idle_core_blocks_on_its_inbox_and_a_busy_one_does_not(checkpoint: Pa
     assert not any(asked[:-1])
 
 
-def test_a_request_that_has_come_does_not_wait_for_a_recording(checkpoint: Path) -> None:
+def test_core_captures_graphs_only_when_idle(checkpoint: Path) -> None:
     driver = Driver(checkpoint, captured=True, max_num_seqs=20)
     assert driver.runner.graphs
     sizes = list(driver.runner.graphs.sizes)
@@ -233,7 +237,7 @@ def test_a_request_that_has_come_does_not_wait_for_a_recording(checkpoint: Path)
     assert len(driver.runner.graphs.sizes) == len(sizes) + 1
 
 
-def test_an_abort_of_the_last_request_reports_the_empty_engine(checkpoint: Path) -> None:
+def test_core_abort_of_last_request_reports_empty_engine(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     request_id = driver.submit([1, 2, 3], 50)
     driver.turn(3)
@@ -244,17 +248,17 @@ def test_an_abort_of_the_last_request_reports_the_empty_engine(checkpoint: Path)
     assert (last.tokens, last.stats.running, last.stats.blocks_held) == ([], 0, 0)
 
 
-def test_a_refusal_goes_out_in_the_turn_it_came(checkpoint: Path) -> None:
+def test_core_rejection_is_sent_in_same_turn(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     driver.submit([], 5)
     driver.turn()
     assert isinstance(driver.sent[0], Rejected)
 
 
-def test_onednn_meets_few_numbers_of_rows(
+def test_runner_rounds_rows_so_that_onednn_compiles_few_kernels(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps half a megabyte for each of a linear's, so a server would grow for hours."""
+    """oneDNN keeps 0.5 MB per row count of a linear layer: a server's memory would keep growing."""
     met: set[int] = set()
     multiply = PackedWeight.__call__
 
@@ -276,4 +280,4 @@ def test_onednn_meets_few_numbers_of_rows(
         again = driver.submit(list(range(length)), 5)
         driver.run()
         assert driver.tokens(again) == driver.tokens(before)
-    assert 119 in met, "it was not what fills up"
+    assert 119 in met, "rows were still rounded"

@@ -1,4 +1,4 @@
-"""--load-format dummy: config.json is all that is needed."""
+"""--load-format dummy needs only config.json."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_config_alone_gives_weights_and_tokens(folder: Path) -> None:
+def test_dummy_load_format_config_alone_generates_tokens(folder: Path) -> None:
     first, second = (Driver(folder, load_format="dummy", prepack=False) for _ in range(2))
     weights, again = (dict(d.runner.model.named_parameters()) for d in (first, second))  # type: ignore[attr-defined]
     assert first.runner.weight_bytes == 4 * sum(p.numel() for p in weights.values())
@@ -48,6 +48,6 @@ def test_a_config_alone_gives_weights_and_tokens(folder: Path) -> None:
     assert first.tokens(ids[0]) == second.tokens(ids[1])
 
 
-def test_without_it_missing_weights_are_an_error(folder: Path) -> None:
+def test_default_load_format_missing_weights_raises_config_error(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"no \*.safetensors"):
         Driver(folder)

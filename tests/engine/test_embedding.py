@@ -1,4 +1,4 @@
-"""Texts to vectors through the scheduler: order, budgets, limits, aborts, broken numbers."""
+"""Embedding requests in the scheduler: order, budgets, limits, aborts and NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.tiny_bert import tiny_bert
 pytestmark = pytest.mark.usefixtures("one_thread")
 modes = pytest.mark.parametrize("mode", each(EAGER, decoder=False))
 LONGEST = 96
-HOT = 299  # a token that only broken texts hold
+HOT = 299  # a token that occurs only in texts with NaN
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def texts(count: int, longest: int = LONGEST) -> list[list[int]]:
 
 
 def steps_of(driver: Driver) -> list[list[int]]:
-    """The ids of each step that encodes, noted from now on."""
+    """Return a list that receives the request ids of each later step."""
     steps: list[list[int]] = []
     launch = driver.runner.launch
 
@@ -43,9 +43,7 @@ def steps_of(driver: Driver) -> list[list[int]]:
 
 
 @modes
-def test_a_vector_is_the_same_bits_whatever_shares_its_step(
-    bert: Path, mode: dict[str, Any]
-) -> None:
+def test_embed_in_batch_equals_alone_bitwise(bert: Path, mode: dict[str, Any]) -> None:
     driver = Driver(bert, block_size=16, max_num_encoder_tokens=400, **mode)
     crowd = texts(32)
     ids = [driver.embed(text) for text in crowd]
@@ -58,7 +56,7 @@ def test_a_vector_is_the_same_bits_whatever_shares_its_step(
 
 
 @modes
-def test_whole_texts_within_the_budget_and_a_longer_one_alone(
+def test_embed_schedules_whole_texts_within_budget_and_longer_text_alone(
     bert: Path, mode: dict[str, Any]
 ) -> None:
     driver = Driver(bert, max_num_encoder_tokens=40, **mode)
@@ -73,8 +71,8 @@ def test_whole_texts_within_the_budget_and_a_longer_one_alone(
 
 
 @pytest.mark.parametrize("prepack", [True, False])
-def test_a_step_of_many_tokens_has_a_multiple_of_sixteen_rows(bert: Path, prepack: bool) -> None:
-    """Else oneDNN would make a kernel for nearly every step, and forget it before it is needed."""
+def test_embed_large_step_is_padded_to_multiple_of_16_rows(bert: Path, prepack: bool) -> None:
+    """Otherwise oneDNN compiles a kernel for nearly every step and evicts it before its reuse."""
     if prepack and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     driver = Driver(bert, max_num_encoder_tokens=400, prepack=prepack)
@@ -96,7 +94,7 @@ def test_a_step_of_many_tokens_has_a_multiple_of_sixteen_rows(bert: Path, prepac
 
 
 @modes
-def test_a_lower_priority_value_goes_first(bert: Path, mode: dict[str, Any]) -> None:
+def test_embed_lower_priority_value_runs_first(bert: Path, mode: dict[str, Any]) -> None:
     driver = Driver(bert, max_num_encoder_tokens=10, **mode)
     steps = steps_of(driver)
     priorities = (3, 0, 3, -1, 0)
@@ -106,7 +104,7 @@ def test_a_lower_priority_value_goes_first(bert: Path, mode: dict[str, Any]) -> 
 
 
 @modes
-def test_texts_that_do_not_fit_are_refused_alone(bert: Path, mode: dict[str, Any]) -> None:
+def test_embed_empty_or_too_long_text_is_rejected_alone(bert: Path, mode: dict[str, Any]) -> None:
     driver = Driver(bert, **mode)
     empty, long, fits = (driver.embed([3] * n) for n in (0, LONGEST + 1, LONGEST))
     driver.run()
@@ -119,7 +117,7 @@ def test_texts_that_do_not_fit_are_refused_alone(bert: Path, mode: dict[str, Any
 
 
 @modes
-def test_an_aborted_text_that_waits_is_never_computed(bert: Path, mode: dict[str, Any]) -> None:
+def test_embed_abort_while_waiting_skips_text(bert: Path, mode: dict[str, Any]) -> None:
     driver = Driver(bert, max_num_encoder_tokens=10, **mode)
     steps = steps_of(driver)
     ids = [driver.embed([7] * 10) for _ in range(4)]
@@ -130,7 +128,7 @@ def test_an_aborted_text_that_waits_is_never_computed(bert: Path, mode: dict[str
     assert driver.embeddings.keys() == set(ids[:2])
 
 
-def test_an_abort_in_flight_drops_the_vector(bert: Path) -> None:
+def test_embed_abort_in_flight_drops_vector(bert: Path) -> None:
     driver = Driver(bert, **EAGER["late"])
     gone, kept = driver.embed([7] * 10), driver.embed([8] * 10)
     driver.turn()
@@ -141,7 +139,9 @@ def test_an_abort_in_flight_drops_the_vector(bert: Path) -> None:
 
 
 @modes
-def test_nan_ends_one_text_and_neighbours_do_not_notice(bert: Path, mode: dict[str, Any]) -> None:
+def test_embed_nan_fails_one_text_and_leaves_others_unchanged(
+    bert: Path, mode: dict[str, Any]
+) -> None:
     driver = Driver(bert, **mode)
     crowd = texts(6, 30)
     before = [driver.embed(text) for text in crowd]
@@ -158,7 +158,7 @@ def test_nan_ends_one_text_and_neighbours_do_not_notice(bert: Path, mode: dict[s
         assert torch.equal(driver.vector(new), driver.vector(old))
 
 
-def test_an_encoder_needs_no_blocks_whatever_is_asked_of_the_cache(bert: Path) -> None:
+def test_encoder_with_kv_cache_settings_allocates_no_blocks(bert: Path) -> None:
     driver = Driver(bert, kv_cache_memory_bytes=1, max_model_len=50)
     facts = driver.core.facts
     assert (facts.kind, facts.num_blocks, facts.kv_cache_bytes) == ("encoder", 0, 0)

@@ -1,4 +1,4 @@
-"""On a GPU no step mixes devices, reads a tensor on the host, or launches what cannot be."""
+"""On a GPU, no step mixes devices, reads a tensor on the host, or has invalid kernel launches."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
     {"logit_bias": ((1, 2.0),), "min_tokens": 2, "stop_token_ids": (3,)},
 ]
-# Of every kind one: decoders plain, with all that attention can, and with a state of their own; an
-# encoder, and both.
+# One of each kind: a plain decoder, one with all attention features, one with its own state, an
+# encoder, and an encoder-decoder.
 QUICK = ["llama-3.1-8b", "gemma-2-2b", "nanochat-d20", "all-MiniLM-L6", "opus-mt"]
 OTHERS = [name for name in PUBLISHED if name not in QUICK]
 
 
 def engine(name: str, folder: Path, **config: Any) -> Driver:
     model = {"decoder_start_token_id": 0} | PUBLISHED[name]
-    if model.get("num_hidden_layers", 0) > 6:  # more are more of the same
+    if model.get("num_hidden_layers", 0) > 6:  # further layers test the same code
         model["num_hidden_layers"] = 2
     (folder / "config.json").write_text(json.dumps(model))
     small = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
@@ -42,7 +42,7 @@ def engine(name: str, folder: Path, **config: Any) -> Driver:
 
 
 def generate(driver: Driver) -> None:
-    """Chunks, decodes and both, of rows that are drawn in every way."""
+    """Run prefill, decode and mixed steps, with rows that use each way of sampling."""
     source = [5, 6, 7] if driver.runner.kind == "encoder-decoder" else None
     ids = [
         driver.submit([1, 2, 3] * (1 + 6 * (n == 1)), 3, source=source, **params)
@@ -64,27 +64,29 @@ def check(name: str, folder: Path, **config: Any) -> None:
             generate(driver)
             while driver.runner.improve():
                 pass
-            generate(driver)  # now every step is a replay
+            generate(driver)  # now every step is replayed
             kinds |= {"decode_kernel", "_inputs_kernel", "_pick_kernel", "_append_kernel"}
     assert launches.keys() >= kinds
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_one_device(name: str, tmp_path: Path) -> None:
+def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
-def test_in_fp32(tmp_path: Path) -> None:
+def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
     check(QUICK[0], tmp_path, dtype="float32")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_others_one_device(name: str, tmp_path: Path) -> None:
+def test_engine_on_fake_cuda_other_models_keep_tensors_on_one_device(
+    name: str, tmp_path: Path
+) -> None:
     check(name, tmp_path)
 
 
-def test_an_ellipsis_stands_for_the_dimensions_between() -> None:
+def test_fake_tensor_ellipsis_index_matches_torch() -> None:
     with fake_cuda():
         there = torch.ones(2, 3, 4, 5, device=CUDA)
         assert there[..., :2].shape == (2, 3, 4, 2)
@@ -103,6 +105,6 @@ def test_an_ellipsis_stands_for_the_dimensions_between() -> None:
     ],
     ids=["mixed", "index", "item", "mask", "kernel"],
 )
-def test_mistakes_are_seen(mistake: Callable[[torch.Tensor], object]) -> None:
+def test_fake_cuda_invalid_op_raises(mistake: Callable[[torch.Tensor], object]) -> None:
     with fake_cuda(), pytest.raises((RuntimeError, AssertionError)):
         mistake(torch.ones(3, 3, device=CUDA))

@@ -1,4 +1,4 @@
-"""What goes wrong in one request stays in that request: NaN, aborts, and what they leave behind."""
+"""Failures of one request do not affect others: NaN, aborts, and the blocks they leave behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPTS = [list(range(start, start + 5 + 9 * start)) for start in range(1, 6)]
 
 
 def with_hot_token(checkpoint: Path, hot: int, **config: Any) -> Driver:
-    """A model in which everything computed from the token `hot` is NaN, its KV too."""
+    """Return a model in which all results computed from the token `hot` are NaN, also its KV."""
     driver = Driver(checkpoint, block_size=16, **config)
     embed: Any = driver.runner.model.embed  # type: ignore[attr-defined]
     embed.weight.data[hot] = float("nan")
@@ -39,16 +39,16 @@ def healthy(checkpoint: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def hot(healthy: list[list[int]]) -> int:
-    """A token that no prompt and no healthy answer holds."""
+    """A token that occurs in no prompt and in no healthy answer."""
     return min(set(range(300, 600)) - {token for answer in healthy for token in answer})
 
 
 @modes
 @pytest.mark.parametrize("after", [0, 1, 7])
-def test_nan_logits_end_one_request(
+def test_core_nan_logits_fail_only_one_request(
     checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any], after: int
 ) -> None:
-    """Reliability T-35."""
+    """The request ends with finish reason "error" and keeps its tokens; others are unchanged."""
     driver = Driver(checkpoint, block_size=16, **mode)
     victim = driver.submit(PROMPTS[2], 20, logprobs=2)
     ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
@@ -64,7 +64,7 @@ def test_nan_logits_end_one_request(
 
 
 @modes
-def test_nothing_of_a_failed_request_stays_in_the_prefix_cache(
+def test_prefix_cache_failed_request_leaves_no_blocks(
     checkpoint: Path, mode: dict[str, Any]
 ) -> None:
     driver = Driver(checkpoint, block_size=16, **mode)
@@ -79,10 +79,10 @@ def test_nothing_of_a_failed_request_stays_in_the_prefix_cache(
 
 
 @modes
-def test_nan_kv_is_scrubbed_before_anyone_reads_it(
+def test_kv_cache_nan_blocks_are_zeroed_before_reuse(
     checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
 ) -> None:
-    """A masked key weighs 0, and 0 * NaN is NaN: a block's next owner would fail as well."""
+    """A masked key has weight 0, but 0 * NaN is NaN: the next owner of a block would fail too."""
     driver = with_hot_token(checkpoint, hot, **mode, num_gpu_blocks_override=16)
     victim = driver.submit([*PROMPTS[3], hot], 20)
     driver.run()
@@ -95,10 +95,10 @@ def test_nan_kv_is_scrubbed_before_anyone_reads_it(
 
 
 @modes
-def test_nan_kv_of_an_aborted_prompt_is_scrubbed_too(
+def test_kv_cache_nan_blocks_of_aborted_prompt_are_zeroed_before_reuse(
     checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
 ) -> None:
-    """It was never found out, because it sampled nothing."""
+    """The NaN was never detected, because the request sampled no token."""
     config = {"num_gpu_blocks_override": 6, "max_num_batched_tokens": 16, "max_model_len": 96}
     driver = with_hot_token(checkpoint, hot, **mode, **config)
     victim = driver.submit([hot, *range(60)], 20)
@@ -112,10 +112,10 @@ def test_nan_kv_of_an_aborted_prompt_is_scrubbed_too(
 
 
 @modes
-def test_neighbours_in_the_same_steps_do_not_notice(
+def test_core_nan_requests_leave_others_in_same_steps_unchanged(
     checkpoint: Path, healthy: list[list[int]], hot: int, mode: dict[str, Any]
 ) -> None:
-    """Half the requests fail, in chunks and in decodes, under a pool that must preempt."""
+    """Half of the requests fail, in chunks and decodes. The pool is so small that it preempts."""
     config = {"num_gpu_blocks_override": 8, "max_num_batched_tokens": 16, "max_model_len": 128}
     driver = with_hot_token(checkpoint, hot, **mode, **config)
     ids, victims = [], []
@@ -130,10 +130,10 @@ def test_neighbours_in_the_same_steps_do_not_notice(
 
 @modes
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 10])
-def test_an_abort_frees_everything_at_once(
+def test_core_abort_frees_all_blocks_at_once(
     checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any], turns: int
 ) -> None:
-    """While queued, in a prompt chunk, in flight and mid-answer; twice, and for unknown ids."""
+    """Abort while queued, in a prefill chunk, in flight and in decode; twice; with unknown ids."""
     driver = Driver(checkpoint, block_size=16, max_num_batched_tokens=16, **mode)
     ids = [driver.submit(prompt, 20) for prompt in PROMPTS]
     driver.turn(turns)
@@ -150,10 +150,10 @@ def test_an_abort_frees_everything_at_once(
 
 
 @modes
-def test_aborting_one_of_those_that_share_a_prefix(
+def test_core_abort_keeps_blocks_shared_with_others(
     checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any]
 ) -> None:
-    """Reliability T-20: the blocks stay with the others, exactly counted."""
+    """The other requests keep the blocks, and reference counts stay exact."""
     driver = Driver(checkpoint, block_size=16, **mode)
     ids = []
     for _ in range(6):

@@ -1,7 +1,7 @@
-"""Recorded decode steps: which size serves a batch, what they touch, and what they leave alone.
+"""Decode graphs: the size chosen for a batch, and the memory that a replay writes.
 
-That whole answers are the same bits is shown for every architecture by the equality `captured` of
-tests/models/golden.py, and by the engine's suite in the modes `captured`.
+Bitwise equality of generated tokens is tested elsewhere: for every architecture by the equality
+`captured` of tests/models/golden.py, and by the engine's tests in the modes `captured`.
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ def captured(checkpoint: Path, **config: Any) -> tuple[Driver, DecodeGraphs, Tap
     ("max_num_seqs", "last"),
     [(1, [1]), (5, [3, 4, 5]), (20, [8, 16, 20]), (64, [48, 56, 64]), (4096, [448, 480, 512])],
 )
-def test_sizes_end_with_the_most_sequences(max_num_seqs: int, last: list[int]) -> None:
+def test_batch_sizes_end_with_max_num_seqs_or_largest_size(
+    max_num_seqs: int, last: list[int]
+) -> None:
     sizes = batch_sizes(max_num_seqs)
     assert sizes[-3:] == last
     assert sizes == sorted(set(sizes))
     assert set(sizes[:-1]) < set(SIZES)
 
 
-def test_a_batch_takes_the_smallest_size_that_is_recorded(checkpoint: Path) -> None:
+def test_size_for_returns_smallest_captured_size(checkpoint: Path) -> None:
     driver, graphs, _ = captured(checkpoint, max_num_seqs=70)
     assert graphs.sizes == [size for size in AT_START if size < 70] + [70]
     assert [graphs.size_for(n) for n in (1, 3, 8, 9, 65, 70, 71)] == [1, 4, 8, 16, 70, 70, None]
     known = len(graphs.sizes)
     driver.turn()
-    assert len(graphs.sizes) == known + 1, "an idle turn records one more"
+    assert len(graphs.sizes) == known + 1, "an idle turn must capture one size"
     driver.turn(len(batch_sizes(70)) - known - 1)
     assert graphs.sizes == batch_sizes(70)
     assert [graphs.size_for(n) for n in (3, 9, 17, 65)] == [3, 16, 24, 70]
     assert not graphs.capture_next()
 
 
-def test_eager_where_it_is_asked_for(checkpoint: Path) -> None:
+def test_enforce_eager_captures_no_graphs(checkpoint: Path) -> None:
     assert Driver(checkpoint, captured=True, enforce_eager=True).runner.graphs is None
 
 
-def test_a_batch_larger_than_every_size_runs_eagerly(
+def test_graphs_batch_larger_than_all_sizes_runs_eagerly(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.runner.graphs.SIZES", (1, 2, 3))
@@ -72,10 +74,10 @@ def test_a_batch_larger_than_every_size_runs_eagerly(
     assert [driver.tokens(i) for i in ids] == [eager.tokens(i) for i in due]
 
 
-def test_padding_rows_write_only_the_null_block(checkpoint: Path) -> None:
-    """Five sequences in a step of eight: each writes one slot, everything else stays."""
+def test_graphs_padding_rows_write_only_null_block(checkpoint: Path) -> None:
+    """Five sequences in a graph of size 8: each writes one slot, and no other slot changes."""
     driver, graphs, tapes = captured(checkpoint, block_size=16)
-    for n in range(8):  # three end early: their rows must not stay in the step
+    for n in range(8):  # three end early: their rows must leave the step
         driver.submit(list(range(1, 4 + n % 5)), 30 if n < 5 else 3)
     driver.turn(4)
     running, kv, rows = driver.core.scheduler.running, driver.runner.kv, driver.runner.rows
@@ -89,7 +91,7 @@ def test_padding_rows_write_only_the_null_block(checkpoint: Path) -> None:
     places = {s.row: s.num_computed for s in running}
     replays = tapes.replays
     driver.turn()
-    assert tapes.replays == replays + 2, "this step was replayed"
+    assert tapes.replays == replays + 2, "the step was not replayed"
     slots = {(s.tables[0][places[s.row] // 16], places[s.row] % 16) for s in running}
     for layer, was in zip(kv.layers, before, strict=True):
         for now, then in zip((layer.keys, layer.values), was, strict=True):
@@ -103,8 +105,8 @@ def test_padding_rows_write_only_the_null_block(checkpoint: Path) -> None:
     assert not rows.block_tables[:, rows.padding].any()
 
 
-def test_the_padding_row_never_grows(checkpoint: Path) -> None:
-    """Its length would run over its end after some thousand steps."""
+def test_graphs_padding_row_keeps_length_one(checkpoint: Path) -> None:
+    """Otherwise its length would exceed the row after a few thousand steps."""
     driver, _, _ = captured(checkpoint)
     for _ in range(3):
         driver.submit([1, 2], 200)
@@ -112,8 +114,8 @@ def test_the_padding_row_never_grows(checkpoint: Path) -> None:
     assert driver.runner.rows.lengths[driver.runner.rows.padding] == 1
 
 
-def test_what_draw_does_not_know_is_sampled_eagerly(checkpoint: Path) -> None:
-    """One row that wants logprobs: the first recording alone is replayed, and no token differs."""
+def test_graphs_row_with_logprobs_is_sampled_eagerly(checkpoint: Path) -> None:
+    """One row needs logprobs: only the logits graph is replayed, and no token changes."""
     driver, _, tapes = captured(checkpoint, max_num_seqs=4)
     plain = [driver.submit([3, n], 9, temperature=1.0, seed=n, top_p=0.9) for n in range(2)]
     driver.run()
@@ -130,7 +132,7 @@ def test_what_draw_does_not_know_is_sampled_eagerly(checkpoint: Path) -> None:
     assert (driver.tokens(told), driver.logprobs(told)) == (eager.tokens(due), eager.logprobs(due))
 
 
-# ---- the double itself: it must find what a GPU would punish --------------------------------
+# ---- the tape itself: it must detect errors that a GPU would not tolerate -------------------
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ def test_what_draw_does_not_know_is_sampled_eagerly(checkpoint: Path) -> None:
     ],
     ids=["item", "tolist", "numpy", "mask", "nonzero", "unique", "bool", "repeat"],
 )
-def test_the_tape_refuses_reads_on_the_host(read: Callable[[torch.Tensor], Any]) -> None:
+def test_tape_host_read_raises(read: Callable[[torch.Tensor], Any]) -> None:
     static = torch.ones(3)
     with pytest.raises(AssertionError, match="on the host"):
         TapeRecorder().record(lambda: static.add_(0 * len([read(static)])))
 
 
-def test_the_tape_computes_again_on_the_same_memory() -> None:
+def test_tape_replay_computes_on_same_memory() -> None:
     given, result = torch.ones(3), torch.zeros(3)
     replay = TapeRecorder().record(lambda: result.copy_((given * 2).view(3, 1).sum(1)))
     given.copy_(torch.tensor([1.0, 5.0, -1.0]))
@@ -161,7 +163,7 @@ def test_the_tape_computes_again_on_the_same_memory() -> None:
     assert result.tolist() == [2.0, 10.0, -2.0]
 
 
-def test_the_tape_spoils_what_one_recording_has_left_for_another() -> None:
+def test_tape_replay_poisons_tensors_of_previous_graph() -> None:
     static, kept = torch.ones(3), []
     recorder = TapeRecorder()
     first = recorder.record(lambda: kept.append(static + 1))
@@ -171,7 +173,7 @@ def test_the_tape_spoils_what_one_recording_has_left_for_another() -> None:
     assert static.isnan().all()
 
 
-def test_the_tape_tells_what_a_recording_takes_from_outside() -> None:
+def test_tape_outside_returns_tensors_made_before_capture() -> None:
     static, result, stray = torch.ones(3), torch.zeros(3), torch.ones(3)
     recorder = TapeRecorder()
     recorder.record(lambda: result.copy_(static + stray))

@@ -1,6 +1,6 @@
-"""Greedy answers are those of the reference, whatever shares the step: the equalities of design 11.
+"""Greedy decoding matches the reference, alone and in any batch, schedule or cache state.
 
-`expected.json` was made by the reference implementation, one prompt at a time.
+The reference implementation computed `expected.json`, one prompt at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def golden(assets: Path, request: pytest.FixtureRequest) -> Golden:
 
 
 def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> None:
-    """Submit at once the given (cut, count) of the cases by turns, and compare everything."""
+    """Submit all requests (cut, count) at once, cycling through the cases; compare all outputs."""
     due = {}
     for number, (at, count) in enumerate(requests):
         case = golden.cases[number % len(golden.cases)].after(at, count)
@@ -54,14 +54,16 @@ MIXED = [((number * 13) % 70, 6 + (number * 7) % 22) for number in range(32)]
 PRESSING = [((number * 13) % 70, 20 + (number * 7) % 16) for number in range(16)]
 
 
-def test_alone(golden: Golden) -> None:
+def test_greedy_single_request_matches_reference(golden: Golden) -> None:
     driver = Driver(golden.folder)
     for case in golden.cases:
         check(Golden(golden.folder, [case]), driver, [(0, 120)])
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_32_at_once_of_mixed_lengths(golden: Golden, mode: dict[str, Any]) -> None:
+def test_greedy_32_concurrent_requests_match_reference(
+    golden: Golden, mode: dict[str, Any]
+) -> None:
     check(golden, Driver(golden.folder, **mode), MIXED)
 
 
@@ -80,7 +82,7 @@ def test_32_at_once_of_mixed_lengths(golden: Golden, mode: dict[str, Any]) -> No
     ],
     ids=str,
 )
-def test_no_setting_changes_a_token(
+def test_greedy_any_engine_setting_matches_reference(
     llama: Golden, mode: dict[str, Any], config: dict[str, Any]
 ) -> None:
     driver = Driver(llama.folder, **mode, **config)
@@ -91,8 +93,10 @@ def test_no_setting_changes_a_token(
 
 @modes
 @pytest.mark.parametrize(("budget", "prefix_caching"), [(8, True), (64, False)])
-def test_preempted(golden: Golden, mode: dict[str, Any], budget: int, prefix_caching: bool) -> None:
-    """Reliability T-16: so few blocks that sequences are computed several times over."""
+def test_greedy_after_preemption_matches_reference(
+    golden: Golden, mode: dict[str, Any], budget: int, prefix_caching: bool
+) -> None:
+    """So few blocks that sequences are preempted and recomputed several times."""
     driver = Driver(
         golden.folder,
         **mode,
@@ -107,9 +111,11 @@ def test_preempted(golden: Golden, mode: dict[str, Any], budget: int, prefix_cac
 
 
 @modes
-def test_sharing_a_block_in_the_step_that_fills_it(llama: Golden, mode: dict[str, Any]) -> None:
-    """The second prompt has the first one's two blocks, and its one token more comes before those
-    with which the first fills the last of them."""
+def test_greedy_block_shared_in_step_that_fills_it_matches_reference(
+    llama: Golden, mode: dict[str, Any]
+) -> None:
+    """The second prompt reuses the two blocks of the first. Its one extra token comes first in the
+    step in which the first prompt fills the second block."""
     case = next(case for case in llama.cases if len(case.prompt_ids) <= 32)
     at = 32 - len(case.prompt_ids)
     driver = Driver(llama.folder, **mode, block_size=16, max_num_batched_tokens=23)
@@ -118,8 +124,10 @@ def test_sharing_a_block_in_the_step_that_fills_it(llama: Golden, mode: dict[str
 
 
 @modes
-def test_prefix_hits(golden: Golden, mode: dict[str, Any]) -> None:
-    """The same prompts cold, then from the cache, then beside each other."""
+def test_greedy_cold_and_cached_prompts_match_reference(
+    golden: Golden, mode: dict[str, Any]
+) -> None:
+    """The same prompts without cache hits, then with hits, then together with other lengths."""
     distinct = Golden(golden.folder, golden.cases[-2:])
     requests = [(60, 20), (60, 20)]
     driver = Driver(golden.folder, **mode, block_size=16)
@@ -132,8 +140,10 @@ def test_prefix_hits(golden: Golden, mode: dict[str, Any]) -> None:
 
 
 @modes
-def test_hits_under_eviction(llama: Golden, mode: dict[str, Any]) -> None:
-    """The cache holds fewer blocks than the prompts have, so hits and evictions mix."""
+def test_greedy_prefix_hits_under_eviction_match_reference(
+    llama: Golden, mode: dict[str, Any]
+) -> None:
+    """The cache has fewer blocks than the prompts, so that hits and evictions alternate."""
     driver = Driver(
         llama.folder, **mode, block_size=16, num_gpu_blocks_override=14, max_model_len=192
     )
@@ -144,8 +154,10 @@ def test_hits_under_eviction(llama: Golden, mode: dict[str, Any]) -> None:
 
 
 @modes
-def test_arriving_one_by_one(llama: Golden, mode: dict[str, Any]) -> None:
-    """Prompts that come while others decode are chunked beside them."""
+def test_greedy_requests_arriving_during_decode_match_reference(
+    llama: Golden, mode: dict[str, Any]
+) -> None:
+    """Prompts that arrive during decode are prefilled in chunks in the same steps."""
     driver = Driver(llama.folder, **mode, max_num_batched_tokens=16)
     due = {}
     for number, (at, count) in enumerate(MIXED):

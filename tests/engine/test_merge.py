@@ -1,4 +1,4 @@
-"""Merging models: each method against its definition in NumPy, and what is written."""
+"""Merging models: each method against a NumPy reference, and the output folder."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ METHODS: dict[str, tuple[Callable[[Arrays], np.ndarray], Callable[[list[str]], d
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_method_is_its_definition(
+def test_merge_each_method_matches_numpy_reference(
     method: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.weights.tensors.CHUNK", 8)  # so that tensors have several
+    monkeypatch.setattr("engine.weights.tensors.CHUNK", 8)  # so that a tensor has several chunks
     models = [random(seed) for seed in range(3)]
     folders = [make(f"m{i}", tensors) for i, tensors in enumerate(models)]
     reference, document = METHODS[method]
@@ -90,7 +90,7 @@ def test_each_method_is_its_definition(
         np.testing.assert_allclose(tensor.numpy(), due, rtol=1e-5, atol=1e-6)
 
 
-def test_slerp_begins_and_ends_exactly_at_its_models(make: Make, tmp_path: Path) -> None:
+def test_slerp_at_t_0_and_1_returns_inputs_exactly(make: Make, tmp_path: Path) -> None:
     models = [{n: t.bfloat16() for n, t in random(seed).items()} for seed in range(2)]
     folders = [make(f"m{i}", tensors) for i, tensors in enumerate(models)]
     for t in (0, 1):
@@ -98,7 +98,7 @@ def test_slerp_begins_and_ends_exactly_at_its_models(make: Make, tmp_path: Path)
         assert all(torch.equal(merged[name], models[t][name]) for name in merged)
 
 
-def test_slerp_keeps_the_length(make: Make, tmp_path: Path) -> None:
+def test_slerp_of_equal_norms_preserves_norm(make: Make, tmp_path: Path) -> None:
     a = random(0)["a.weight"]
     b = random(1)["a.weight"]
     b *= a.norm() / b.norm()
@@ -108,16 +108,18 @@ def test_slerp_keeps_the_length(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("factor", [-1.0, -3.0, 1.0, 1.001, 0.0])
-def test_slerp_is_linear_where_there_is_no_arc(factor: float, make: Make, tmp_path: Path) -> None:
-    """Antiparallel, parallel, zero."""
+def test_slerp_parallel_or_zero_tensors_falls_back_to_linear(
+    factor: float, make: Make, tmp_path: Path
+) -> None:
+    """Antiparallel, parallel and zero tensors."""
     a = random(0)["a.weight"]
     folders = [make("a", {"x": a}), make("b", {"x": factor * a})]
     merged = run(tmp_path / "out", **slerp(folders, 0.25))["x"]
     torch.testing.assert_close(merged, (0.75 + 0.25 * factor) * a)
 
 
-def test_the_angle_of_near_tensors_is_not_lost_in_rounding(make: Make, tmp_path: Path) -> None:
-    """Just on the arc's side of the bound, at the size of a real matrix."""
+def test_slerp_nearly_parallel_tensors_keep_precision(make: Make, tmp_path: Path) -> None:
+    """The angle is just large enough for slerp, and the tensor as large as a real matrix."""
     a = random(0, x=(300, 300))["x"]
     b = a + 0.04 * random(1, x=(300, 300))["x"]
     merged = run(tmp_path / "out", **slerp([make("a", {"x": a}), make("b", {"x": b})], 0.3))["x"]
@@ -125,7 +127,7 @@ def test_the_angle_of_near_tensors_is_not_lost_in_rounding(make: Make, tmp_path:
     np.testing.assert_allclose(merged.numpy(), due, rtol=2e-6, atol=1e-7)
 
 
-# ---- what comes out ---------------------------------------------------------------------------
+# ---- the output folder ------------------------------------------------------------------------
 
 
 def perturbed(story: Path, to: Path, sign: float, change: Callable[[Tensors], Any]) -> str:
@@ -144,7 +146,7 @@ def tie(tensors: Tensors) -> None:
 
 
 def greedy(folder: Path) -> bool:
-    """Whether the folder tells the story checkpoint's stories."""
+    """Return whether the model in the folder generates the reference tokens."""
     driver = Driver(folder)
     cases = json.loads((folder.parent / "expected.json").read_text())["cases"][:2]
     due = {driver.submit(case["prompt_ids"], 60): case["ids"][:60] for case in cases}
@@ -153,9 +155,13 @@ def greedy(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("stored", ["in neither", "in one", "in both"])
-def test_a_merged_story_checkpoint_serves(assets: Path, tmp_path: Path, stored: str) -> None:
-    """Two checkpoints that stray from it by opposite noise have it as their mean; the copy of
-    the tied head that some files hold stays tied or goes."""
+def test_merge_story_checkpoints_generates_reference_tokens(
+    assets: Path, tmp_path: Path, stored: str
+) -> None:
+    """The mean of two checkpoints with opposite noise is the original checkpoint.
+
+    A copy of the tied LM head, which some files hold, stays tied or is dropped.
+    """
     story = assets / "checkpoints" / "stories260K-llama"
     shutil.copyfile(story / "expected.json", tmp_path / "expected.json")
     copies = [tie if stored == "in both" else len, tie if stored != "in neither" else len]
@@ -170,7 +176,7 @@ def test_a_merged_story_checkpoint_serves(assets: Path, tmp_path: Path, stored: 
     assert greedy(tmp_path / "out")
 
 
-def test_dtypes_files_and_order_are_the_bases(make: Make, tmp_path: Path) -> None:
+def test_merge_keeps_dtypes_files_and_order_of_base(make: Make, tmp_path: Path) -> None:
     first = {"z": torch.ones(4), "a": torch.ones(3).half(), "m": torch.ones(2).bfloat16()}
     base = Path(make("base", {}))
     (base / FILE).unlink()
@@ -188,19 +194,21 @@ def test_dtypes_files_and_order_are_the_bases(make: Make, tmp_path: Path) -> Non
     assert index == {"metadata": {"total_size": 16 + 6 + 4}, "weight_map": where}
     for name in names:
         ours, its = (list(safetensors_header(folder / name)) for folder in (tmp_path / "out", base))
-        assert ours == its  # by the place of the bytes: ["z", "m"], not by name
+        assert ours == its  # ordered by data offset, ["z", "m"], not by name
     assert weight_files(tmp_path / "out") == [tmp_path / "out" / name for name in names]
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_another_dtype_is_honoured(make: Make, tmp_path: Path, key: str) -> None:
+def test_merge_dtype_in_recipe_sets_tensors_and_config(
+    make: Make, tmp_path: Path, key: str
+) -> None:
     folders = [make(name, random(seed), **{key: "float32"}) for seed, name in enumerate("ab")]
     merged = run(tmp_path / "out", **linear(folders), dtype="bfloat16")
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out" / "config.json").read_text())[key] == "bfloat16"
 
 
-def test_what_is_not_floats_must_be_the_same(make: Make, tmp_path: Path) -> None:
+def test_merge_non_float_tensors_must_be_equal(make: Make, tmp_path: Path) -> None:
     mask = torch.ones(3, dtype=torch.bool)
     folders = [make(name, {"x": torch.ones(2), "mask": mask}) for name in "ab"]
     assert run(tmp_path / "out", **linear(folders))["mask"].equal(mask)
@@ -209,7 +217,7 @@ def test_what_is_not_floats_must_be_the_same(make: Make, tmp_path: Path) -> None
     assert f"mask differs between {folders[0]}/{FILE} (BOOL) and {folders[2]}/{FILE} (BOOL)" in said
 
 
-def test_the_folder_is_complete_and_tells_what_was_merged(
+def test_merge_output_folder_is_complete_and_records_inputs(
     make: Make, tmp_path: Path, assets: Path
 ) -> None:
     folders = [make("a", random(0), rope_theta=1e4), make("b", random(1), rope_theta=1e6)]
@@ -239,7 +247,7 @@ def test_the_folder_is_complete_and_tells_what_was_merged(
 
 # ---- memory -----------------------------------------------------------------------------------
 
-# Not getrusage: its peak is inherited from the process that started this one.
+# Not getrusage: a process inherits the peak of its parent.
 MEASURE = """
 import json, re, sys
 from pathlib import Path
@@ -249,7 +257,7 @@ from engine.weights.recipe import parse
 torch.set_num_threads(1)
 def status(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = status("VmRSS")
 merge(parse(json.loads(sys.argv[2])), Path(sys.argv[1]), lambda share: None)
 print(status("VmHWM") - before)
@@ -258,11 +266,13 @@ print(status("VmHWM") - before)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("kind", ["many", "one"])
-def test_memory_depends_on_neither_the_model_nor_its_largest_tensor(
+def test_merge_memory_is_within_two_tensors_and_200_mb(
     kind: str, make: Make, tmp_path: Path
 ) -> None:
-    """The promise is twice the largest tensor and 200 MB. Held in memory, the first case would
-    need at least three times 100 MB, the second, in fp32, twice 300 MB."""
+    """The limit is twice the largest tensor plus 200 MB.
+
+    In memory, the first case would need at least 3 x 100 MB, and the second 2 x 300 MB in fp32.
+    """
     if kind == "many":
         folder = make("m", {f"layer{i}": torch.ones(1 << 20) for i in range(25)})
         document = METHODS["ema"][1]([folder, folder, folder])
@@ -275,4 +285,4 @@ def test_memory_depends_on_neither_the_model_nor_its_largest_tensor(
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr
     assert int(answer.stdout) < 2 * largest + 200e6
-    shutil.rmtree(tmp_path)  # hundreds of megabytes, which pytest would keep
+    shutil.rmtree(tmp_path)  # pytest would keep hundreds of megabytes

@@ -1,4 +1,4 @@
-"""What cannot be merged is refused with its names, and nothing is left behind."""
+"""Merging rejects invalid inputs with a message that names them, and leaves no files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.merging import FILE, Make, linear, random, refusal, run, slerp
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_shape_mismatch_names_tensor_shapes_and_files(make: Make, tmp_path: Path) -> None:
+def test_merge_shape_mismatch_names_tensor_shapes_and_files(make: Make, tmp_path: Path) -> None:
     folders = [make("a", {"x.weight": torch.ones(2, 3)}), make("b", {"x.weight": torch.ones(2, 4)})]
     said = refusal(tmp_path / "out", linear(folders))
     assert said == (
@@ -24,8 +24,8 @@ def test_a_shape_mismatch_names_tensor_shapes_and_files(make: Make, tmp_path: Pa
     )
 
 
-def test_a_missing_tensor_is_named(make: Make, tmp_path: Path) -> None:
-    """Also where it has the shape of another, as an untied head has."""
+def test_merge_missing_tensor_is_named(make: Make, tmp_path: Path) -> None:
+    """Even if it has the shape of another tensor, as an untied LM head does."""
     tensors = random(0, embed=(4, 2))
     head = random(1, head=(4, 2))
     folders = [make("a", tensors), make("b", tensors | head)]
@@ -34,8 +34,8 @@ def test_a_missing_tensor_is_named(make: Make, tmp_path: Path) -> None:
         assert f"head is in {folders[1]}/{FILE} but not in {folders[0]}" in said
 
 
-def test_the_head_of_an_untied_model_is_not_dropped(make: Make, tmp_path: Path) -> None:
-    """It may be its embedding again; but its config has it loaded, and the other has none."""
+def test_merge_untied_head_missing_in_other_model_is_refused(make: Make, tmp_path: Path) -> None:
+    """The head may equal the token embedding, but its config loads it, and the other has none."""
     tensors = {"model.embed_tokens.weight": torch.ones(4, 2)}
     head = {"lm_head.weight": torch.ones(4, 2)}
     untied = make("a", tensors | head, tie_word_embeddings=False)
@@ -45,14 +45,14 @@ def test_the_head_of_an_untied_model_is_not_dropped(make: Make, tmp_path: Path) 
     assert "lm_head.weight" not in run(tmp_path / "out", **linear([tied, untied]))
 
 
-def test_another_architecture_is_refused(make: Make, tmp_path: Path) -> None:
+def test_merge_different_architectures_are_refused(make: Make, tmp_path: Path) -> None:
     folders = [make("a", random(0)), make("b", random(1), architectures=["Other"])]
     said = refusal(tmp_path / "out", linear(folders))
     assert "['Toy']" in said
     assert "['Other']" in said
 
 
-def test_a_mount_point_is_refused_before_the_work(
+def test_merge_into_mount_point_is_refused_before_merging(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [make("a", random(0)), make("b", random(1))]
@@ -61,14 +61,14 @@ def test_a_mount_point_is_refused_before_the_work(
     def busy(folder: Path) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy", str(folder))
 
-    monkeypatch.setattr(Path, "rmdir", busy)  # as Linux answers of each kind of mount
+    monkeypatch.setattr(Path, "rmdir", busy)  # Linux gives this error for every kind of mount
     monkeypatch.setattr("engine.weights.merge._write_weights", pytest.fail)
     said = refusal(out, linear(folders))
     assert f"{out} cannot be replaced by the merged folder: Device or resource busy" in said
     assert f"give {out}/merged" in said
 
 
-def test_a_damaged_input_is_refused(make: Make, tmp_path: Path) -> None:
+def test_merge_damaged_input_file_is_refused(make: Make, tmp_path: Path) -> None:
     folders = [make("a", random(0)), make("b", random(1))]
     file = Path(folders[1], FILE)
     file.write_bytes(file.read_bytes()[:-1])
@@ -78,20 +78,20 @@ def test_a_damaged_input_is_refused(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
-def test_what_is_not_finite_is_refused(make: Make, tmp_path: Path, value: float) -> None:
+def test_merge_non_finite_result_is_refused(make: Make, tmp_path: Path, value: float) -> None:
     folders = [make("a", {"x": torch.ones(2).half()}), make("b", {"x": torch.tensor([1.0, value])})]
     said = refusal(tmp_path / "out", linear(folders))
     assert f"x of {folders[0]}/{FILE} and {folders[1]}/{FILE} comes out with NaN or inf" in said
 
 
-def test_a_target_with_something_in_it_is_left_alone(make: Make, tmp_path: Path) -> None:
+def test_merge_into_non_empty_folder_is_refused(make: Make, tmp_path: Path) -> None:
     folders = [make("a", random(0)), make("b", random(1))]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
     assert "exists and is not an empty folder" in refusal(tmp_path / "out", linear(folders))
     (tmp_path / "out" / "mine").unlink()
     assert run(tmp_path / "out", **linear(folders))
-    with pytest.raises(ConfigError, match="none is no folder"):
+    with pytest.raises(ConfigError, match="none is not a folder"):
         run(tmp_path / "none" / "out", **linear(folders))
 
 
@@ -123,7 +123,7 @@ def test_a_target_with_something_in_it_is_left_alone(make: Make, tmp_path: Path)
         ([], "got `array`"),
     ],
 )
-def test_a_word_that_cannot_be_followed_is_named(document: Any, said: str) -> None:
+def test_recipe_invalid_field_is_named(document: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(document)
     assert said in str(caught.value)

@@ -1,7 +1,8 @@
-"""Recorded steps of decodes and chunks of prompts: which are, and what padding leaves alone.
+"""Graphs of mixed steps (decodes and prefill chunks): their shapes, and the memory they write.
 
-That answers are the same bits is shown where decodes' are: the driver records a shape as soon as a
-step asks for it, so the suite's modes `captured` and the goldens replay every step that has one.
+Bitwise equality of generated tokens is tested by the goldens and by the engine's tests in the modes
+`captured`. The driver captures a shape as soon as a step needs it, so that they replay every step
+that has a shape.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ def slices(*counts: int) -> list[ScheduledSlice]:
         ((300, 9000), [0, 8, 32, 64, 128, 256], [16, 32, 64, 128, 256, 512, 1024, 2048]),
     ],
 )
-def test_shapes(limits: tuple[int, int], decodes: list[int], tokens: list[int]) -> None:
+def test_mixed_shapes_follow_limits(
+    limits: tuple[int, int], decodes: list[int], tokens: list[int]
+) -> None:
     assert mixed_shapes(*limits) == [Shape(d, t) for t in tokens for d in decodes]
 
 
-def test_a_step_takes_the_smallest_shape_that_holds_it(checkpoint: Path) -> None:
+def test_shape_for_returns_smallest_shape_that_fits(checkpoint: Path) -> None:
     _, mixed = captured(checkpoint, max_num_seqs=17)
     assert mixed.shape_for(slices(16)) == Shape(0, 16)
     assert mixed.shape_for(slices(1, 17)) == Shape(8, 32)
@@ -51,12 +54,12 @@ def test_a_step_takes_the_smallest_shape_that_holds_it(checkpoint: Path) -> None
     assert mixed.shape_for(slices(*[2] * CHUNKS)) == Shape(0, 2 * CHUNKS)
     assert mixed.shape_for(slices(*[2] * (CHUNKS + 1))) is None
     assert mixed.shape_for(slices(257)) is None
-    assert mixed.shape_for(slices(1, 1)) is None, "decodes have recordings of their own"
+    assert mixed.shape_for(slices(1, 1)) is None, "decode steps have their own graphs"
 
 
-def test_idle_turns_record_them_after_the_decodes(checkpoint: Path) -> None:
+def test_idle_turns_capture_mixed_graphs_after_decode_graphs(checkpoint: Path) -> None:
     driver, mixed = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
-    assert not any(map(mixed.has, mixed.shapes)), "nothing at start"
+    assert not any(map(mixed.has, mixed.shapes)), "a mixed graph was captured at start"
     driver.turn(2)
     assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
     driver.turn(2)
@@ -64,7 +67,7 @@ def test_idle_turns_record_them_after_the_decodes(checkpoint: Path) -> None:
     assert not driver.runner.improve()
 
 
-def test_without_memory_for_more_recordings_it_goes_on_with_those_it_has(
+def test_mixed_capture_out_of_memory_keeps_existing_graphs(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver, mixed = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
@@ -76,16 +79,16 @@ def test_without_memory_for_more_recordings_it_goes_on_with_those_it_has(
     mixed.capture = taken  # type: ignore[method-assign]
     driver.turn(3)
     assert "2.00 MiB" in caplog.text
-    assert len(caplog.records) == 1, "tried once"
+    assert len(caplog.records) == 1, "the capture was tried more than once"
     assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
     request = driver.submit(list(range(3, 16)), max_tokens=4)
-    mixed.shapes.clear()  # the driver would record what a step asks for
+    mixed.shapes.clear()  # else the driver captures the shape that a step needs
     driver.run()
     assert len(driver.tokens(request)) == 4
 
 
-def test_what_has_no_recording_runs_eagerly(checkpoint: Path) -> None:
-    """Only decodes are replayed, two recordings each: the driver's help is taken away."""
+def test_mixed_step_without_graph_runs_eagerly(checkpoint: Path) -> None:
+    """Without the driver's captures, only decode steps are replayed, with two graphs each."""
     driver, mixed = captured(checkpoint, max_num_seqs=2)
     mixed.capture = lambda shape: None  # type: ignore[method-assign]
     request = driver.submit([1, 2, 3], 5)
@@ -95,8 +98,8 @@ def test_what_has_no_recording_runs_eagerly(checkpoint: Path) -> None:
 
 
 @torch.inference_mode()
-def test_places_that_do_not_sample_hold_the_padding_row(checkpoint: Path) -> None:
-    """Of all that could be drawn: whoever stood there in the step before must get no token."""
+def test_mixed_graph_slots_without_sampling_hold_padding_row(checkpoint: Path) -> None:
+    """Otherwise the row that had this slot in the previous step would get a token."""
     driver, mixed = captured(checkpoint, max_num_seqs=40)
     assert driver.runner.graphs
     row_ids, padding = driver.runner.graphs.row_ids, driver.runner.rows.padding
@@ -110,7 +113,7 @@ def test_places_that_do_not_sample_hold_the_padding_row(checkpoint: Path) -> Non
 
 
 def answers(driver: Driver) -> list[list[int]]:
-    """Of prompts that come while others are answered, some beginning like one before."""
+    """Return the tokens of prompts that arrive during decode; some share a prefix."""
     ids = []
     for number in range(6):
         prompt = [(7 * i + number % 4) % 600 for i in range(20 + 9 * number)]
@@ -124,7 +127,7 @@ def answers(driver: Driver) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("blocks", [None, 7], ids=["", "preempted"])
-def test_every_step_is_replayed_and_answers_as_one_that_is_not(
+def test_mixed_graphs_replayed_steps_equal_eager(
     checkpoint: Path, blocks: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = BUSY | {"num_gpu_blocks_override": blocks, "max_model_len": 96}
@@ -143,22 +146,22 @@ def test_every_step_is_replayed_and_answers_as_one_that_is_not(
     driver.check_static()
 
 
-def test_padding_writes_only_the_null_block(checkpoint: Path) -> None:
-    """Three decodes and two chunks in a step of eight and 32 tokens."""
+def test_mixed_graph_padding_writes_only_null_block(checkpoint: Path) -> None:
+    """Three decodes and two chunks in a graph for 8 decodes and 32 tokens."""
     driver, mixed = captured(checkpoint, depth=0, **BUSY)
-    for n in range(8):  # five end early: their rows must not stay in the step
+    for n in range(8):  # five end early: their rows must leave the step
         driver.submit([1, 2, 3 + n], 30 if n < 3 else 2)
     driver.turn(3)
     for n in range(2):
         driver.submit([5 + n] * 9, 8)
     scheduler, kv, rows = driver.core.scheduler, driver.runner.kv, driver.runner.rows
     assert len(scheduler.running) == 3
-    for layer in kv.layers:  # blocks just allocated are zeroed, those of others stay
+    for layer in kv.layers:  # the step zeroes newly allocated blocks and no others
         layer.keys[1:], layer.values[1:] = SENTINEL, SENTINEL
     tokens, lengths = rows.tokens.clone(), rows.lengths.clone()
     places = {s.id: s.num_computed for s in scheduler.running}
     driver.turn()
-    assert mixed.has(Shape(8, 32)), "this step was replayed"
+    assert mixed.has(Shape(8, 32)), "the step was not replayed"
     written, scrubbed = set(), set()
     for s in scheduler.running:
         for position in range(places.get(s.id, 0), s.num_computed):
@@ -172,7 +175,7 @@ def test_padding_writes_only_the_null_block(checkpoint: Path) -> None:
             } == written
             for block in scrubbed:
                 beyond = [o for o in range(16) if (block, o) not in written]
-                assert not held[block, :, beyond].any(), "zeroed and not written since"
+                assert not held[block, :, beyond].any(), "padding wrote into a zeroed block"
     live = [s.row for s in scheduler.running]
     rest = [row for row in range(rows.padding + 1) if row not in live]
     assert torch.equal(rows.tokens[rest[:-1]], tokens[rest[:-1]])

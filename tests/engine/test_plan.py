@@ -1,4 +1,4 @@
-"""What `serve --plan` predicts is what a start then takes."""
+"""The memory that `serve --plan` predicts is the memory that a start takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.tiny_bert import tiny_bert
 
 
 def peak_bytes(run: Any) -> int:
-    """The most bytes of tensors made within `run` that were there at one moment."""
+    """Return the peak size in bytes of the tensors that `run` allocates."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     assert recorded.profiler is not None
@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "ma
 @pytest.mark.parametrize(
     ("prepack", "tied"), [(False, False), (True, False), (True, True)], ids=str
 )
-def test_weights_kv_and_rows_to_the_byte(
+def test_plan_weights_kv_and_rows_match_start_to_the_byte(
     checkpoint: Path, tmp_path: Path, prepack: bool, tied: bool
 ) -> None:
     config = CONFIG | {"num_gpu_blocks_override": 40, "prepack": prepack}
@@ -55,16 +55,16 @@ def test_weights_kv_and_rows_to_the_byte(
         assert entry.found in (None, entry.foreseen), entry.what
     tables = sum(buffer.nbytes for buffer in runner.blueprint.module.buffers())
     loaded = sum(size for what, size in found.items() if "weights" in what)
-    assert loaded >= runner.weight_bytes + tables, "a tied head is packed, and its table stays"
+    assert loaded >= runner.weight_bytes + tables, "a packed tied head must keep its table"
     assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
     assert found["KV cache"] == runner.kv.num_bytes
     assert (plan.num_blocks, plan.max_model_len) == (40, runner.max_model_len)
 
 
-def test_without_onednns_bf16_weights_are_not_packed(
+def test_plan_without_onednn_bf16_does_not_pack_weights(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """oneDNN refuses them on a CPU older than AVX-512; neither plan nor start may count on it."""
+    """On a CPU without AVX-512, oneDNN cannot pack bf16 weights. Plan and start must handle it."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     config = CONFIG | {"num_gpu_blocks_override": 40, "dtype": "bfloat16"}
     driver = Driver(checkpoint, **config)
@@ -79,12 +79,14 @@ def test_without_onednns_bf16_weights_are_not_packed(
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_bert], ids=["decoder", "encoder"])
-def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
+def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's start with its figures made up: a step of 1000 bytes, one that scores of 2000, one
-    filled up to its shape of 3000, and 500 for what a recording keeps, of which the first needs all
-    and the others as much each: six sizes and their buffers, and six shapes."""
+    """Simulate the measurement of a GPU's start with invented sizes.
+
+    A step takes 1000 bytes, one with prompt logprobs 2000, and one padded to its shape 3000. The
+    graph buffers, each of six decode sizes and each of six mixed shapes keep 500 bytes.
+    """
     computed: list[Any] = []
 
     def peak_of(compute: Callable[[], Any]) -> int:
@@ -112,10 +114,10 @@ def test_the_largest_step_runs_and_the_kv_cache_gets_what_it_leaves(
         assert [len(score.top) for score in scores] == [20] * 64
 
 
-def test_a_gpu_too_small_for_its_start_is_a_mistake_in_the_configuration(
+def test_start_on_too_small_gpu_raises_config_error(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what to change, where the engine would die of an OutOfMemoryError."""
+    """The message says what to change; otherwise the engine would end with OutOfMemoryError."""
 
     def no_memory(compute: Callable[[], Any]) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -130,10 +132,10 @@ def test_a_gpu_too_small_for_its_start_is_a_mistake_in_the_configuration(
         Driver(checkpoint)
 
 
-def test_a_machine_too_small_for_the_weights_is_told_so_before_they_are_read(
+def test_weights_larger_than_machine_raise_config_error_before_loading(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the system would end the engine in the middle of them."""
+    """Otherwise the system would kill the engine while it loads them."""
     monkeypatch.setattr("engine.runner.blueprint.machine_memory", lambda: 1 << 10)
     config = EngineConfig(model=str(checkpoint), **CONFIG)
     with pytest.raises(ConfigError, match="but the machine has"):
@@ -151,7 +153,7 @@ def test_a_machine_too_small_for_the_weights_is_told_so_before_they_are_read(
     ],
     ids=["layers", "logits", "attention"],
 )
-def test_the_largest_step_takes_about_what_was_predicted(
+def test_plan_step_bytes_are_close_to_measured_peak(
     tmp_path: Path, shape: dict[str, int], prompts: list[int], params: dict[str, float]
 ) -> None:
     folder = tiny_llama(tmp_path, **shape)
@@ -164,7 +166,9 @@ def test_the_largest_step_takes_about_what_was_predicted(
 
 
 @pytest.mark.parametrize("lengths", [[2000], [48] * 50], ids=["one long text", "many"])
-def test_so_does_an_encoders_largest_step(tmp_path: Path, lengths: list[int]) -> None:
+def test_plan_encoder_step_bytes_are_close_to_measured_peak(
+    tmp_path: Path, lengths: list[int]
+) -> None:
     longest = max(lengths)
     folder = tiny_bert(tmp_path, max_position_embeddings=longest, num_hidden_layers=1)
     driver = Driver(folder, max_num_encoder_tokens=sum(lengths))
@@ -180,7 +184,9 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_the_command_prints_it_and_reads_no_weights(checkpoint: Path, tmp_path: Path) -> None:
+def test_plan_command_prints_memory_without_reading_weights(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     done = plan(str(tmp_path), "--kv-cache-memory-bytes", "1MiB")
     assert done.returncode == 0, done.stderr
@@ -189,7 +195,7 @@ def test_the_command_prints_it_and_reads_no_weights(checkpoint: Path, tmp_path: 
         assert any(row.rstrip().endswith(line) for row in done.stdout.splitlines()), line
 
 
-def test_what_does_not_fit_ends_with_status_2(checkpoint: Path) -> None:
+def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -> None:
     done = plan(str(checkpoint), "--num-gpu-blocks-override", "1", "--max-model-len", "256")
     assert done.returncode == 2
     assert "--num-gpu-blocks-override 4" in done.stderr

@@ -1,4 +1,4 @@
-"""What is left of a recording that fails: tried without a GPU, on what torch.cuda would do."""
+"""CudaRecorder after a capture that fails, tested without a GPU on a double of torch.cuda."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stream:
 
 
 class Device:
-    """Of torch.cuda what a recorder uses; recordings end with an error where `fails` names one."""
+    """The parts of torch.cuda that CudaRecorder uses. A capture ends with the error `fails`."""
 
     def __init__(self) -> None:
         self.current = self.default = Stream()
@@ -40,7 +40,7 @@ class Device:
         before, self.current = self.current, stream
         try:
             yield
-        finally:  # as torch.cuda.graph.__exit__
+        finally:  # like torch.cuda.graph.__exit__
             if self.fails:
                 raise torch.AcceleratorError(self.fails)
             self.current = before
@@ -59,7 +59,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 class Compute:
-    """Raises `error` at its `call`-th call: the first is the warm-up, the second is recorded."""
+    """Raises `error` at call number `call`: the first is the warm-up, the second the capture."""
 
     def __init__(self, call: int = 0, error: Exception | None = None) -> None:
         self.left, self.error = call, error
@@ -73,24 +73,24 @@ class Compute:
 @pytest.mark.parametrize(
     ("fails", "compute"),
     [
-        (NO_MEMORY, Compute()),  # the driver's, of what it keeps for a recording
+        (NO_MEMORY, Compute()),  # the driver has no memory for the graph itself
         (BROKEN_OFF, Compute(2, torch.OutOfMemoryError("Tried to allocate 2 MiB."))),
         ("", Compute(2, torch.OutOfMemoryError("Tried to allocate 2 MiB."))),
         ("", Compute(1, RuntimeError("Triton Error [CUDA]: out of memory"))),
     ],
     ids=["driver", "broken-off", "torch", "triton"],
 )
-def test_no_memory_is_one_error_and_leaves_the_stream(
+def test_capture_out_of_memory_raises_one_error_and_restores_stream(
     device: Device, fails: str, compute: Compute
 ) -> None:
-    """The engine goes on without that recording, and computes on the stream it was on."""
+    """The engine then continues without that graph, on its previous stream."""
     recorder, device.fails = CudaRecorder(), fails
     with pytest.raises(torch.OutOfMemoryError):
         recorder.record(compute)
     assert device.current is device.default
 
 
-def test_another_failure_stays_what_it_is(device: Device) -> None:
+def test_capture_other_error_is_raised_unchanged(device: Device) -> None:
     recorder, device.fails = CudaRecorder(), "CUDA error: an illegal memory access was encountered"
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         recorder.record(Compute())

@@ -1,4 +1,4 @@
-"""What a measurement gives back."""
+"""Memory that `release` frees after a measurement."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from engine.runner.reserve import release
 
 
 class Engine:
-    """As the core and its endpoint, it knows itself."""
+    """An object in a reference cycle, like the core and its endpoint."""
 
     def __init__(self) -> None:
         self.core = self
 
 
-def test_an_engine_that_a_recording_has_frozen_is_given_back() -> None:
-    """Its KV cache has most of the card: without it the next one of the process would not start."""
+def test_release_frees_engine_frozen_by_a_capture() -> None:
+    """Its KV cache has most of the GPU's memory: the next engine of the process would not start."""
     engine = Engine()
     with _no_collection():
         pass

@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's own tokens: the reference's, whatever else is in the step."""
+"""Prompt logprobs match the reference in any batch and schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(driver: Driver, request_id: int) -> tuple[TokenLogprobs, ...]:
 
 
 def submit_all(driver: Driver, cases: list[Case]) -> dict[int, tuple[Case, int]]:
-    """Each text, up to each cut as a prompt to be scored; between them others that are not."""
+    """Submit each text up to each cut with prompt logprobs, and others without in between."""
     due = {}
     for case in cases:
         for cut in CUTS:
@@ -38,7 +38,8 @@ def submit_all(driver: Driver, cases: list[Case]) -> dict[int, tuple[Case, int]]
 
 
 def check(driver: Driver, due: dict[int, tuple[Case, int]]) -> None:
-    """The prompt's end was the reference's own greedy answer once, so its scores are known."""
+    """Compare all outputs. The end of each prompt is the reference's own greedy output, so that
+    its logprobs are known."""
     for request_id, (case, cut) in due.items():
         scores = told(driver, request_id)
         prompt, rest = case.after(cut).prompt_ids, case.after(cut, 8)
@@ -57,7 +58,7 @@ def check(driver: Driver, due: dict[int, tuple[Case, int]]) -> None:
 
 
 @pytest.mark.parametrize("mode", each(MODES))
-def test_scores_are_the_references(folder: Path, mode: dict[str, Any]) -> None:
+def test_prompt_logprobs_match_reference(folder: Path, mode: dict[str, Any]) -> None:
     driver = Driver(folder, block_size=16, **mode)
     due = submit_all(driver, cases_of(folder))
     driver.run()
@@ -75,7 +76,7 @@ def test_scores_are_the_references(folder: Path, mode: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_no_setting_changes_a_score(
+def test_prompt_logprobs_any_engine_setting_matches_reference(
     assets: Path, mode: dict[str, Any], config: dict[str, Any]
 ) -> None:
     folder = assets / "checkpoints" / "stories260K-llama"
@@ -86,7 +87,7 @@ def test_no_setting_changes_a_score(
     assert (driver.stats.preemptions > 0) == ("num_gpu_blocks_override" in config)
 
 
-def test_alone_and_in_a_crowd_they_are_equal_to_the_bit(assets: Path) -> None:
+def test_prompt_logprobs_in_batch_equal_alone_bitwise(assets: Path) -> None:
     folder = assets / "checkpoints" / "stories260K-llama"
     cases = cases_of(folder)
     crowd, alone = Driver(folder), Driver(folder)
@@ -100,7 +101,7 @@ def test_alone_and_in_a_crowd_they_are_equal_to_the_bit(assets: Path) -> None:
         assert told(crowd, request_id) == told(alone, same)
 
 
-def test_known_prompts_are_computed_for_their_scores_and_not_otherwise(checkpoint: Path) -> None:
+def test_prompt_logprobs_recompute_cached_prompt(checkpoint: Path) -> None:
     driver = Driver(checkpoint, block_size=16)
     prompt = list(range(40))
     first = driver.submit(prompt, 2, prompt_logprobs=0)
@@ -112,7 +113,7 @@ def test_known_prompts_are_computed_for_their_scores_and_not_otherwise(checkpoin
     assert not told(driver, plain)
 
 
-def test_one_token_has_nothing_to_be_scored_by(checkpoint: Path) -> None:
+def test_prompt_logprobs_single_token_prompt_returns_none(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     only = driver.submit([3], 2, prompt_logprobs=3)
     driver.run()
@@ -120,7 +121,7 @@ def test_one_token_has_nothing_to_be_scored_by(checkpoint: Path) -> None:
     assert len(driver.tokens(only)) == 2
 
 
-def test_more_than_the_vocabulary_is_the_vocabulary(checkpoint: Path) -> None:
+def test_prompt_logprobs_count_is_limited_to_vocabulary(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     every = driver.submit([3, 4, 5], 1, prompt_logprobs=10**6)
     driver.run()
@@ -130,7 +131,7 @@ def test_more_than_the_vocabulary_is_the_vocabulary(checkpoint: Path) -> None:
         assert float(total) == pytest.approx(0, abs=1e-5)
 
 
-def test_a_token_that_cannot_come_is_told_and_no_defect(checkpoint: Path) -> None:
+def test_prompt_logprobs_impossible_token_is_minus_inf_without_error(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     logits: Any = driver.runner.model.logits
 
@@ -148,14 +149,14 @@ def test_a_token_that_cannot_come_is_told_and_no_defect(checkpoint: Path) -> Non
     assert all(-torch.inf < score < 0 for score in (scores[0], scores[2]))
 
 
-def test_a_broken_score_ends_its_request(checkpoint: Path) -> None:
-    """Though the logits that a token is drawn from are finite."""
+def test_prompt_logprobs_nan_fails_request(checkpoint: Path) -> None:
+    """Even if the logits that the next token is sampled from are finite."""
     driver = Driver(checkpoint)
     logits: Any = driver.runner.model.logits
 
     def spoilt(hidden: torch.Tensor) -> torch.Tensor:
         result = logits(hidden)
-        if len(hidden) > 1:  # of a prompt's tokens
+        if len(hidden) > 1:  # logits of prompt tokens
             result[1, 5] = float("nan")
         return result
 

@@ -1,4 +1,4 @@
-"""A seeded request draws the same tokens alone, in company, after preemption and beside aborts."""
+"""A seeded request samples the same tokens alone, in a batch, after preemption and among aborts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.driver import EXTREMES, Driver
 
-# The tape stands for a GPU: of a CPU's bfloat16 it would prove nothing.
+# The tape stands for a GPU. With a CPU's bfloat16 it would prove nothing about one.
 modes = pytest.mark.parametrize(
     ("dtype", "mode"),
     [
@@ -37,7 +37,7 @@ COUNT = 16
 
 
 def request(number: int) -> tuple[list[int], dict[str, Any]]:
-    """Request `number`, always the same, with a prompt of 1 to 50 tokens."""
+    """Return the prompt (1 to 50 tokens) and parameters of request `number`, always the same."""
     rng = random.Random(number)
     prompt = [rng.randrange(600) for _ in range(1 + (number * 17) % 50)]
     return prompt, {**SETTINGS[number % len(SETTINGS)], "seed": number * 1_000_003 - 2**40}
@@ -55,7 +55,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, dtype: str) -> list[list[int]]:
-    """The answers of requests 0 to 31, each in an engine with nothing else to do."""
+    """The tokens of requests 0 to 31, each computed without any other request in the engine."""
     driver = Driver(checkpoint, dtype=dtype, block_size=16, enable_prefix_caching=False)
     answers = []
     for number in range(32):
@@ -66,7 +66,7 @@ def alone(checkpoint: Path, dtype: str) -> list[list[int]]:
 
 
 @modes
-def test_together(
+def test_seeded_requests_in_batch_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
 ) -> None:
     driver = Driver(checkpoint, dtype=dtype, **mode, block_size=16, max_num_batched_tokens=48)
@@ -78,7 +78,7 @@ def test_together(
 
 
 @modes
-def test_after_preemption(
+def test_seeded_requests_after_preemption_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
 ) -> None:
     driver = Driver(
@@ -97,10 +97,10 @@ def test_after_preemption(
 
 
 @modes
-def test_with_others_aborted_around_it(
+def test_seeded_requests_among_aborts_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
 ) -> None:
-    """Aborts at any moment: waiting, in a prompt, in flight."""
+    """Aborts come while requests wait, are prefilled, and are in flight."""
     driver = Driver(checkpoint, dtype=dtype, **mode, block_size=16, max_num_batched_tokens=24)
     kept, doomed, rng = {}, [], random.Random(5)
     for number in range(32):
@@ -116,7 +116,7 @@ def test_with_others_aborted_around_it(
     assert [driver.tokens(kept[number]) for number in range(32)] == alone
 
 
-def test_another_seed_gives_another_answer(checkpoint: Path) -> None:
+def test_different_seeds_give_different_tokens(checkpoint: Path) -> None:
     driver = Driver(checkpoint)
     ids = [driver.submit([1, 2, 3], 12, temperature=1.0, seed=seed) for seed in range(20)]
     driver.run()

@@ -1,7 +1,7 @@
-"""The engine on the Triton backend, in Triton's interpreter: what it answers on the torch backend.
+"""The engine with the Triton backend, in Triton's interpreter, equals the torch backend.
 
-Small on purpose, for the interpreter takes a hundred times as long; much of the suite runs on it,
-too, among the slow tests (see `each` in driver.py).
+The tests are small because the interpreter takes a hundred times as long. Many other tests of the
+engine also run on this backend, marked slow (see `each` in driver.py).
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ def answers(driver: Driver, tokens: int) -> list[list[int]]:
     return [driver.tokens(i) for i in ids]
 
 
-def test_goldens(assets: Path) -> None:
-    """The reference's tokens and logprobs, from prompts of several lengths and chunks of them."""
+def test_triton_engine_matches_reference(assets: Path) -> None:
+    """Tokens and logprobs, with prompts of several lengths that are prefilled in chunks."""
     golden = load(assets / "checkpoints" / "stories260K-llama")
     driver = Driver(golden.folder, attention_backend="triton", max_num_batched_tokens=48, **LATE)
     assert driver.core.facts.attention_backend == "triton"
     check(golden, driver, [(0, 5), (60, 5), (20, 5)])
 
 
-def test_preempted(checkpoint: Path) -> None:
-    """Five blocks for three sequences that need three each."""
+def test_triton_engine_after_preemption_equals_torch(checkpoint: Path) -> None:
+    """Three sequences need three blocks each, and there are five."""
     due, found = both(checkpoint, num_gpu_blocks_override=5, max_model_len=64)
     assert answers(found, 14) == answers(due, 14)
     assert found.stats.preemptions == due.stats.preemptions > 0
 
 
-def test_prefix_hits(checkpoint: Path) -> None:
+def test_triton_engine_prefix_hits_equal_torch(checkpoint: Path) -> None:
     due, found = both(checkpoint)
     cold = answers(found, 3)
     assert answers(found, 3) == cold == answers(due, 3)
     assert found.stats.prefix_hits == 3 * 16
 
 
-def test_aborts(checkpoint: Path) -> None:
-    """One of three leaves in the middle; its blocks go to whoever comes next."""
+def test_triton_engine_after_abort_equals_torch(checkpoint: Path) -> None:
+    """One of three requests is aborted during decode; the next request gets its blocks."""
     told = []
     for driver in both(checkpoint, num_gpu_blocks_override=9, max_model_len=48):
         ids = [driver.submit(prompt, 8) for prompt in PROMPTS]
@@ -69,8 +69,8 @@ def test_aborts(checkpoint: Path) -> None:
     assert told[0] == told[1]
 
 
-def test_texts(tmp_path: Path) -> None:
-    """Vectors of an encoder, several texts at once and one alone."""
+def test_triton_engine_embeddings_are_close_to_torch(tmp_path: Path) -> None:
+    """Embeddings from an encoder: several texts in one step, and one text alone."""
     due, found = both(tiny_bert(tmp_path / "tiny-bert"), depth=0, late=False)
     vectors = []
     for driver in (due, found):

@@ -1,4 +1,4 @@
-"""When a CPU engine's threads wait awake and when asleep, and that OpenMP does as it is told."""
+"""WaitPolicy: when a CPU engine's threads spin and when they sleep, and its effect on OpenMP."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ MS = 10**6  # ns
 
 
 class Machine:
-    """Two threads that compute; one queues for a core, by how the threads wait, so much of its time
-    as `awake` and `asleep` say."""
+    """A machine with two computing threads, one of them queueing for a core.
+
+    The share of its time that it queues is `awake` while the threads spin, and `asleep` while they
+    sleep.
+    """
 
     def __init__(self, awake: float = 0.0, asleep: float = 0.0) -> None:
         self.awake, self.asleep = awake, asleep
@@ -54,7 +57,7 @@ class Machine:
         self.sleeps = False
 
     def run(self, seconds: float, step: float = 0.05) -> list[float]:
-        """The moments at which the threads were put to sleep."""
+        """Run for `seconds`; return the times at which the threads were put to sleep."""
         moments: list[float] = []
         end = self.now + seconds
         while self.now < end:
@@ -73,14 +76,14 @@ class Machine:
         self.times[thread] = ran + time * (1 - share), queued + time * share
 
 
-def test_threads_with_cores_of_their_own_stay_awake(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_policy_without_contention_keeps_spinning(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine(awake=0.32)
     assert machine.run(30) == []
     assert machine.policy.contention == pytest.approx(0.32)
     assert not caplog.records
 
 
-def test_beside_a_busy_program_they_sleep_until_it_has_gone(
+def test_wait_policy_contention_sleeps_until_cores_are_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -91,39 +94,42 @@ def test_beside_a_busy_program_they_sleep_until_it_has_gone(
     assert machine.policy.contention == pytest.approx(0.3)
     machine.asleep = machine.awake = 0.0
     machine.run(1.1)
-    assert not machine.sleeps, "nobody queues: they need not wait for a trial"
-    assert machine.policy.contended, "it may come again"
+    assert not machine.sleeps, "no thread queues: they must wake without a trial"
+    assert machine.policy.contended, "contention must not count as over so soon"
     assert machine.run(31) == []
     assert not machine.policy.contended
     (warning, calm) = caplog.records
     assert (warning.levelno, calm.levelno) == (logging.WARNING, logging.INFO)
-    assert "queue for one 47 % of their time" in warning.message
+    assert "queue for a core 47 % of their time" in warning.message
     assert machine.run(30) == []
     assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("asleep", [0.3, 0.03])
-def test_they_wake_now_and_then_to_see_whether_it_has_gone(
+def test_wait_policy_lasting_contention_doubles_pause_between_trials(
     asleep: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Asleep they may queue even beside programs that would not hold them up awake, and hardly
-    queue beside those that would: with cores to spare."""
+    """The share of sleeping threads does not predict that of spinning ones.
+
+    Sleeping threads may queue although spinning would be fine. With spare cores, they may hardly
+    queue although spinning would be slow.
+    """
     machine = Machine(awake=0.47, asleep=asleep)
     moments = machine.run(150)
     pauses = [b - a for a, b in itertools.pairwise(moments)]
     assert pauses == pytest.approx([pauses[0], 4, 8, 16, 32, 32, 32], abs=1)
     assert 0.5 < pauses[0] < 3
-    assert len(caplog.records) == 1, "trials are not told"
+    assert len(caplog.records) == 1, "a trial was logged"
     machine.awake = 0.2
     machine.run(33)
     assert not machine.sleeps
     machine.run(CALM)
     machine.awake = 0.47
-    assert len(machine.run(4)) == 2, "after a calm while trials begin anew"
+    assert len(machine.run(4)) == 2, "after a calm period, pauses must start short again"
 
 
 @pytest.mark.parametrize("period", [3.0, 10.0])
-def test_a_program_that_comes_and_goes_is_told_once(
+def test_wait_policy_recurring_contention_logs_once(
     period: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(asleep=0.3)
@@ -135,14 +141,14 @@ def test_a_program_that_comes_and_goes_is_told_once(
     assert len(caplog.records) == 1
 
 
-def test_a_trial_is_short() -> None:
+def test_wait_policy_failed_trial_is_short() -> None:
     machine = Machine(awake=0.47, asleep=0.3)
     (first,) = machine.run(2)
     (second,) = machine.run(2, step=0.01)
     assert second - first == pytest.approx(FIRST_PAUSE + TRIAL, abs=0.1)
 
 
-def test_where_no_thread_can_be_had_they_stay_awake(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_policy_sleep_raises_keeps_spinning(caplog: pytest.LogCaptureFixture) -> None:
     def refused() -> Callable[[], None]:
         raise RuntimeError("can't start new thread")
 
@@ -154,13 +160,15 @@ def test_where_no_thread_can_be_had_they_stay_awake(caplog: pytest.LogCaptureFix
     assert not machine.policy.contended
 
 
-def test_steps_far_apart_are_looked_at_as_well() -> None:
+def test_wait_policy_infrequent_steps_detect_contention() -> None:
     machine = Machine(awake=0.47, asleep=0.3)
     machine.run(3, step=1.0)
     assert machine.sleeps
 
 
-def test_without_a_choice_contention_is_still_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_policy_without_sleep_still_measures_contention(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine = Machine(awake=0.47)
     machine.policy = WaitPolicy(machine.read, None)
     assert machine.policy.contention is None
@@ -169,7 +177,7 @@ def test_without_a_choice_contention_is_still_told(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_an_engine_that_is_forgotten_leaves_nothing_asleep() -> None:
+def test_wait_policy_garbage_collected_wakes_threads() -> None:
     machine = Machine(awake=0.47)
     machine.run(1)
     assert machine.sleeps
@@ -178,19 +186,19 @@ def test_an_engine_that_is_forgotten_leaves_nothing_asleep() -> None:
     assert not machine.sleeps
 
 
-def test_only_threads_that_compute_count() -> None:
+def test_contention_ignores_threads_that_do_not_compute() -> None:
     before: Times = {"main": (0, 0), "io": (0, 0)}
     ran = {"main": (450 * MS, 50 * MS), "io": (5 * MS, 95 * MS)}
     assert contention(before, ran) == pytest.approx(0.1)
     born = {**ran, "worker": (300 * MS, 300 * MS)}
     assert contention(before, born) == pytest.approx(0.5)
-    assert contention(ran, ran) is None, "an idle engine says nothing"
-    assert contention({}, {}) is None, "nor does a system without these times"
+    assert contention(ran, ran) is None, "an idle engine has no share"
+    assert contention({}, {}) is None, "a system without these times has no share"
 
 
 @pytest.fixture
 def openmp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GNU's, and nothing said of how its threads are to wait."""
+    """GNU's OpenMP, without environment variables that set how its threads wait."""
     for name in CHOICES:
         monkeypatch.delenv(name, raising=False)
     maps = Path("/proc/self/maps")
@@ -204,25 +212,27 @@ def two_cores(openmp: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_cores")
-def test_where_there_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_size_depends_on_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert idle_threads(CPU, 2) == 2
-    assert idle_threads(CPU, 1) == 0, "one thread waits for nobody"
+    assert idle_threads(CPU, 1) == 0, "a single thread never waits"
     assert idle_threads(CPU, 4) == 0, "more threads than cores sleep anyway"
     assert idle_threads(torch.device("cuda"), 2) == 0
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     assert idle_threads(CPU, 64) == 2
     assert idle_threads(CPU, 60) == 6
-    assert idle_threads(CPU, 4) == 0, "sixty threads to say one thing are too many"
+    assert idle_threads(CPU, 4) == 0, "a team of sixty idle threads is too large"
 
 
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("name", sorted(CHOICES))
-def test_who_has_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_idle_threads_openmp_variable_set_returns_zero(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv(name, "1")
     assert idle_threads(CPU, 2) == 0
 
 
-# Between two pieces of work the second thread has nothing to do; awake it takes a core even so.
+# The second thread is idle between two pieces of work. Spinning, it still uses a core.
 WORKS = """
 import json, time, torch
 from engine.runner.wait_policy import idle_team
@@ -249,7 +259,7 @@ print(json.dumps([awake, asleep, cpu_share()]))
 
 @pytest.fixture
 def pinned(openmp: None) -> Iterator[None]:
-    """Two cores of this machine, for the processes started meanwhile."""
+    """Pin processes started by the test to two cores of this machine."""
     mine = os.sched_getaffinity(0)
     if len(mine) < 2:
         pytest.skip("needs two cores")
@@ -259,21 +269,21 @@ def pinned(openmp: None) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pinned")
-def test_openmp_sleeps_while_an_idle_team_exists() -> None:
+def test_idle_team_makes_waiting_threads_sleep() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WORKS], capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
     awake, asleep, again = json.loads(done.stdout)
     if awake < 0.5:
-        pytest.skip(f"300,000 looks are soon over here: {awake:.2f} of a core awake")
+        pytest.skip(f"threads spin too briefly on this machine: {awake:.2f} of a core")
     assert asleep < 0.6 * awake
     assert again > 1.5 * asleep
 
 
 @pytest.mark.usefixtures("openmp")
-def test_where_the_system_has_no_more_threads_the_process_goes_on() -> None:
-    """OpenMP, which cannot start a thread, ends it."""
+def test_idle_team_at_thread_limit_raises_runtime_error() -> None:
+    """OpenMP ends the process if it cannot start a thread."""
     program = """
 import resource
 from engine.runner.wait_policy import idle_team
@@ -292,11 +302,11 @@ except RuntimeError:
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
 
 
-def test_the_times_are_linuxs() -> None:
+def test_thread_times_match_psutil() -> None:
     mine = psutil.Process().threads()
     found = wait_policy.thread_times()
     if not found:
-        pytest.skip("this system has no times of its threads' queueing")
+        pytest.skip("this system does not report how long threads queue")
     by_psutil = {str(thread.id): thread.user_time + thread.system_time for thread in mine}
     main = str(os.getpid())
     assert found[main][0] / 1e9 == pytest.approx(by_psutil[main], rel=0.2, abs=0.2)

@@ -1,4 +1,4 @@
-"""The checkpoint with known answers that tests/e2e uses."""
+"""Fixtures of tests/e2e: a golden checkpoint and its expected outputs."""
 
 from tests.e2e.conftest import llama, stories
 

@@ -1,4 +1,4 @@
-"""Those who connect and take nothing, ask nothing, or never get to the end of their question."""
+"""Many clients that read slowly, send no request, or never finish their request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def connected(
 
 @dataclass
 class Readers:
-    """Streams that are read at once, one after the other by each of `clients`."""
+    """`clients` concurrent readers; each reads one stream after another."""
 
     server: Server
     clients: int = 16
@@ -69,7 +69,7 @@ class Readers:
                         last = now
 
     async def read_for(self, seconds: float) -> float:
-        """The gap in ms that 99 of 100 keep to."""
+        """Read for `seconds`; return the 99th percentile of the gaps in ms."""
         self.gaps.clear()
         until = time.perf_counter() + seconds
         await asyncio.gather(*(self._read(seed, until) for seed in range(self.clients)))
@@ -83,7 +83,7 @@ def server() -> Iterator[Server]:
 
 
 async def whole(server: Server, request: bytes, pause_s: float = 0) -> bytes:
-    """The answer, of which nothing is read before `pause_s`."""
+    """Send a request and return the whole response; start to read after `pause_s`."""
     async with connected(server, limit=4096) as (reader, writer):
         writer.write(request)
         await asyncio.sleep(pause_s)
@@ -95,14 +95,17 @@ async def whole(server: Server, request: bytes, pause_s: float = 0) -> bytes:
 
 
 async def one_byte_a_second(server: Server, request: bytes) -> None:
-    """What TCP takes in beside, its buffer of some kilobytes, is not asked for."""
+    """Send a request and read one byte of the response per second.
+
+    TCP's receive buffer still takes in a few kilobytes.
+    """
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         await loop.sock_connect(sock, server.address)
         await loop.sock_sendall(sock, request)
-        while await loop.sock_recv(sock, 1):  # noqa: ASYNC110 - it is the pace that matters
+        while await loop.sock_recv(sock, 1):  # noqa: ASYNC110 - the pace is the test
             await asyncio.sleep(1)
 
 
@@ -111,7 +114,7 @@ def connections(process: psutil.Process) -> int:
 
 
 def texts(body: bytes) -> dict[int, str]:
-    """What each choice of a streamed answer came to."""
+    """Return the text of each choice of a streamed response."""
     found: dict[int, str] = {}
     for line in body.replace(b"\r\n", b"\n").split(b"\n"):
         if line.startswith(b"data: {"):
@@ -120,10 +123,10 @@ def texts(body: bytes) -> dict[int, str]:
     return found
 
 
-async def test_who_takes_a_byte_a_second_slows_nobody_and_is_let_go(
+async def test_reader_of_a_byte_a_second_slows_no_stream_and_is_cut_off(
     server: Server, record_property: Record
 ) -> None:
-    """Reliability T-08: beside the same request, read as it comes."""
+    """Compared with the same request read at full speed."""
     api, readers = psutil.Process(server.process.pid), Readers(server)
     many = wire(n=8, max_tokens=1000, seed=8)
     await readers.read_for(2)
@@ -134,23 +137,23 @@ async def test_who_takes_a_byte_a_second_slows_nobody_and_is_let_go(
     stalled = asyncio.create_task(one_byte_a_second(server, many))
     beside = await readers.read_for(8)
     grown = (api.memory_info().rss - before) / MB
-    # The kernel may hold all of the answer by now; then it is the kernel that gives up on it.
+    # If the kernel already holds the whole response, the kernel closes the connection.
     await asyncio.to_thread(
-        eventually, lambda: not connections(api), "it is let go", SEND_TIMEOUT_S + SLACK_S
+        eventually, lambda: not connections(api), "it is closed", SEND_TIMEOUT_S + SLACK_S
     )
     let_go = time.monotonic() - began
     stalled.cancel()
     for name, value in (("usual", usual), ("beside", beside), ("mb", grown), ("let_go_s", let_go)):
         record_property(name, value)
-    print(f"\n99 % of gaps: {usual} ms, beside it {beside}; {grown:.1f} MB; gone in {let_go:.1f} s")
+    print(f"\n99 % of gaps: {usual} ms, loaded {beside}; {grown:.1f} MB; gone in {let_go:.1f} s")
     assert beside < 2 * usual
     assert grown < 5
     assert let_go > SEND_TIMEOUT_S - 1
     server.wait_idle()
 
 
-async def test_who_pauses_for_seconds_misses_nothing(server: Server) -> None:
-    """Reliability T-09."""
+async def test_reader_that_pauses_for_seconds_reads_whole_stream(server: Server) -> None:
+    """The pause is shorter than the send timeout."""
     many = wire(n=8, max_tokens=1000, seed=9)
     told, late = await asyncio.gather(
         whole(server, many), whole(server, many, pause_s=SEND_TIMEOUT_S - 2)
@@ -161,7 +164,7 @@ async def test_who_pauses_for_seconds_misses_nothing(server: Server) -> None:
 
 @pytest.fixture
 def files() -> Iterator[int]:
-    """How many connections the test may hold."""
+    """Raise the limit of open files; return how many connections the test may hold."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield min(hard, 10_500) - 500
@@ -172,7 +175,10 @@ def files() -> Iterator[int]:
 async def crowd(
     server: Server, count: int, say: bytes, hear: bytes = b""
 ) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
-    """So many connections; each has said and heard that, and lives until the end."""
+    """Open `count` connections and keep them open.
+
+    Each one has sent `say` and, if `hear` is given, read a response up to and including `hear`.
+    """
     gate = asyncio.Semaphore(64)
     async with contextlib.AsyncExitStack() as stack:
 
@@ -193,13 +199,13 @@ async def answered_within(server: Server, seconds: float) -> None:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_thousands_of_idle_connections_cost_next_to_nothing(
+async def test_thousands_of_idle_connections_use_little_memory_and_time(
     server: Server, files: int, record_property: Record
 ) -> None:
-    """Reliability T-10: 10,000 where so many files may be open."""
+    """10,000 connections, or as many as the limit of open files allows."""
     api, readers = psutil.Process(server.process.pid), Readers(server, clients=200)
     usual = await readers.read_for(6)
-    await asyncio.to_thread(eventually, lambda: not connections(api), "nobody is connected")
+    await asyncio.to_thread(eventually, lambda: not connections(api), "no client is connected")
     base, before = api.num_fds(), api.memory_info().rss
     async with crowd(server, files, HEALTH, b"}"):
         assert api.num_fds() >= base + files
@@ -213,15 +219,15 @@ async def test_thousands_of_idle_connections_cost_next_to_nothing(
         eventually, lambda: api.num_fds() <= base + 5, "all have been closed", 30
     )
     record_property("kb_a_connection", each)
-    print(f"\n{files} idle: {each:.1f} KB each; 99 % of gaps: {usual} ms, beside them {beside}")
+    print(f"\n{files} idle: {each:.1f} KB each; 99 % of gaps: {usual} ms, with them {beside}")
     assert each < 100
     assert beside < 2 * usual
     assert "Traceback" not in server.log
     server.wait_idle()
 
 
-async def test_who_never_ends_a_head_is_let_go(server: Server) -> None:
-    """Reliability T-10b: a byte every five seconds."""
+async def test_unfinished_request_heads_are_closed_after_keep_alive(server: Server) -> None:
+    """A thousand clients send one byte of a head every five seconds."""
     readers = Readers(server)
     usual = await readers.read_for(6)
     slow = asyncio.create_task(_drip(server))
@@ -233,13 +239,13 @@ async def test_who_never_ends_a_head_is_let_go(server: Server) -> None:
 
 
 async def _drip(server: Server) -> tuple[float, float]:
-    """After how many seconds the first and the last of a thousand were closed."""
+    """Return the seconds after which the first and the last of 1000 connections were closed."""
     began, ends = time.monotonic(), []
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number in range(len(HEALTH) - 1):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reader.read(), 5)  # whatever it says, it closes then
+                await asyncio.wait_for(reader.read(), 5)  # ends when the server closes it
                 ends.append(time.monotonic() - began)
                 return
             writer.write(HEALTH[number : number + 1])

@@ -1,4 +1,4 @@
-"""Processes that die, hang or are told to leave: who hears of it, how soon, and what is left."""
+"""Processes that die, hang or get a signal: which clients see it, how soon, and the cleanup."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.process import START_S, eventually
 from tests.prometheus import metric
 
 Record = Callable[[str, object], None]
-SEEN_S = 1.0  # promised: the engine's death is seen by every stream and by /health
-GONE_S = 5.0  # promised: nothing outlives the API process
-SLACK = 3  # how much slower than promised a machine busy with other work may be
+SEEN_S = 1.0  # promise: every stream and /health report the engine's death
+GONE_S = 5.0  # promise: no process outlives the API process
+SLACK = 3  # factor by which a busy machine may exceed a promise
 LONG = {"max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
 
 def note(record: Record, name: str, seconds: float, promised: float) -> None:
-    """Keeps a measured time with the test's report, and bounds it."""
+    """Add a measured time to the test's report, and check it against the promise."""
     record(name, round(seconds, 3))
     print(f"\n{name}: {seconds:.3f} s, promised {promised:g} s")
     assert seconds < promised * SLACK
@@ -57,7 +57,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def counted(items: AsyncIterable[Any], begun: asyncio.Semaphore) -> AsyncIterator[Any]:
-    """Passes on what comes, and tells when the first of it has."""
+    """Yield all items; release `begun` at the first one."""
     first = True
     async for item in items:
         if first:
@@ -67,7 +67,7 @@ async def counted(items: AsyncIterable[Any], begun: asyncio.Semaphore) -> AsyncI
 
 
 async def read_raw(http: httpx2.AsyncClient, begun: asyncio.Semaphore) -> str:
-    """What a plain HTTP client got of a stream that fails; its body ends as HTTP has it."""
+    """Return the text that a plain HTTP client reads of a failing stream; the body must end."""
     text = ""
     body = {"prompt": "Once upon a time", "stream": True, **LONG}
     async with http.stream("POST", "/v1/completions", json=body) as response:
@@ -77,7 +77,7 @@ async def read_raw(http: httpx2.AsyncClient, begun: asyncio.Semaphore) -> str:
 
 
 async def read_sdk(sdk: openai.AsyncOpenAI, begun: asyncio.Semaphore) -> openai.APIError:
-    """What the official client raises in the middle of a stream."""
+    """Return the error that the OpenAI client raises in the middle of a stream."""
     stream = await sdk.completions.create(
         model="tale", prompt="Lily and Ben", stream=True, max_tokens=500, extra_body=LONG
     )
@@ -92,7 +92,7 @@ async def timed(work: Any) -> tuple[Any, float]:
 
 
 async def first_failure(http: httpx2.AsyncClient) -> tuple[float, str]:
-    """When /health began to fail, and the status it told of."""
+    """Return the time at which /health began to fail, and the status it reported."""
     while True:
         code, status = await health(http)
         if code != 200:
@@ -101,7 +101,7 @@ async def first_failure(http: httpx2.AsyncClient) -> tuple[float, str]:
         await asyncio.sleep(0.01)
 
 
-async def test_a_killed_engine_ends_every_stream_with_an_error(
+async def test_killed_engine_ends_every_stream_with_error(
     llama: Path, record_property: Record
 ) -> None:
     with serving(llama, "--served-model-name", "tale") as server:
@@ -152,7 +152,7 @@ async def test_a_killed_engine_ends_every_stream_with_an_error(
     note(record_property, "process_exited_after", exited - killed, GONE_S)
 
 
-async def test_an_engine_killed_while_it_loads_ends_the_process(llama: Path) -> None:
+async def test_engine_killed_while_loading_ends_server(llama: Path) -> None:
     with starting(llama) as server:
         server.wait_for("listening on")
         eventually(lambda: server.children, "the engine process is there").pop().kill()
@@ -171,7 +171,7 @@ async def engine_process(model: Path, **fields: Any) -> AsyncIterator[ProcessCli
         await client.stop()
 
 
-async def test_an_engine_killed_before_it_reads_anything(
+async def test_engine_killed_at_start_raises_engine_dead_error(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started_and_killed(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -189,21 +189,21 @@ async def test_an_engine_killed_before_it_reads_anything(
 
 
 def stand_still_until_it_is_gone(client: ProcessClient) -> None:
-    """Blocks the event loop, so that everything about the engine's end comes in at once."""
+    """Block the event loop, so that all events of the engine's end arrive at once."""
     assert client.pid is not None
     eventually(lambda: not psutil.pid_exists(client.pid or 0), "the engine has ended", START_S)
 
 
-async def test_the_engines_last_words_are_the_cause(llama: Path) -> None:
+async def test_engine_that_exits_with_config_error_reports_it_as_cause(llama: Path) -> None:
     async with engine_process(llama, max_model_len=4096) as client:
-        await asyncio.sleep(0.1)  # past what the start has scheduled
+        await asyncio.sleep(0.1)  # let the tasks that `start` scheduled run
         stand_still_until_it_is_gone(client)
         with pytest.raises(EngineDeadError, match="--max-model-len 4096 is more than the 512"):
             await client.wait_ready()
         assert client.config_error
 
 
-async def test_work_given_to_an_engine_not_yet_known_to_be_dead(llama: Path) -> None:
+async def test_submit_to_engine_not_yet_known_to_be_dead_raises(llama: Path) -> None:
     async with engine_process(llama) as client:
         await client.wait_ready()
         psutil.Process(client.pid).kill()
@@ -222,7 +222,7 @@ async def test_work_given_to_an_engine_not_yet_known_to_be_dead(llama: Path) -> 
 
 
 @pytest.mark.parametrize("load", [0, 8], ids=["idle", "loaded"])
-async def test_a_killed_api_process_leaves_nothing(
+async def test_killed_api_process_leaves_no_engine_or_files(
     load: int, llama: Path, record_property: Record
 ) -> None:
     with serving(llama) as server:
@@ -253,13 +253,13 @@ def alive(process: psutil.Process) -> bool:
 # ---- the engine hangs -----------------------------------------------------------------------
 
 
-async def test_a_hung_engine_is_ended_and_its_requests_with_it(llama: Path) -> None:
+async def test_hung_engine_is_killed_and_its_requests_fail(llama: Path) -> None:
     with serving(llama, "--stall-timeout", "2") as server:
         begun = asyncio.Semaphore(0)
         async with server.http() as http:
             server.engine.suspend()
             await asyncio.sleep(4)
-            assert await health(http) == (200, "ok"), "an idle engine owes no sign"
+            assert await health(http) == (200, "ok"), "an idle engine sends no steps"
             server.engine.resume()
             stream = asyncio.create_task(read_raw(http, begun))
             await begun.acquire()
@@ -268,20 +268,20 @@ async def test_a_hung_engine_is_ended_and_its_requests_with_it(llama: Path) -> N
             whole = asyncio.create_task(http.post("/v1/completions", json={"prompt": "Tim"}))
             failed_at, status = await first_failure(http)
             assert status == "dead"
-            assert failed_at - stopped > 1.4, "it may have given its last sign a little earlier"
+            assert failed_at - stopped > 1.4, "the engine's last message may be a little older"
             assert "engine_unavailable" in await stream
             refused = await whole
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "engine_unavailable"
         assert server.status() == exits.ENGINE_DIED
-        assert "gave no sign for 2 s (--stall-timeout" in server.last_line
+        assert "sent nothing for 2 s (--stall-timeout" in server.last_line
         await until(lambda: not alive(server.engine), "the engine is gone")
 
 
-async def test_who_waits_for_an_engine_that_hangs_is_counted(
+async def test_requests_that_wait_for_hung_engine_are_counted(
     llama: Path, stories: list[Case]
 ) -> None:
-    """Else it would look like the emptiest of all replicas, and be sent more."""
+    """Otherwise a load balancer would take this replica for the emptiest and send it more."""
     with serving(llama, "--dtype", "float32") as server:
         async with server.http() as http:
 
@@ -306,10 +306,10 @@ async def test_who_waits_for_an_engine_that_hangs_is_counted(
             assert await waiting(0)
 
 
-async def test_a_server_that_was_stopped_with_its_engine_goes_on(
+async def test_server_suspended_together_with_its_engine_continues(
     llama: Path, stories: list[Case]
 ) -> None:
-    """As by Ctrl-Z, or a paused container: the clock has gone on, and nothing hung."""
+    """As with Ctrl-Z or a paused container: time has passed, but the engine did not hang."""
     with serving(llama, "--dtype", "float32", "--stall-timeout", "2") as server:
         async with server.http() as http:
             server.engine.suspend()
@@ -323,8 +323,8 @@ async def test_a_server_that_was_stopped_with_its_engine_goes_on(
             assert await health(http) == (200, "ok")
 
 
-async def test_a_hung_engine_tells_where_it_stands(llama: Path) -> None:
-    """One that computes cannot tell of itself, but its threads' stacks are written."""
+async def test_engine_writes_thread_stacks_on_signal(llama: Path) -> None:
+    """A busy engine cannot answer messages, but it can write the stacks of its threads."""
     with serving(llama, "--dtype", "float32") as server:
         server.engine.send_signal(TELL_STACKS)
         await until(lambda: "in turn" in server.log, "the engine's stack, in its loop")
@@ -335,10 +335,10 @@ async def test_a_hung_engine_tells_where_it_stands(llama: Path) -> None:
 # ---- signals --------------------------------------------------------------------------------
 
 
-async def test_sigterm_lets_everything_accepted_finish(
+async def test_sigterm_lets_accepted_requests_finish(
     llama: Path, stories: list[Case], record_property: Record
 ) -> None:
-    """Reliability T-22: 32 that run, 32 that wait."""
+    """32 requests run and 32 wait when the signal arrives."""
     with serving(llama, "--dtype", "float32", "--max-num-seqs", 32) as server:
         async with server.http() as http:
             crowd = [stories[i % len(stories)].after(i % 8, most=99) for i in range(64)]
@@ -366,7 +366,7 @@ async def test_sigterm_lets_everything_accepted_finish(
 
 
 @pytest.mark.parametrize("hung", [False, True])
-async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(
+async def test_drain_timeout_ends_requests_with_shutting_down_error(
     llama: Path, hung: bool, record_property: Record
 ) -> None:
     with serving(llama, "--drain-timeout", "0.2") as server:
@@ -391,7 +391,7 @@ async def test_a_drain_that_takes_too_long_tells_those_it_cuts_off(
         assert response.json()["error"]["code"] == "shutting_down"
 
 
-async def test_a_second_sigterm_is_obeyed_at_once(llama: Path, record_property: Record) -> None:
+async def test_second_sigterm_exits_at_once(llama: Path, record_property: Record) -> None:
     with serving(llama) as server:
         engine = server.engine
         async with server.http() as http:
@@ -418,7 +418,7 @@ def loading(llama: Path) -> Iterator[Server]:
         yield server
 
 
-def test_sigterm_while_loading(loading: Server, record_property: Record) -> None:
+def test_sigterm_while_loading_exits_cleanly(loading: Server, record_property: Record) -> None:
     engine = eventually(lambda: loading.children, "the engine process is there")[0]
     loading.signal(signal.SIGTERM)
     told = time.monotonic()
@@ -429,10 +429,10 @@ def test_sigterm_while_loading(loading: Server, record_property: Record) -> None
     assert "Traceback" not in loading.log
 
 
-async def test_the_sockets_files_are_gone_while_the_engine_loads(
+async def test_socket_files_are_removed_before_engine_is_ready(
     llama: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Big models load for minutes: a SIGKILL of the API process then would leave them for ever."""
+    """Large models load for minutes; a SIGKILL in that time would leave the files for ever."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     take, stages = ProcessClient._on_message, dict[str, list[Path]]()
 
@@ -449,7 +449,7 @@ async def test_the_sockets_files_are_gone_while_the_engine_loads(
 
 
 @pytest.mark.parametrize("later", [0, 0.05, 0.2])
-def test_killed_as_soon_as_there_is_an_engine_it_leaves_nothing(later: float, llama: Path) -> None:
+def test_sigkill_during_start_leaves_no_engine_or_files(later: float, llama: Path) -> None:
     with starting(llama) as server:
         engine = eventually(lambda: server.children, "the engine process is there")[0]
         time.sleep(later)
@@ -459,8 +459,8 @@ def test_killed_as_soon_as_there_is_an_engine_it_leaves_nothing(later: float, ll
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_server_is_there(number: signal.Signals, llama: Path) -> None:
-    """The engine is begun while the server's own modules are still imported."""
+def test_signal_during_start_leaves_no_engine_or_files(number: signal.Signals, llama: Path) -> None:
+    """The engine starts while the server still imports its own modules."""
     with starting(llama) as server:
         engine = eventually(lambda: server.children, "the engine process is there")[0]
         server.signal(number)
@@ -470,7 +470,7 @@ def test_a_signal_before_the_server_is_there(number: signal.Signals, llama: Path
         assert "Traceback" not in server.log
 
 
-def test_what_the_server_refuses_leaves_no_engine(llama: Path, tmp_path: Path) -> None:
+def test_invalid_chat_template_leaves_no_engine_or_files(llama: Path, tmp_path: Path) -> None:
     template = tmp_path / "broken.jinja"
     template.write_text("{% if %}")
     with starting(llama, "--chat-template", template) as server:
@@ -481,7 +481,7 @@ def test_what_the_server_refuses_leaves_no_engine(llama: Path, tmp_path: Path) -
         assert list(server.temp.iterdir()) == []
 
 
-def test_a_temporary_folder_too_deep_for_a_socket(llama: Path) -> None:
+def test_tmpdir_too_long_for_socket_path_is_refused(llama: Path) -> None:
     with tempfile.TemporaryDirectory() as short:
         deep = Path(short, "d" * (LONGEST_TMPDIR - len(short) - 1))
         deeper = Path(f"{deep}d")

@@ -1,7 +1,7 @@
-"""Clients that leave at any moment: their work stops, nothing is left over, nobody else notices.
+"""Clients that disconnect at any moment: their work stops, resources are freed, others continue.
 
-The service runs in the test's own event loop, so that its tasks can be counted; the engine is a
-process as always.
+The service runs in the test's own event loop, so that its tasks can be counted. The engine is a
+separate process, as in production.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.server.rig import Served, eventually, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CONCURRENT = 24  # three times what runs at once: some leave while they wait
+CONCURRENT = 24  # three times max_num_seqs: some clients leave while queued
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Service:
         }
 
     async def settle(self) -> None:
-        """Nothing is left: no sequence, KV block, stream or task; /metrics says so too."""
-        await eventually(self.is_clean, "everything is given back")
+        """Wait until no sequence, KV block, stream or task is left; check /metrics, too."""
+        await eventually(self.is_clean, "all resources are free")
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert await self.served.metric(name) == 0
 
@@ -67,7 +67,7 @@ async def service(llama: Path, stories: list[Case]) -> AsyncIterator[Service]:
     client = ProcessClient(config)
     async with serving(client, llama, log_level="info") as served:  # type: ignore[arg-type]
         await client.wait_ready()
-        # The first stream starts a task of the SSE library that stays.
+        # The first stream starts a permanent task of the SSE library.
         check(await complete(served.http, greedy(stories[0], stream=True)), stories[0])
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         yield Service(client, served, frozenset(tasks))
@@ -79,7 +79,7 @@ class Leaver:
 
     body: dict[str, Any]
     moment: str
-    amount: float  # share of the bytes sent, seconds waited, or events read, as `moment` says
+    amount: float  # share of the bytes sent, seconds, or events, depending on `moment`
     resets: bool
 
     @classmethod
@@ -130,7 +130,7 @@ class Leaver:
             events -= line.startswith(b"data: ")
 
 
-async def test_200_disconnects_at_random_moments_leave_nothing(
+async def test_200_disconnects_at_random_moments_free_all_resources(
     service: Service, stories: list[Case], caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(20)
@@ -175,14 +175,14 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_each_abandoned_request_is_counted_once(service: Service, moment: str) -> None:
+async def test_abandoned_request_is_aborted_and_counted_once(service: Service, moment: str) -> None:
     served = service.served
     before = await served.metric("aborts_total", reason="disconnect")
     succeeded = await served.metric("request_success_total")
     await asyncio.gather(*(MOMENTS[moment].run(served.address) for _ in range(3)))
     step = service.client.stats.step
     await service.settle()
-    assert service.client.stats.step - step < 10, "the engine computed on for nobody"
+    assert service.client.stats.step - step < 10, "the engine continued abandoned requests"
     assert await served.metric("aborts_total", reason="disconnect") - before == 3
     assert await served.metric("request_success_total") == succeeded
 
@@ -201,7 +201,7 @@ PIECES = [
 
 
 def storm(address: tuple[str, int], seconds: float) -> int:
-    """Connects, says something, and resets or closes, as often as it can; how often that was."""
+    """Connect, send something, and reset or close, as often as possible; return the count."""
     rng, count, end = random.Random(10), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as peer:
@@ -213,12 +213,12 @@ def storm(address: tuple[str, int], seconds: float) -> int:
 
 
 @pytest.mark.slow
-async def test_a_storm_of_connections_leaves_no_descriptor_and_no_task(
+async def test_connection_storm_leaves_no_descriptor_and_no_task(
     service: Service, stories: list[Case], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Reliability T-10c."""
+    """A peer opens connections and resets most of them, over 100 a second."""
     served, process = service.served, psutil.Process()
-    await asyncio.to_thread(lambda: None)  # the pool's first thread
+    await asyncio.to_thread(lambda: None)  # starts the pool's first thread
     await service.settle()
     files, threads = process.num_fds(), process.num_threads()
     raging = asyncio.create_task(asyncio.to_thread(storm, served.address, STORM_S))

@@ -1,5 +1,7 @@
-"""What happens around a drain: a request half sent, a client that keeps its connection, a
-container's first process. test_death.py has the rest: queues, cut streams, second signals."""
+"""Drain with half-sent requests and kept connections, and signals to process 1 of a container.
+
+test_death.py tests drains with queues, interrupted streams and second signals.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,19 @@ def head(body: bytes) -> bytes:
 
 @contextlib.contextmanager
 def half_sent(server: Server) -> Iterator[socket.socket]:
-    """A request the server has begun to read."""
+    """A connection with a request that the server has read in part."""
     with socket.create_connection(server.address, timeout=60) as connection:
         connection.sendall(head(BODY) + BODY[:10])
-        time.sleep(0.3)  # nothing outside tells that the headers have been read
+        time.sleep(0.3)  # no outside sign that the headers were read
         yield connection
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the server closes."""
+    """Read until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_a_request_half_sent_before_the_signal_is_answered() -> None:
+def test_request_half_sent_before_sigterm_is_answered() -> None:
     with serving("demo") as server, half_sent(server) as connection:
         server.signal(signal.SIGTERM)
         server.wait_for("finishing accepted requests")
@@ -62,8 +64,8 @@ def test_a_request_half_sent_before_the_signal_is_answered() -> None:
         assert server.status() == exits.CLEAN
 
 
-def test_requests_after_the_signal_read_their_503_whatever_they_send() -> None:
-    """Closing on a client that still sends would reset the connection instead."""
+def test_requests_after_sigterm_read_their_503_even_with_large_body() -> None:
+    """Closing while the client still sends would reset the connection, and lose the 503."""
     with serving("demo") as server, half_sent(server):
         assert server.metric("draining") == 0
         server.signal(signal.SIGTERM)
@@ -79,7 +81,7 @@ def test_requests_after_the_signal_read_their_503_whatever_they_send() -> None:
             assert json.loads(answer)["error"]["code"] == "shutting_down"
 
 
-def test_a_request_never_sent_whole_is_told_so_at_the_drain_timeout() -> None:
+def test_incomplete_request_gets_503_at_drain_timeout() -> None:
     with serving("demo", "--drain-timeout", "1") as server, half_sent(server) as connection:
         server.signal(signal.SIGTERM)
         head, _, body = read_all(connection).partition(b"\r\n\r\n")
@@ -89,11 +91,11 @@ def test_a_request_never_sent_whole_is_told_so_at_the_drain_timeout() -> None:
         assert "Traceback" not in server.log
 
 
-def test_the_first_process_of_a_container_leaves_on_sigterm_before_it_serves() -> None:
-    """Linux drops signals that process 1 has no handler for; a pull would outlive its grace."""
+def test_pull_as_process_1_of_container_exits_on_sigterm() -> None:
+    """Linux drops signals that process 1 does not handle; a pull would outlast its grace period."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare to be process 1 of a namespace")
-    silent = socket.create_server(("127.0.0.1", 0))  # a hub that takes connections and is silent
+    silent = socket.create_server(("127.0.0.1", 0))  # a hub that never responds
     port = silent.getsockname()[1]
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
     pull = [sys.executable, "-m", "server", "pull", "org/name"]
@@ -114,7 +116,7 @@ def test_the_first_process_of_a_container_leaves_on_sigterm_before_it_serves() -
                 pytest.skip(f"no process namespace here: {outer.communicate()[1].decode()}")
             [first] = psutil.Process(outer.pid).children()
             first.send_signal(signal.SIGTERM)
-            eventually(lambda: outer.poll() is not None, "it has left", 10)
+            eventually(lambda: outer.poll() is not None, "it has exited", 10)
         finally:
             outer.kill()
     assert outer.returncode == 128 + signal.SIGTERM

@@ -1,5 +1,7 @@
-"""Reliability T-45: the first call of a function fails, then the second, and so on, until nothing
-fails any more. Whatever it was, everybody gets an answer or an error, and nothing is left over."""
+"""Make the first call of a function fail, then the second, and so on, until no call fails.
+
+Each time every client must get a response or an error, and all resources must be freed.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,14 @@ from tests.faults.thread_engine import ThreadChild
 from tests.server.conftest import BOS, TEMPLATE, byte_tokenizer
 from tests.server.rig import Served, check_error_body, eventually, serving
 
-MANY = 200  # no scenario calls anything so often
+MANY = 200  # no scenario calls a function this often
 HANGS_S = 30
 OOM = torch.OutOfMemoryError("secret at /home/x 0x7f00")
 BUG = RuntimeError("secret at /home/x 0x7f00")
 NO_BUFFERS = zmq.ZMQError(105)
 
-# Whose failure is one request's, and whose is the engine's end.
+# (class, method, exception): a fault in OF_A_REQUEST fails one request, a fault in OF_THE_ENGINE
+# ends the engine.
 Seam = tuple[type, str, Exception]
 OF_A_REQUEST: list[Seam] = [
     (ClientEndpoint, "send", NO_BUFFERS),
@@ -64,7 +67,7 @@ OF_THE_ENGINE: list[Seam] = [
 
 
 class Fault:
-    """Makes the n-th call from now on fail."""
+    """Make the n-th call of a method, counted from now, fail."""
 
     def __init__(self, patch: pytest.MonkeyPatch, seam: Seam, n: int) -> None:
         owner, name, error = seam
@@ -73,7 +76,7 @@ class Fault:
         def call(*args: Any, **options: Any) -> Any:
             self._left -= 1
             if self._left == 0:
-                raise error.with_traceback(None)  # the same one again, without its past
+                raise error.with_traceback(None)  # the same exception, without the old traceback
             return original(*args, **options)
 
         patch.setattr(owner, name, call)
@@ -115,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> EngineConfig:
-    """Few blocks: four requests of three blocks each do not fit."""
+    """A config with so few KV blocks that four requests of three blocks each do not fit."""
     sizes = {"block_size": 16, "num_gpu_blocks_override": 8, "max_model_len": 64}
     return EngineConfig(model=str(folder), dtype="float32", threads=1, device="cpu", **sizes)
 
@@ -131,7 +134,7 @@ async def service(config: EngineConfig, runner: ModelRunner) -> AsyncIterator[Se
     client = ProcessClient(config, child)  # type: ignore[arg-type]
     async with serving(client, Path(config.model)) as served:  # type: ignore[arg-type]
         await client.wait_ready()
-        await stream(served)  # the first one starts a task of the SSE library that stays
+        await stream(served)  # the first stream starts a permanent task of the SSE library
         idle = asyncio.all_tasks() - {asyncio.current_task()}
         yield Service(client, child, served, frozenset(idle))
 
@@ -142,7 +145,7 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 
 
 def whole(response: httpx2.Response) -> int:
-    """The rig has checked the error, if it is one."""
+    """Return the status. The rig has already checked the body of an error."""
     assert response.status_code in (200, 500, 503), response.text
     return response.status_code
 
@@ -157,7 +160,7 @@ async def several(served: Served) -> list[int]:
 
 
 async def stream(served: Served) -> list[int]:
-    """Ends with [DONE] or with an error."""
+    """Read a stream, which must end with [DONE] or an error event."""
     text = ""
     async with served.http.stream(
         "POST", "/v1/chat/completions", json=MESSAGES | {"stream": True}
@@ -189,7 +192,7 @@ async def leaving(served: Served) -> list[int]:
 
 
 async def preempted(served: Served) -> list[int]:
-    """Four sequences that grow out of the blocks there are, and somebody beside them."""
+    """Four sequences that outgrow the KV blocks, and another request at the same time."""
     prompts = [letter * 30 for letter in "abcd"]
     crowd = served.http.post("/v1/completions", json={"prompt": prompts, "max_tokens": 8})
     return [whole(response) for response in await asyncio.gather(crowd, served.chat(**MESSAGES))]
@@ -202,7 +205,7 @@ SCENARIOS: dict[str, Callable[[Served], Awaitable[list[int]]]] = {
     "leaving": leaving,
     "preempted": preempted,
 }
-SLOWLY = pytest.param("preempted", marks=pytest.mark.slow)  # it has many calls to fail
+SLOWLY = pytest.param("preempted", marks=pytest.mark.slow)  # it makes many calls
 
 
 def named(seam: Seam) -> str:
@@ -216,7 +219,7 @@ async def suffer(running: Service, scenario: str) -> list[int]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("seam", OF_A_REQUEST, ids=named)
-async def test_a_fault_in_a_request_fails_only_that(
+async def test_fault_in_one_request_fails_only_that_request(
     config: EngineConfig, runner: ModelRunner, scenario: str, seam: Seam
 ) -> None:
     async with service(config, runner) as running:
@@ -230,13 +233,13 @@ async def test_a_fault_in_a_request_fails_only_that(
             if not fault.came:
                 break
         else:
-            pytest.fail("it is called without end")
+            pytest.fail("the scenario calls this function more than MANY times")
         assert scenario != "preempted" or running.client.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("scenario", ["stream", "leaving", SLOWLY])
 @pytest.mark.parametrize("seam", OF_THE_ENGINE, ids=named)
-async def test_a_fault_in_the_engine_is_told_to_all(
+async def test_fault_in_engine_fails_all_requests_with_503(
     config: EngineConfig, runner: ModelRunner, scenario: str, seam: Seam
 ) -> None:
     for n in range(1, MANY):
@@ -250,4 +253,4 @@ async def test_a_fault_in_the_engine_is_told_to_all(
                 return
             await eventually(lambda: running.client.state == "dead", "the death is known")
             assert (await running.served.chat()).status_code == 503
-    pytest.fail("it is called without end")
+    pytest.fail("the scenario calls this function more than MANY times")

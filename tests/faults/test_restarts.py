@@ -1,4 +1,4 @@
-"""Servers started and ended, over and over: each leaves as much behind as if it had never been."""
+"""Servers started and ended repeatedly: none leaves processes or files behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.serve import START_S, Server, eventually, starting
 
 SECONDS = 60
 SHARED_MEMORY = Path("/dev/shm")
-# How a server is ended: with the signal, once it has got so far.
+# The signal that ends a server, and the stage at which it is sent.
 ENDS = [
     (signal.SIGTERM, "ready"),
     (signal.SIGKILL, "ready"),
@@ -35,14 +35,14 @@ def free_port() -> int:
 
 
 def living(temp: Path) -> list[psutil.Process]:
-    """Processes that were given this TMPDIR, children of the dead among them."""
+    """Return all running processes with this TMPDIR, including children of ended processes."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("TMPDIR") == str(temp) and process.status() != "zombie":
                 found.append(process)
         except psutil.Error:
-            continue  # another user's, or ended just now
+            continue  # another user's process, or one that has just ended
     return found
 
 
@@ -68,8 +68,8 @@ def living_to(server: Server, stage: str) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm and /proc")
-def test_a_minute_of_starts_and_ends_leaves_nothing() -> None:
-    """Reliability T-32."""
+def test_repeated_starts_and_ends_leave_no_process_and_no_file() -> None:
+    """A minute of starts and ends, at several stages and with several signals."""
     port, before = free_port(), set(os.listdir(SHARED_MEMORY))
     deadline, cycles = time.monotonic() + SECONDS, 0
     while cycles < len(ENDS) or time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The engine in a thread: real sockets, scheduler and runner, without the seconds of a process."""
+"""The engine in a thread: real sockets, scheduler and runner, but no slow process start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from engine.runner.model_runner import ModelRunner
 
 
 class ThreadChild:
-    """EngineChild's face, and its `process`; ends as `engine.process` does. `runner` may have
-    served an earlier one."""
+    """Stands in for EngineChild and its `process`; ends as `engine.process` does.
+
+    `runner` may be reused after an earlier ThreadChild.
+    """
 
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)

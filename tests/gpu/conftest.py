@@ -1,4 +1,4 @@
-"""The golden models on a real GPU: `make gpu-check`."""
+"""Fixtures for tests of the golden models on a real GPU: `make gpu-check`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def cuda() -> str:
-    """The device, for Driver and load."""
+    """Return the device name for Driver and load; skip the test without a GPU."""
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     return "cuda"

@@ -1,7 +1,8 @@
-"""Every architecture on CUDA is what it is on the CPU and in its reference, in fp32.
+"""Every architecture computes the same on CUDA, on the CPU and in its reference, in fp32.
 
-kernel = reference, eager = replayed graph, synchronous = overlapped, alone = batch, cold = prefix
-hit, preempted or not: tokens are equal and logprobs within the rounding of fp32.
+The tests compare kernel and reference, eager and replayed graph, synchronous and overlapped, single
+and batch, cold and prefix hit, preempted and not. Tokens are equal; logprobs agree within fp32
+rounding.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ CASES = {
     "nanochat": test_nanochat.CASES[0],
     "t5": test_t5.CASES[0],
 }
-# T5 does not scale its scores, so every rounding counts: sums in another order change its logits by
-# up to 2e-4 on a CPU already. What a feature is about changes them by 0.1 and more.
+# T5 does not scale its attention scores, so rounding matters: another summation order changes its
+# logits by up to 2e-4 even on a CPU. A missing feature changes them by 0.1 or more.
 TOLERANCE = {"rtol": 1e-3, "atol": 1e-3}
-# Engines of one process live side by side: by default the first would take the whole card.
+# Several engines share this process; by default the first would take the memory of the whole card.
 SMALL: dict[str, Any] = {"kv_cache_memory_bytes": 256 << 20}
 
 
@@ -52,8 +53,10 @@ def check(found: list[Answer], due: list[Answer]) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1, 7, BLOCK])
-def test_logits(golden: Golden, cuda: str, size: int | None) -> None:
-    """None is the whole prompt at once, 1 decodes it token by token."""
+def test_logits_for_each_chunk_size_equal_golden(
+    golden: Golden, cuda: str, size: int | None
+) -> None:
+    """Size None prefills the whole prompt at once; size 1 decodes it token by token."""
     runner = load(golden.folder, device=cuda, **SMALL)
     assert runner.backend.name == "triton" or cuda == "cpu"
     prompts, sources = golden.prompts[-1:], golden.sources[-1:]
@@ -73,27 +76,29 @@ def test_logits(golden: Golden, cuda: str, size: int | None) -> None:
     ],
     ids=["eager", "eager-overlapped", "graphs", "graphs-overlapped", "chunks"],
 )
-def test_answers(golden: Golden, cuda: str, config: dict[str, Any]) -> None:
+def test_answers_in_each_mode_equal_golden(
+    golden: Golden, cuda: str, config: dict[str, Any]
+) -> None:
     driver = golden.driver(device=cuda, **SMALL | config)
     check(answers(driver, golden.prompts, golden.sources), golden.alone)
 
 
 @pytest.mark.parametrize("config", [{"enforce_eager": True}, {"depth": 1}], ids=["eager", "graphs"])
-def test_scores(golden: Golden, cuda: str, config: dict[str, Any]) -> None:
-    """A step that scores is not replayed; those before and after it are."""
+def test_prompt_logprobs_equal_golden(golden: Golden, cuda: str, config: dict[str, Any]) -> None:
+    """A step with prompt logprobs runs eagerly; the steps before and after it are replayed."""
     driver = golden.driver(device=cuda, max_num_batched_tokens=64, **SMALL | config)
     check(rescored(driver, golden), golden.alone)
     check(answers(driver, golden.prompts, golden.sources), golden.alone)
 
 
-def test_prefix_hit(golden: Golden, cuda: str) -> None:
+def test_answers_after_prefix_hit_equal_golden(golden: Golden, cuda: str) -> None:
     driver = golden.driver(device=cuda, **SMALL, depth=1)
     for _ in range(2):
         check(answers(driver, golden.prompts, golden.sources), golden.alone)
     assert driver.stats.prefix_hits
 
 
-def test_preempted(golden: Golden, cuda: str) -> None:
+def test_answers_after_preemption_equal_golden(golden: Golden, cuda: str) -> None:
     blocks = 12 * len(golden.runner.kv.groups)
     driver = golden.driver(
         device=cuda, **SMALL, depth=1, num_gpu_blocks_override=blocks, enable_prefix_caching=False
@@ -102,8 +107,8 @@ def test_preempted(golden: Golden, cuda: str) -> None:
     assert driver.stats.preemptions
 
 
-def test_same_seed_same_tokens(golden: Golden, cuda: str) -> None:
-    """Sampled alone and beside others; replayed and eager."""
+def test_same_seed_in_any_batch_and_mode_draws_same_tokens(golden: Golden, cuda: str) -> None:
+    """The request runs alone and in a batch, replayed and eager."""
     prompt, source = golden.prompts[-1], golden.sources[-1]
     params: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "seed": 7}
     seen = []

@@ -1,11 +1,11 @@
-"""Compile on a machine without a GPU exactly what launchers would launch on one.
+"""Compile, without a GPU, exactly the kernels that launchers would launch on one.
 
     python -m tests.kernels.aot MODULE FUNCTION
 
-calls FUNCTION of MODULE, which calls launchers on meta tensors and yields what each round was for.
-Every specialisation is compiled once for each compute capability in LIMITS, and a line of JSON says
-what the assembler says it takes. Triton's interpreter must not be chosen in this process: tests
-start it by `compile_ahead`.
+calls FUNCTION of MODULE, which calls launchers on meta tensors and yields a name for each round.
+Every specialisation is compiled once for each compute capability in LIMITS. A line of JSON reports
+the resources that the assembler found for it. Triton's interpreter must be off in this process, so
+tests start it with `compile_ahead`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ TYPES = {
     torch.uint8: "u8",
     torch.bool: "i1",
 }
-LIMITS = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory a program may take
+LIMITS = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a program may use
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all that decides its machine code."""
+    """A kernel with everything that determines its machine code."""
 
     kernel: JITFunction
     signature: tuple[tuple[str, str], ...]
@@ -59,18 +59,18 @@ class Launch:
 
 @dataclass(frozen=True)
 class Report:
-    """What one compiled kernel takes of a chip."""
+    """The resources of one compiled kernel."""
 
     kernel: str
     arch: int
-    registers: int  # of a thread
-    local: int  # bytes of a thread in local memory: spilled registers
-    shared: int  # bytes of a program
+    registers: int  # per thread
+    local: int  # bytes of local memory per thread: spilled registers
+    shared: int  # bytes of shared memory per program
     used_by: str
 
 
 def specialised(kernel: JITFunction, args: Any, options: dict[str, Any]) -> Launch:
-    """The launch as Triton's own dispatcher would specialise it."""
+    """Return the launch as Triton's own dispatcher would specialise it."""
     own = {name: value for name, value in options.items() if name in kernel.arg_names}
     bound = kernel.signature.bind(*args, **own).arguments
     signature, constants, aligned = {}, {}, []
@@ -82,7 +82,8 @@ def specialised(kernel: JITFunction, args: Any, options: dict[str, Any]) -> Laun
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
         elif isinstance(value, torch.Tensor):
-            # An allocation is aligned; where it may be a slice, the kernel says do_not_specialize.
+            # Allocations are aligned. For arguments that may be slices, kernels declare
+            # do_not_specialize.
             signature[parameter.name], divisible = f"*{TYPES[value.dtype]}", True
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
@@ -97,14 +98,14 @@ def specialised(kernel: JITFunction, args: Any, options: dict[str, Any]) -> Laun
 
 
 def record(rounds: Callable[[], Iterable[str]]) -> dict[Launch, list[str]]:
-    """The distinct launches of all rounds, and which rounds made each."""
+    """Return the distinct launches of all rounds, each with the names of its rounds."""
     found: dict[Launch, list[str]] = {}
     fresh: list[Launch] = []
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         fresh.append(specialised(kernel, args, options))
 
-    dispatch, JITFunction.run = JITFunction.run, run  # the dispatcher would ask for a GPU
+    dispatch, JITFunction.run = JITFunction.run, run  # Triton's dispatcher needs a GPU
     try:
         for name in rounds():
             for launch in fresh:
@@ -138,7 +139,7 @@ def main(module: str, function: str) -> None:
 
 
 def compile_ahead(module: str, function: str) -> list[Report]:
-    """Compile in a process of its own, print a table, and check it: nothing spills, all fits."""
+    """Compile in a separate process and print a table; assert that nothing spills and all fits."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", __name__, module, function]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Every attention launch that a model makes, on tensors without memory."""
+"""Every attention launch that a model makes, on meta tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.attention.triton_backend import TritonBackend
 from tests.kernels.published import PUBLISHED, attention_specs
 
 BLOCK_SIZE = 64
-SLICED = 3  # no multiple of anything, as lengths are
+SLICED = 3  # decodes, and chunks; odd, so that slices are unaligned as in real batches
 
 
 def launch(spec: AttentionSpec, dtype: torch.dtype, block_size: int = BLOCK_SIZE) -> None:
-    """A step of decodes and chunks, and what it stores, through the backend."""
+    """Run a step of decodes and chunks, including its KV writes, through the backend."""
 
     def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -46,12 +46,12 @@ def launches(names: Iterable[str], dtype: torch.dtype = torch.bfloat16) -> Itera
 
 
 def benchmarked() -> Iterator[str]:
-    """Two that `make gpu-check` serves: plain attention, and every feature of decoders."""
+    """Launch for two models of `make gpu-check`: plain attention, and every decoder feature."""
     yield from launches(["llama-3.1-8b", "gemma-2-2b"])
 
 
 def published() -> Iterator[str]:
-    """All in bf16, and of fp32 and the other block sizes what differs."""
+    """Launch for all models in bf16, and for those that differ in fp32 or other block sizes."""
     yield from launches(PUBLISHED)
     yield from launches(
         ["llama-3.1-8b", "gemma-2-2b", "h2o-danube-1.8b", "t5-small", "all-MiniLM-L6"],

@@ -1,4 +1,4 @@
-"""Kernels against their references, on the CPU in Triton's interpreter or on a GPU."""
+"""Fixtures for tests that compare kernels with torch in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _interpreter() -> None:
     from tests.kernels.interpreter import mend
 
     if not triton.knobs.runtime.interpret:
-        pytest.skip("kernels are held against torch in Triton's interpreter: TRITON_INTERPRET=1")
+        pytest.skip("these tests need Triton's interpreter: set TRITON_INTERPRET=1")
     mend()
 
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory holds NaN, so that whatever a kernel leaves unwritten is seen."""
+    """Fill new tensors with NaN, so that elements a kernel does not write are noticed."""
     empty, empty_like = torch.empty, torch.empty_like
 
     def poison(tensor: torch.Tensor) -> torch.Tensor:

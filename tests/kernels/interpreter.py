@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests need it: products, and speed."""
+"""Patches for Triton's interpreter: correct products, and speed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from triton.runtime import interpreter
 
 @cache
 def mend() -> None:
-    """Once, for good."""
+    """Patch the interpreter of this process, once."""
     _multiply_like_a_gpu()
     _replace_the_language_once_a_launch()
 
 
 def _multiply_like_a_gpu() -> None:
-    """The interpreter holds bfloat16 as 16-bit integers, and would multiply these. And NumPy's
-    matmul sums in an order that depends on a row's place among others, which a GPU's does not: in
-    double precision that is lost when the product is rounded."""
+    """Compute tl.dot in double precision, then round.
+
+    The interpreter stores bfloat16 as 16-bit integers and would multiply these. NumPy's matmul also
+    sums in an order that depends on a row's position, unlike a GPU. In double precision, rounding
+    the product hides that order.
+    """
 
     def widened(x: Any) -> Any:
         if x.dtype.scalar == tl.bfloat16:
@@ -36,8 +39,11 @@ def _multiply_like_a_gpu() -> None:
 
 
 def _replace_the_language_once_a_launch() -> None:
-    """For a launch the language's functions are replaced by ones that compute; the interpreter does
-    so again for every call of one device function by another, which takes most of its time."""
+    """Patch the functions of the Triton language once per launch.
+
+    The interpreter replaces them by functions that compute. It does so again for every call between
+    device functions, which takes most of its time.
+    """
     replace_language = interpreter._patch_lang
     both = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     replaced = []

@@ -1,5 +1,7 @@
-"""Every launch of the kernels behind `engine.ops` that published models make, on tensors without
-memory: whole steps of decodes and chunks, with an attention that launches nothing."""
+"""Every launch of the kernels behind `engine.ops` that published models make, on meta tensors.
+
+Whole steps of decodes and chunks run with an attention that launches nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from engine.ops.rows import append, gather_decode_inputs
 from engine.sampling.draw import DrawParams, draw
 from tests.kernels.published import PUBLISHED
 
-TOKENS = (1, 2, 3, 5, 21)  # as many as decide which kernels and blocks are taken
+TOKENS = (1, 2, 3, 5, 21)  # token counts that together select every kernel and block size
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -26,7 +28,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 
 class NoAttention:
-    """A plan of `tokens` whose attention is left out."""
+    """A plan for `tokens` whose attention launches nothing."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -48,7 +50,7 @@ class NoAttention:
 
 
 def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
-    """All that a model computes of `tokens`, and drawing one token for each."""
+    """Run everything a model computes for `tokens` tokens, and draw one token for each."""
     ids = (meta(tokens) for _ in range(4))
     batch = ForwardBatch(*ids, kv, NoAttention(tokens), tokens)
     if kind != "decoder":
@@ -61,7 +63,7 @@ def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
 
 
 def around(groups: int) -> None:
-    """What a captured step reads of the rows and writes back."""
+    """Gather a captured step's inputs from the rows, and append its tokens to them."""
     row_ids, lengths = meta(5), meta(257, dtype=torch.int32)
     tokens = meta(257, 8193, dtype=torch.int32)
     gather_decode_inputs(row_ids, tokens, lengths, meta(groups, 257, 128), 64)
@@ -69,7 +71,7 @@ def around(groups: int) -> None:
 
 
 def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:
-    """`name` itself, once its steps have been computed."""
+    """Run the model's steps and yield `name`."""
     _, kind, build = model_class(config)
     device = torch.device("meta")
     with device:
@@ -83,7 +85,7 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
 
 
 def published() -> Iterator[str]:
-    """All in bf16, and one in each other dtype."""
+    """Launch for all models in bf16, and for one model in each other dtype."""
     for name, config in PUBLISHED.items():
         yield from launches(name, config, torch.bfloat16)
     for dtype in (torch.float32, torch.float16):

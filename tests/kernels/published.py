@@ -1,7 +1,7 @@
-"""What published checkpoints of every served architecture say of themselves in config.json.
+"""The config.json of published checkpoints of every served architecture.
 
-Only what a model is built of; what no kernel of attention sees (vocabularies, widths of the MLP,
-numbers of layers) is small.
+Only the fields that a model is built from are kept. Sizes that no attention kernel sees are made
+small: the vocabulary, the width of the MLP and the number of layers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def attention_specs(name: str) -> Iterator[AttentionSpec]:
-    """Of every kind of attention layer of this model, encoders' among them."""
+    """Yield the spec of every kind of attention layer in this model, including its encoder."""
     config = PUBLISHED[name]
     _, _, build = model_class(config)
     with torch.device("meta"):

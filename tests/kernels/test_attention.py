@@ -1,6 +1,6 @@
-"""Triton's attention against the torch backend, the reference, on steps over a paged cache.
+"""The Triton attention kernels against the torch backend, on steps over a paged KV cache.
 
-Blocks that belong to nobody hold NaN (see PagedRun), as does fresh memory (see `poisoned`).
+Blocks without an owner hold NaN (see PagedRun), and so does new memory (see `poisoned`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FEATURES = {
 
 
 class BothBackends:
-    """Attends by the kernels, and holds each result against the reference's on the same cache."""
+    """Attends with the kernels and checks each result against the reference on the same cache."""
 
     name = "both"
 
@@ -56,7 +56,7 @@ class BothBackends:
 
         class Plan:
             def attend(self, spec: AttentionSpec, kv: Any, *given: Any) -> torch.Tensor:
-                exact = [None if x is None else x.float() for x in given]  # rounds nothing between
+                exact = [None if x is None else x.float() for x in given]  # no rounding between ops
                 copy = kv and LayerKV(kv.keys.float(), kv.values.float(), kv.group)
                 due = reference.plan(layout).attend(spec, copy, *exact, bias)
                 found = kernels.attend(spec, kv, *given, bias)
@@ -69,7 +69,7 @@ class BothBackends:
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit by bit, NaN included."""
+    """Compare bit by bit; NaN equals NaN."""
     return torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9))
 
 
@@ -80,7 +80,7 @@ def run_of(
     dtype: torch.dtype = torch.float32,
     bias: torch.Tensor | None = None,
 ) -> PagedRun:
-    """Sequences whose keys and values are in the cache already."""
+    """Return a run over sequences whose keys and values are already in the cache."""
     sequences = random_sequences(spec, lengths, dtype)
     run = PagedRun(sequences, block_size, backend=BothBackends(bias))
     kv = run.cache.layers[0]
@@ -96,14 +96,14 @@ def decode_all(run: PagedRun) -> None:
 
 
 @pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES)
-def test_features(spec: AttentionSpec) -> None:
-    """A decode, a chunk of two, one in mid-prompt, and a whole prompt, in one step."""
+def test_attention_each_feature_equals_reference(spec: AttentionSpec) -> None:
+    """One step has a decode, a chunk of two tokens, a chunk in mid-prompt and a whole prompt."""
     run = run_of(spec, [17, 40, 50, 9])
     run.step([(0, 16, 1), (1, 38, 2), (2, 20, 30), (3, 0, 9)])
 
 
-def test_relative_bias() -> None:
-    """In one direction with a prefix; in both without KV, where no distance is the last one."""
+def test_attention_relative_bias_equals_reference() -> None:
+    """A unidirectional bias over a prefix, and a bidirectional one without a KV cache."""
     causal = replace(PLAIN, relative=RelativeBias(8, 20, bidirectional=False))
     bias = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
     run_of(causal, [40, 50], bias=bias).step([(0, 39, 1), (1, 20, 30)])
@@ -112,21 +112,21 @@ def test_relative_bias() -> None:
 
 
 def whole_texts(texts: Sequences, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Attention of an encoder: keys are views of the step's own projections; there is no KV."""
+    """Run encoder attention, whose keys are views of the step's projections, without a KV cache."""
     layout = PagedRun(texts, 16).layout([(i, 0, n) for i, n in enumerate(texts.lengths)])
     parts = map(torch.cat, (texts.queries, texts.keys, texts.values))
     qkv = torch.stack(list(parts), 1)
     return BothBackends(bias).plan(layout).attend(texts.spec, None, *qkv.unbind(1))
 
 
-def test_whole_texts_see_their_own_alone() -> None:
+def test_encoder_attention_text_sees_only_itself() -> None:
     texts = random_sequences(replace(PLAIN, kind="full"), [9, 70, 1])
     first = Sequences(texts.spec, texts.queries[:1], texts.keys[:1], texts.values[:1])
     assert torch.equal(whole_texts(texts)[:9], whole_texts(first))
 
 
-def test_cross() -> None:
-    """Decodes and a chunk see all of sources that are longer or shorter than what was answered."""
+def test_cross_attention_decodes_and_chunk_equal_reference() -> None:
+    """Every query sees its whole source, whether shorter or longer than the decoder sequence."""
     spec = replace(PLAIN, kind="cross")
     run = run_of(spec, [40, 5, 270], 32)
     answers = random_sequences(spec, [3, 60, 4], seed=1)
@@ -145,15 +145,15 @@ def test_cross() -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 128])
-def test_lengths_around_blocks(block_size: int) -> None:
+def test_attention_lengths_around_block_size_equal_reference(block_size: int) -> None:
     run = run_of(PLAIN, [1, block_size - 1, block_size, block_size + 1], block_size)
     decode_all(run)
     run.step([(2, 0, block_size), (3, block_size - 1, 2)])
 
 
 @pytest.mark.parametrize("window", [None, 2, 257, 300])
-def test_one_split_and_several(window: int | None) -> None:
-    """Windows that begin in the middle of a split, and leave out whole ones."""
+def test_decode_attention_one_and_several_splits_equal_reference(window: int | None) -> None:
+    """Some windows begin in the middle of a split, and some skip whole splits."""
     spec = AttentionSpec(3, 1, 8, scale=8**-0.5, window=window)
     run = run_of(spec, [255, 256, 257, 513, 600, 3], 64)
     assert max_splits(640, window) == {None: 3, 2: 2, 257: 2, 300: 3}[window]
@@ -161,8 +161,8 @@ def test_one_split_and_several(window: int | None) -> None:
     run.step([(4, 250, 14), (3, 511, 2)])
 
 
-def test_splits_grow_beyond_their_most() -> None:
-    """As many keys as fill 32 splits of 256, and one more: then splits have 512 each."""
+def test_decode_attention_beyond_max_splits_uses_larger_splits() -> None:
+    """Keys that fill 32 splits of 256, and one key more, which makes splits of 512."""
     spec = AttentionSpec(1, 1, 8, scale=8**-0.5)
     most = SPLIT.value * MAX_SPLITS.value
     run = run_of(spec, [most, most + 1], 128)
@@ -170,8 +170,10 @@ def test_splits_grow_beyond_their_most() -> None:
     decode_all(run)
 
 
-def test_fewer_programs_than_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large batch leaves each sequence a few programs, which take several splits each."""
+def test_decode_attention_with_fewer_programs_than_splits_equals_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large batch leaves each sequence a few programs, each with several splits."""
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1)
     monkeypatch.setattr(decode_attention, "MIN_SPLIT_PROGRAMS", 2)
     decode_all(run_of(AttentionSpec(2, 1, 8, scale=0.3), [1200, 300], 64))
@@ -179,14 +181,14 @@ def test_fewer_programs_than_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_shapes_and_types(head_dim: int, dtype: torch.dtype) -> None:
+def test_attention_head_dims_and_dtypes_equal_reference(head_dim: int, dtype: torch.dtype) -> None:
     spec = AttentionSpec(3, 1, head_dim, scale=head_dim**-0.5)
     run = run_of(spec, [18, 70], 64, dtype)
     run.step([(0, 17, 1), (1, 66, 4)])
 
 
-def test_a_captured_plan_knows_no_length() -> None:
-    """Whole tables and device tensors only: the same bits as planned from the host's lists."""
+def test_captured_decode_plan_has_bits_of_eager_plan() -> None:
+    """A captured plan has full-width tables and device tensors, but no lengths on the host."""
     run = run_of(replace(PLAIN, window=40), [30, 300, 1], 16)
     decode_all(run)
     layout = run.layout([(i, n - 1, 1) for i, n in enumerate(run.sequences.lengths)])
@@ -201,9 +203,12 @@ def test_a_captured_plan_knows_no_length() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_a_captured_plan_of_decodes_and_chunks(window: int | None) -> None:
-    """Filled up with a decode of the null block, empty sequences and tokens of none: each token
-    has the bits it has in a step planned from the host's lists, and padding is finite."""
+def test_captured_mixed_plan_has_bits_of_eager_plan(window: int | None) -> None:
+    """Padding is a decode of the null block, empty sequences, and tokens without a sequence.
+
+    Each real token has the same bits as in a step planned from the host's lists. The output of the
+    padding is zero.
+    """
     run = run_of(replace(PLAIN, window=window), [30, 300, 70, 20], 16)
     decode_all(run)
     run.step([(2, 50, 20), (3, 0, 20)])
@@ -231,7 +236,7 @@ def test_a_captured_plan_of_decodes_and_chunks(window: int | None) -> None:
     assert not found[43:].any()
 
 
-def test_bits_do_not_depend_on_who_shares_the_step_or_on_chunks() -> None:
+def test_attention_bits_do_not_depend_on_batch_or_chunks() -> None:
     spec, lengths = AttentionSpec(6, 2, 8, scale=0.3), [300, 20, 270]
     together, alone, chunked = (run_of(spec, lengths, 32) for _ in range(3))
     decode_all(together)
@@ -245,8 +250,8 @@ def test_bits_do_not_depend_on_who_shares_the_step_or_on_chunks() -> None:
     assert torch.equal(chunked.outputs[0][100:160], alone.outputs[0][100:160])
 
 
-def test_no_keys_at_all_are_zeros() -> None:
-    """So that a row of padding stays finite whatever it is given."""
+def test_decode_attention_without_keys_returns_zeros() -> None:
+    """Otherwise the padding rows of a graph could become NaN."""
     out, query = torch.empty(2, 2, 8), torch.ones(2, 2, 8)
     keys = torch.full((1, 2, 16, 8), float("nan"))
     lengths, tables = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int64)
@@ -254,8 +259,8 @@ def test_no_keys_at_all_are_zeros() -> None:
     assert not out.any()
 
 
-def test_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By device, by wish, and with every refusal's reason."""
+def test_select_backend_names_choice_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Selection by device and by flag, with the reason of every refusal."""
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     wide = replace(PLAIN, head_dim=512)
     gpu = torch.device("cuda")
@@ -263,30 +268,32 @@ def test_selection(monkeypatch: pytest.MonkeyPatch) -> None:
         (CPU, PLAIN, "auto", "torch"),
         (gpu, PLAIN, "auto", "triton"),
         (gpu, PLAIN, "torch", "torch"),
-        (gpu, wide, "auto", "torch (not triton: head_dim 512 is beyond 256)"),
+        (gpu, wide, "auto", "torch (not triton: head_dim 512 is above the maximum of 256)"),
     ):
         backend, told = select_backend([PLAIN, spec], torch.float32, device, wanted)
         assert told == due
         assert backend.name == due.split()[0]
     for device, spec, dtype, why in (
         (CPU, PLAIN, torch.float32, "needs a GPU, not cpu"),
-        (gpu, wide, torch.float32, "head_dim 512 is beyond 256"),
+        (gpu, wide, torch.float32, "head_dim 512 is above the maximum of 256"),
         (gpu, PLAIN, torch.float64, "not torch.float64"),
     ):
         with pytest.raises(ConfigError, match=rf"{why}.* Use --attention-backend auto"):
             select_backend([spec], dtype, device, "triton")
 
 
-def test_wide_heads_take_what_a_small_chip_has() -> None:
-    """As compiled for sm_86, sm_89 and sm_120: 68 KiB with four stages, 101 with five."""
+def test_stages_of_wide_heads_fit_small_shared_memory() -> None:
+    """For sm_86, sm_89 and sm_120, four stages compile to 68 KiB and five to 101 KiB."""
     small, large, biased = 101376, 166912, Features(1.0, bias=torch.zeros(1, 3))
     assert [stages(256, Features(1.0), chip) for chip in (small, large, None)] == [4, 5, 5]
     assert [stages(128, Features(1.0), chip) for chip in (small, large)] == [5, 5]
     assert stages(64, biased, small) == 2
 
 
-def test_gpus_that_emulate_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They also have too little shared memory for the tiles of bf16: a start would fail later."""
+def test_triton_backend_refuses_bf16_on_gpu_that_emulates_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a GPU also has too little shared memory for bf16 tiles and would fail after startup."""
     spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
     backend = TritonBackend(torch.device("cuda"))
     for native in (True, False):

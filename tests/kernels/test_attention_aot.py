@@ -1,4 +1,4 @@
-"""Attention compiles ahead for sm_80 and sm_90a as models launch it, without spilling."""
+"""Attention kernels, as models launch them, compile for sm_80 and sm_90a without spilling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.kernels.aot import compile_ahead
 
 
-def test_benchmarked_models() -> None:
+def test_attention_kernels_of_benchmarked_models_compile_without_spills() -> None:
     reports = compile_ahead("tests.kernels.attention_launches", "benchmarked")
     kernels = {"decode_kernel", "reduce_kernel", "extend_kernel", "store_kernel"}
     assert {report.kernel for report in reports} == kernels
@@ -15,6 +15,6 @@ def test_benchmarked_models() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_published_models() -> None:
-    """Of every served architecture, and fp32 and other block sizes where they differ."""
+def test_attention_kernels_of_published_models_compile_without_spills() -> None:
+    """Every served architecture, and fp32 and other block sizes where they differ."""
     assert len(compile_ahead("tests.kernels.attention_launches", "published")) > 200

@@ -1,4 +1,4 @@
-"""The sampling kernels draw what the reference draws, token by token."""
+"""The sampling kernels draw exactly the tokens of the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _noise_kernel(seed_ptr, position_ptr, token_ptr, bits_ptr, log_ptr, BLOCK: t
     tl.store(log_ptr + row * BLOCK + at, log_noise(key, tokens))
 
 
-def test_noise_has_the_same_bits() -> None:
+def test_noise_kernel_has_reference_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     seeds = torch.randint(-(2**63), 2**63 - 1, (40,), generator=generator)
     seeds[:4] = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
@@ -44,11 +44,14 @@ def test_noise_has_the_same_bits() -> None:
     torch.testing.assert_close(logs, due, rtol=1e-6, atol=1e-6)
 
 
-# More than one chunk of the first launch; more than one round of the second; neither.
+# Vocabularies of one chunk, of several chunks of the first launch, and of several blocks of the
+# second.
 @pytest.mark.parametrize(("vocabulary", "rows"), [(1, 8), (7, 8), (2049, 16), (9001, 8)])
 @pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
-def test_tokens(vocabulary: int, rows: int, quantised: bool) -> None:
-    """Rows of all kinds in one batch; ties as bf16 logits have them."""
+def test_draw_kernel_mixed_rows_equal_reference(
+    vocabulary: int, rows: int, quantised: bool
+) -> None:
+    """Rows of all kinds share a batch; quantised logits tie as bf16 logits do."""
     logits = torch.stack([logits_of(vocabulary, 1.0, seed) for seed in range(rows)])
     logits = (logits * 4).round() / 4 if quantised else logits
     params = params_of(
@@ -65,7 +68,7 @@ def test_tokens(vocabulary: int, rows: int, quantised: bool) -> None:
 
 
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_k": 2}, {"top_p": 0.2}, {"temperature": 0}])
-def test_zeros_of_both_signs_are_alike(params: dict[str, float]) -> None:
+def test_draw_kernel_zeros_of_both_signs_tie(params: dict[str, float]) -> None:
     logits = torch.tensor([[-1.0, -0.0, 0.0, -0.0, -2.0]]).repeat(20, 1)
     rows = params_of([row(seed=n, **params) for n in range(20)])
     due = draw(logits, rows)
@@ -94,8 +97,8 @@ LIMITS = [
 
 
 @pytest.mark.parametrize("kind", ["distinct", "ties", "one value", "masked"])
-def test_what_filters_keep(kind: str) -> None:
-    """At every kind of threshold: among distinct logits, equals, and ones that are masked."""
+def test_draw_kernel_every_filter_threshold_equals_reference(kind: str) -> None:
+    """The threshold falls among distinct, equal and masked logits."""
     logits = torch.stack([logits_of(300, 1.5, seed) for seed in range(2 * len(LIMITS))])
     if kind == "ties":
         logits = logits.round()
@@ -111,7 +114,7 @@ def test_what_filters_keep(kind: str) -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
-def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
+def test_draw_kernel_non_finite_row_leaves_other_rows_unchanged(broken: float) -> None:
     logits = torch.stack([logits_of(100, 1.0, seed) for seed in range(2 * len(PLAIN))])
     params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN * 2)])
     due = draw(logits, params)
@@ -125,7 +128,7 @@ SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "top-
 
 
 @pytest.mark.parametrize("name", ["temperature", *SLOWLY])
-def test_frequencies(name: str) -> None:
+def test_draw_kernel_frequencies_match_distribution(name: str) -> None:
     setting, draws = SETTINGS[name], 150 if name == "temperature" else 400
     logits, params = logits_of(32), SamplingParams(max_tokens=64, **SETTINGS[name])
     rows = params_of([row(seed=s, **setting) for s in range(draws)])
@@ -134,8 +137,8 @@ def test_frequencies(name: str) -> None:
     as_often_as(distribution(logits, params, [0], 1), drawn)
 
 
-def test_the_sampler_draws_by_the_same_kernels() -> None:
-    """A batch with penalties, which no captured step samples, draws the tokens one would."""
+def test_sample_with_kernels_equals_reference() -> None:
+    """A batch with penalties, which no captured step samples, draws the same tokens."""
     logits = torch.stack([logits_of(200, 1.0, seed) for seed in range(len(VARIED))])
     rows = [row(5, seed=n, **setting) for n, setting in enumerate(VARIED)]
     due, _ = sample(logits.clone(), rows)

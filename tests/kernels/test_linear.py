@@ -1,4 +1,4 @@
-"""Linear layers of few rows against torch's."""
+"""The few-rows linear kernel against torch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias=None)
 
 @dtypes
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_rows(rows: int, dtype: torch.dtype) -> None:
-    """Outputs and inputs that fill no block, beyond one round of inputs."""
+def test_linear_kernel_every_row_count_equals_torch(rows: int, dtype: torch.dtype) -> None:
+    """Outputs and inputs do not fill their last block; inputs need several rounds."""
     inputs = 2 * kernel.BLOCKS[1 << (rows - 1).bit_length()][1] + 24
     x, weight = draw(rows, inputs, dtype=dtype), draw(37, inputs, dtype=dtype, seed=1)
     bias = draw(37, dtype=dtype, seed=2)
@@ -42,7 +42,7 @@ def test_rows(rows: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (12, 3), (1000, 5)], ids=str)
-def test_sizes(sizes: tuple[int, int]) -> None:
+def test_linear_kernel_odd_sizes_and_strides_equal_torch(sizes: tuple[int, int]) -> None:
     weight = draw(sizes[1], sizes[0], dtype=torch.bfloat16)
     wide = draw(6, 2 * sizes[0], dtype=torch.bfloat16, seed=1)
     with kernels_everywhere():
@@ -50,8 +50,10 @@ def test_sizes(sizes: tuple[int, int]) -> None:
             check(linear(x, weight), x, weight)
 
 
-def test_which_rows_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as the kernel can, of 16-bit weights, on a GPU."""
+def test_linear_up_to_max_rows_of_16_bit_weights_uses_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More rows and fp32 weights go to torch, as does everything on a CPU."""
     taken: list[int] = []
     whole = kernel.few_rows_linear
 
@@ -71,7 +73,7 @@ def test_which_rows_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         with kernels_everywhere():
             check(layer(x), x, layer.weight, layer.bias.double())
             assert head(x).dtype == torch.float32
-            if rows <= op.FEW_ROWS:  # else it is rounded before it is widened
+            if rows <= op.FEW_ROWS:  # torch rounds to bf16 before it widens to fp32
                 check(head(x), x, head.weight)
             linear(x.float(), layer.weight.float())
     assert taken == [1] * 3 + [op.FEW_ROWS] * 3

@@ -1,4 +1,4 @@
-"""Whole models by the fused kernels: the logits that torch's operations give, one by one."""
+"""Whole models give the same logits with fused kernels as with torch's separate operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.models.golden import Golden, load
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 NORM, EMBED, ROTATE = "_norm_kernel", "_gather_kernel", "_rotate_kernel"
 ACTIVATE = "_activation_kernel"
-# A case of each kind of block, and the kernels its layers must have launched.
+# A case for each kind of block, and the kernels that its layers must launch.
 CASES = {
     "llama": (test_llama.CASES[0], {NORM, EMBED, ROTATE, ACTIVATE}),
     "qwen3": (test_qwen3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
@@ -35,7 +35,7 @@ CASES = {
 
 @contextmanager
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Counts launches by kernel."""
+    """Count the launches of each kernel."""
     counted: Counter[str] = Counter()
     launch = InterpretedFunction.run
 
@@ -48,8 +48,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt of three tokens beside a decode, then both decode."""
+def test_logits_with_kernels_equal_torch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence decodes while the other prefills three tokens; then one decodes alone."""
     case, due_kernels = CASES[name]
     golden = Golden(case, tmp_path)
     runner = load(golden.folder)

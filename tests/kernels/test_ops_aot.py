@@ -1,4 +1,4 @@
-"""The kernels behind `engine.ops` compile ahead as models launch them, without spilling."""
+"""The kernels behind `engine.ops`, as models launch them, compile without spilling."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ KERNELS = {
 }
 
 
-def test_benchmarked_models() -> None:
+def test_ops_kernels_of_benchmarked_models_compile_without_spills() -> None:
     reports = compile_ahead("tests.kernels.ops_launches", "benchmarked")
     assert {report.kernel for report in reports} == KERNELS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_published_models() -> None:
-    """Of every served architecture, and in the other dtypes where they differ."""
+def test_ops_kernels_of_published_models_compile_without_spills() -> None:
+    """Every served architecture, and other dtypes for one model."""
     assert len(compile_ahead("tests.kernels.ops_launches", "published")) > 150

@@ -1,4 +1,4 @@
-"""Rotation, head norms and the write into the cache in one launch, against the ops one by one."""
+"""The fused launch of rotation, head norms and KV write against the separate operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kernels.tolerances import TOLERANCE, check
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-SIZE = 16  # tokens a block
+SIZE = 16  # tokens per block
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -28,7 +28,7 @@ def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def angles(tokens: int, dim: int, dtype: torch.dtype, *, pairs: bool = False):
-    """Cosines and signed sines [T, 1, D] in either layout."""
+    """Return cosines and signed sines [T, 1, D] in either layout."""
     half = draw(tokens, 1, dim // 2, dtype=torch.float64, seed=9)
     cos, sin = [half.cos()] * 2, [-half.sin(), half.sin()]
     join = (lambda t: torch.stack(t, -1).flatten(-2)) if pairs else (lambda t: torch.cat(t, -1))
@@ -71,8 +71,8 @@ def head_norm(case: Case, dtype: torch.dtype) -> HeadNorm | None:
 @dtypes
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_rotate_and_store(case: Case, tokens: int, dtype: torch.dtype) -> None:
-    """Every slot but the tokens' own keeps what it held."""
+def test_rotate_and_store_equals_separate_ops(case: Case, tokens: int, dtype: torch.dtype) -> None:
+    """Slots of other tokens keep their contents."""
     heads, kv_heads, dim = case.heads, case.kv_heads, case.dim
     qkv = draw(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
     before = qkv.clone()
@@ -101,8 +101,8 @@ def test_rotate_and_store(case: Case, tokens: int, dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize("dim", [2, 64, 80])
-def test_rotation_alone(dim: int, dtype: torch.dtype) -> None:
-    """In both layouts, of heads that are part of a wider tensor."""
+def test_rotation_kernel_in_both_layouts_equals_torch(dim: int, dtype: torch.dtype) -> None:
+    """The heads are a slice of a wider tensor."""
     x = draw(5, 4, dim, dtype=dtype)[:, 1:]
     for operation, pairs in ((apply_rotary, False), (apply_rotary_pairs, True)):
         cos, sin = angles(5, dim, dtype, pairs=pairs)

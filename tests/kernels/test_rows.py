@@ -1,4 +1,4 @@
-"""What a captured step reads of its rows and writes back, against torch."""
+"""The kernels that gather a captured step's inputs and append its tokens, against torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ ROWS, LENGTH, SIZE = 9, 100, 16
 
 
 def state(groups: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, lengths from one to all there is room for, and block tables, of which the last row is
-    padding."""
+    """Return tokens, lengths and block tables; the last row is padding.
+
+    The lengths range from 1 to LENGTH, with values around multiples of the block size.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 500, (ROWS, LENGTH + 1), generator=generator, dtype=torch.int32)
     lengths = torch.tensor([1, 2, SIZE, SIZE + 1, 2 * SIZE, 50, 99, LENGTH, 1], dtype=torch.int32)
@@ -26,7 +28,7 @@ def state(groups: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("row_ids", [[4], [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8], [7, 0, 8]], ids=str)
-def test_inputs(row_ids: list[int], groups: int) -> None:
+def test_gather_inputs_kernel_equals_torch(row_ids: list[int], groups: int) -> None:
     ids, held = torch.tensor(row_ids), state(groups)
     due = gather_decode_inputs(ids, *held, SIZE)
     with kernels_everywhere():
@@ -37,8 +39,8 @@ def test_inputs(row_ids: list[int], groups: int) -> None:
     assert all(map(torch.equal, held, state(groups)))
 
 
-def test_wide_tables() -> None:
-    """More entries than one program copies at a time."""
+def test_gather_inputs_kernel_copies_wide_tables() -> None:
+    """The tables have more entries than one program copies at a time."""
     tables = torch.arange(2 * 3 * 1500).view(2, 3, 1500)
     tokens, lengths = torch.zeros(3, 24_001, dtype=torch.int32), torch.tensor([24_000, 5, 1]).int()
     with kernels_everywhere():
@@ -47,8 +49,8 @@ def test_wide_tables() -> None:
     assert found.blocks.tolist() == [[1500, 1499], [6000, 5999]]
 
 
-def test_append() -> None:
-    """Other rows stay; padding stays of its length, however often it comes."""
+def test_append_kernel_equals_torch() -> None:
+    """Other rows do not change. The padding row keeps its length even if it occurs twice."""
     ids, new = torch.tensor([6, 0, 8, 3, 8]), torch.tensor([41, 42, 43, INVALID, 44])
     states = state()[:2], state()[:2]
     append(ids, new, *states[0], 8)

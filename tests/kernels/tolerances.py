@@ -1,11 +1,11 @@
-"""How far a kernel may be from its reference: one place for all kernels."""
+"""Tolerances between kernels and their references."""
 
 from __future__ import annotations
 
 import torch
 
-# (relative, absolute). Both sides round once to the dtype, the reference in places more often; the
-# interpreter cuts bf16 off where a GPU rounds, which is a whole unit of the last place more.
+# (relative, absolute). Kernels round once to the dtype; the reference sometimes rounds more often.
+# The interpreter truncates bf16 where a GPU rounds, which adds one unit in the last place.
 TOLERANCE = {
     torch.float32: (1e-5, 1e-5),
     torch.float16: (2e-3, 4e-3),
@@ -14,7 +14,7 @@ TOLERANCE = {
 
 
 def check(found: torch.Tensor, due: torch.Tensor) -> None:
-    """`found` is `due` within the tolerance of found's dtype, and NaN nowhere."""
+    """Assert that `found` equals `due` within the tolerance of its dtype and has no NaN."""
     assert found.dtype == due.dtype
     rtol, atol = TOLERANCE[found.dtype]
     torch.testing.assert_close(found.double(), due.double(), rtol=rtol, atol=atol)

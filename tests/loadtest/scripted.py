@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that does what a test says, byte for byte and pause for pause."""
+"""An OpenAI-compatible server whose bytes and delays a test controls."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ def text(word: str = "word ") -> bytes:
 
 @dataclass
 class Scripted:
-    """Each answer has as many tokens as were asked for. `first_s` is waited before the first,
-    `gap_s` between them; `at_a_time` requests are worked on at once, the others wait."""
+    """A scripted server. Each response has the requested number of tokens.
+
+    It waits `first_s` seconds before the first token and `gap_s` between tokens. It processes
+    `at_a_time` requests concurrently; the others wait.
+    """
 
     first_s: float = 0.0
     gap_s: float = 0.0
     at_a_time: int = 1000
     key: str = ""
-    refuse: tuple[int, str] | None = None  # every answer after the two of the calibration
-    cut: bool = False  # the stream ends before its end, after the calibration
+    refuse: tuple[int, str] | None = None  # every response after the two of the calibration
+    cut: bool = False  # after the calibration, streams break off after one token
     usage: bool = True
     cached: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`penstock bench`: what it measures of a server whose times are known, and what it says."""
+"""`penstock bench` against a scripted server with known times: its figures and its messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def measured(server: Scripted, **fields: Any) -> report.Report:
     return await session.measure(asked(server, **fields))
 
 
-async def test_a_closed_loop_finds_the_servers_times_and_asks_what_it_was_told_to() -> None:
+async def test_closed_loop_measures_server_times_and_sends_given_requests() -> None:
     async with scripted(first_s=0.05, gap_s=0.02, cached=10) as server:
         found = await measured(server, concurrency="2", slo="ttft=10s")
     [point] = found.points
@@ -52,7 +52,7 @@ async def test_a_closed_loop_finds_the_servers_times_and_asks_what_it_was_told_t
     assert point.itl.p50 >= 0.02
     assert point.goodput == point.requests_per_s > 0
     assert point.output_tokens == 4 * point.completed
-    assert 36 <= point.prompt_tokens / point.completed <= 44  # two a word, ten of the template
+    assert 36 <= point.prompt_tokens / point.completed <= 44  # two per word, ten for the template
     assert report.cached_share(point) == pytest.approx(10 / 40, rel=0.1)
     body = server.asked[-1]
     assert (body["model"], body["max_tokens"], body["ignore_eos"]) == ("one", 4, True)
@@ -60,9 +60,8 @@ async def test_a_closed_loop_finds_the_servers_times_and_asks_what_it_was_told_t
     assert len(set(prompts)) == len(prompts)
 
 
-async def test_an_open_loop_measures_from_the_intended_arrival() -> None:
-    """A server that takes a second for eight requests, asked for twenty: in a closed loop each
-    takes its 0.12 s; in an open one the queue shows, of which a closed one knows nothing."""
+async def test_open_loop_measures_from_intended_arrival() -> None:
+    """The server handles 8 requests/s and gets 20. Only the open loop shows the queue."""
     async with scripted(first_s=0.12, at_a_time=1) as server:
         found = await measured(server, concurrency="1", rate="20", seconds=1.0, slo="ttft=300ms")
     closed, opened = found.points
@@ -74,11 +73,11 @@ async def test_an_open_loop_measures_from_the_intended_arrival() -> None:
     assert opened.ttft.max > opened.requests * 0.12 - 1.2
     assert opened.goodput is not None
     assert opened.goodput < opened.requests / opened.seconds / 2
-    assert opened.requests == opened.completed  # those that ended later, too
+    assert opened.requests == opened.completed  # including those that ended after the load
     assert opened.requests_per_s <= 8.5
 
 
-async def test_arrivals_and_prompts_are_the_same_for_the_same_seed() -> None:
+async def test_open_loop_with_same_seed_repeats_arrivals_and_prompts() -> None:
     async def run(seed: int) -> list[str]:
         async with scripted() as server:
             await measured(server, rate="40", seconds=0.5, seed=seed, workload="mix")
@@ -89,7 +88,7 @@ async def test_arrivals_and_prompts_are_the_same_for_the_same_seed() -> None:
     assert 8 < len(first) < 50
 
 
-async def test_a_rate_in_percent_is_of_the_saturation_it_finds() -> None:
+async def test_rate_in_percent_is_a_share_of_measured_saturation() -> None:
     async with scripted(first_s=0.01, at_a_time=1) as server:
         found = await measured(server, rate="50%,150%", seconds=1.0, rounds=2)
     half, more = (load for load in report.by_load(found.points))
@@ -98,13 +97,13 @@ async def test_a_rate_in_percent_is_of_the_saturation_it_finds() -> None:
     assert [len(points) for points in report.by_load(found.points).values()] == [2, 2]
 
 
-async def test_a_server_that_gives_no_token_in_time_has_no_saturation() -> None:
+async def test_saturation_without_tokens_in_time_raises_bench_error() -> None:
     async with scripted(first_s=0.5) as server:
-        with pytest.raises(BenchError, match=r"No token came within 0\.2 s.*--seconds"):
+        with pytest.raises(BenchError, match=r"No token arrived within 0\.2 s.*--seconds"):
             await measured(server, rate="50%", seconds=0.2)
 
 
-async def test_rejections_are_counted_apart_with_their_latency() -> None:
+async def test_rejections_are_counted_separately_with_latency() -> None:
     async with scripted(refuse=(503, "The queue is full.")) as server:
         found = await measured(server, rate="20")
     [point] = found.points
@@ -115,7 +114,7 @@ async def test_rejections_are_counted_apart_with_their_latency() -> None:
     assert any("The queue is full." in note for note in report.notes(found))
 
 
-async def test_refused_clients_of_a_closed_loop_wait_before_they_ask_again() -> None:
+async def test_closed_loop_client_pauses_after_a_rejection() -> None:
     async with scripted(refuse=(429, "Too many.")) as server:
         found = await measured(server, concurrency="2", seconds=0.5)
     assert found.points[0].rejected == 2
@@ -140,27 +139,27 @@ async def test_failures_are_counted_by_kind(fields: dict[str, Any], kind: str, w
 @pytest.mark.parametrize(
     ("server_fields", "fields", "words"),
     [
-        ({}, {"model": "three"}, "no model three, but one, two"),
+        ({}, {"model": "three"}, "no model three; available: one, two"),
         ({"key": "k"}, {}, "401: Give a valid API key. Give the key with PENSTOCK_API_KEY."),
         ({"usage": False}, {}, "without a usage event"),
         ({}, {"workload": "900/200"}, "1100 tokens, but the model takes at most 1000"),
-        ({}, {"workload": "chat"}, "There is no workload chat"),
-        ({}, {"length_scale": "0.1"}, "--length-scale is for traces"),
-        ({}, {"length_scale": "no"}, "--length-scale: 'no' is none"),
-        ({}, {"arrivals": "recorded"}, "40/4 is no trace with arrivals"),
+        ({}, {"workload": "chat"}, "Unknown workload chat"),
+        ({}, {"length_scale": "0.1"}, "--length-scale applies only to traces"),
+        ({}, {"length_scale": "no"}, "--length-scale: 'no' is not a factor"),
+        ({}, {"arrivals": "recorded"}, "40/4 is not a trace with arrival times"),
         ({}, {"workload": __file__}, "is neither a trace of Mooncake or Azure"),
-        ({}, {"slo": "ttft=5"}, "'ttft=5' is none of"),
-        ({}, {"concurrency": "0"}, "'0' is no number of clients"),
-        ({}, {"rate": "fast"}, "'fast' is no number of requests/s"),
+        ({}, {"slo": "ttft=5"}, "'ttft=5' is not a bound"),
+        ({}, {"concurrency": "0"}, "'0' is not a number of clients"),
+        ({}, {"rate": "fast"}, "'fast' is not a number of requests/s"),
         ({}, {"url": "http://127.0.0.1:1"}, "No server answers at http://127.0.0.1:1"),
         ({}, {"concurrency": ",", "rate": ","}, "No load is given"),
-        ({}, {"concurrency": "9" * 5000}, "is no number of clients"),
+        ({}, {"concurrency": "9" * 5000}, "is not a number of clients"),
         ({}, {"url": f"http://{'a' * 64}.x"}, "label"),
         ({}, {"url": "http://["}, "http://[: Invalid IPv6 URL"),
-        ({}, {"key": "k\u00e9y"}, "The API key has characters that no header can carry"),
+        ({}, {"key": "k\u00e9y"}, "The API key has characters that an HTTP header cannot carry"),
     ],
 )
-async def test_what_cannot_be_measured_is_told_in_one_line(
+async def test_measure_with_bad_options_or_server_raises_bench_error(
     server_fields: dict[str, Any], fields: dict[str, Any], words: str
 ) -> None:
     async with scripted(**server_fields) as server:
@@ -168,10 +167,10 @@ async def test_what_cannot_be_measured_is_told_in_one_line(
             await measured(server, **{"concurrency": "1"} | fields)
 
 
-async def test_the_reports_round_trip_and_the_page_needs_nothing_else(
+async def test_report_round_trips_and_page_is_self_contained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["penstock"])  # the page has it: pytest's may name nanochat
+    monkeypatch.setattr(sys, "argv", ["penstock"])  # the page shows it; pytest's may contain "nan"
     async with scripted(gap_s=0.001) as server:
         found = await measured(server, concurrency="1,2", rate="20,30", seconds=0.3, rounds=2)
     report.write(found, tmp_path / "sub" / "run.json")
@@ -205,7 +204,7 @@ def a_report(loop: Any, *rates: float, client_cpu: float = 0.1) -> report.Report
     )  # fmt: skip
 
 
-def test_two_runs_are_compared_by_the_medians_of_their_rounds(tmp_path: Path) -> None:
+def test_compare_shows_medians_and_ranges_over_rounds(tmp_path: Path) -> None:
     for name, rates in (("a", (100.0, 90.0, 900.0)), ("b", (150.0, 140.0, 160.0))):
         report.write(a_report("closed", *rates), tmp_path / f"{name}.json")
     command = [sys.executable, "-m", "server", "bench", "compare"]
@@ -217,15 +216,15 @@ def test_two_runs_are_compared_by_the_medians_of_their_rounds(tmp_path: Path) ->
     assert cells == ["tokens/s", "100", "150", "1.50", "90.0 to 900", "140 to 160"]
 
 
-def test_runs_with_nothing_in_common_and_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_compare_without_common_load_or_with_other_file_raises(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="no load in common: 8 clients and 8 req/s"):
         report.compare(a_report("closed", 1), a_report("open", 1))
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(BenchError, match=r"x\.json holds no report"):
+    with pytest.raises(BenchError, match=r"x\.json is not a report"):
         report.read(tmp_path / "x.json")
 
 
-def test_percentiles_interpolate_linearly() -> None:
+def test_spread_percentiles_interpolate_linearly() -> None:
     found = spread([0.4, 0.1, 0.2, 0.3, 0.5])
     assert found is not None
     assert (found.p50, found.p90, found.max) == pytest.approx((0.3, 0.46, 0.5))
@@ -233,13 +232,13 @@ def test_percentiles_interpolate_linearly() -> None:
     assert spread([2.0]) is not None
 
 
-def test_an_objective_names_its_bounds() -> None:
+def test_slo_str_names_its_bounds() -> None:
     assert str(Slo.parse("ttft=500ms, itl=50ms,e2e=10s")) == (
         "ttft ≤ 500 ms, itl ≤ 50 ms, e2e ≤ 10000 ms"
     )
 
 
-def test_a_busy_client_is_warned_of() -> None:
+def test_notes_warn_of_busy_client() -> None:
     import msgspec
 
     calm = a_report("open", 1)
@@ -250,7 +249,7 @@ def test_a_busy_client_is_warned_of() -> None:
     assert any("WARNING: this client used up to 90%" in note for note in report.notes(busy))
 
 
-async def test_the_command_ends_with_status_1_where_a_request_failed(tmp_path: Path) -> None:
+async def test_bench_run_with_failed_request_exits_with_1(tmp_path: Path) -> None:
     async with scripted(refuse=(500, "Broken.")) as server:
         command = [
             sys.executable, "-m", "server", "bench", "run", "--url", server.url,
@@ -269,7 +268,7 @@ async def test_the_command_ends_with_status_1_where_a_request_failed(tmp_path: P
 
 
 @pytest.mark.parametrize("flag", ["--json", "--html"])
-async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
+async def test_bench_run_with_unwritable_report_fails_before_first_request(
     tmp_path: Path, flag: str
 ) -> None:
     async with scripted() as server:
@@ -285,19 +284,19 @@ async def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
     assert server.asked == []
 
 
-def test_two_reports_in_one_file_are_refused() -> None:
+def test_bench_run_with_same_file_for_json_and_html_fails() -> None:
     done = CliRunner().invoke(app, ["run", "--json", "a", "--html", "a"])
-    assert (done.exit_code, "one would be lost" in done.stderr) == (1, True)
+    assert (done.exit_code, "give two different files" in done.stderr) == (1, True)
 
 
 STOPS = pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 
 
 @STOPS
-async def test_a_stop_leaves_the_figures_of_what_had_ended(
+async def test_bench_run_stopped_by_signal_keeps_finished_loads(
     tmp_path: Path, stop: signal.Signals
 ) -> None:
-    """`timeout` sends it twice."""
+    """SIGTERM is sent twice, as `timeout` does."""
     async with scripted() as server:
         command = [
             *INTERRUPTIBLE, sys.executable, "-m", "server", "bench", "run", "--url", server.url,
@@ -315,7 +314,7 @@ async def test_a_stop_leaves_the_figures_of_what_had_ended(
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(stop)
         out, err = await process.communicate()
-    # On a busy machine the second may come when Python has already put its handlers away.
+    # On a busy machine the second signal may come after Python has restored its default handlers.
     ends = [128 + stop, *([-stop] if stop is signal.SIGTERM else [])]
     assert process.returncode in ends
     assert b"INCOMPLETE (stopped by a signal)" in out
@@ -327,8 +326,8 @@ async def test_a_stop_leaves_the_figures_of_what_had_ended(
     assert "INCOMPLETE" in (tmp_path / "a.html").read_text()
 
 
-def test_ctrl_c_ends_the_writing_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All had been measured: nobody waits for a task any more."""
+def test_ctrl_c_during_writing_exits_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurement is done, so there is no task to cancel."""
     texts = ("command", "date", "url", "model", "api", "workload", "arrivals")
     nothing: dict[str, Any] = {"client": {}, "slo": None, "points": [], **dict.fromkeys(texts, "")}
     numbers = dict.fromkeys(("version", "left_out", "seed", "tokens_per_word"), 1)
@@ -339,7 +338,7 @@ def test_ctrl_c_ends_the_writing_of_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(session, "measure", measure)
     monkeypatch.setattr(report, "write", lambda *_: signal.raise_signal(signal.SIGINT))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
     try:
         result = CliRunner().invoke(app, ["run", "--json", str(tmp_path / "a.json")])
     finally:
@@ -348,7 +347,7 @@ def test_ctrl_c_ends_the_writing_of_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert result.exit_code == 130
 
 
-async def test_what_can_no_longer_be_measured_leaves_the_figures_of_what_had_ended(
+async def test_measure_error_after_first_load_keeps_finished_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = session.Run.measure
@@ -367,7 +366,7 @@ async def test_what_can_no_longer_be_measured_leaves_the_figures_of_what_had_end
 
 
 @STOPS
-async def test_a_stop_before_anything_has_ended_leaves_nothing(
+async def test_bench_run_stopped_before_first_load_ends_writes_nothing(
     tmp_path: Path, stop: signal.Signals
 ) -> None:
     async with scripted() as server:
@@ -378,7 +377,7 @@ async def test_a_stop_before_anything_has_ended_leaves_nothing(
         process = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        while len(server.asked) < 4:  # noqa: ASYNC110 - two of them calibrate
+        while len(server.asked) < 4:  # noqa: ASYNC110 - the first two are calibration
             await asyncio.sleep(0.01)
         process.send_signal(stop)
         assert await process.communicate() == (b"", b"")
@@ -386,7 +385,7 @@ async def test_a_stop_before_anything_has_ended_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-async def test_the_figures_are_written_though_nobody_reads_the_table(tmp_path: Path) -> None:
+async def test_bench_run_with_closed_stdout_still_writes_report(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     async with scripted() as server:
@@ -401,7 +400,7 @@ async def test_the_figures_are_written_though_nobody_reads_the_table(tmp_path: P
     assert report.read(tmp_path / "a.json").points
 
 
-def test_a_write_that_fails_all_the_same_costs_nothing_but_the_file(
+def test_bench_run_with_failed_write_loses_only_that_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def measure(asked: Asked) -> report.Report:
@@ -417,7 +416,7 @@ def test_a_write_that_fails_all_the_same_costs_nothing_but_the_file(
     assert (tmp_path / "a.html").is_file()
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
+def test_bench_run_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
         "import sys; from server.cli import app\n"
         "try: app(['bench', 'run', '--help'])\n"
@@ -432,8 +431,8 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert float(seconds) < 5
 
 
-async def test_arrivals_as_recorded_come_in_the_traces_bursts(tmp_path: Path) -> None:
-    """Four at once, then a pause, twenty times over."""
+async def test_recorded_arrivals_keep_the_bursts_of_the_trace(tmp_path: Path) -> None:
+    """The trace has 20 bursts of four simultaneous requests."""
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2026-01-01 00:00:{s:02}.0000000,40,2" for s in range(0, 60, 3) for _ in range(4)]
     (tmp_path / "bursts.csv").write_text("\n".join(lines))
@@ -443,5 +442,5 @@ async def test_arrivals_as_recorded_come_in_the_traces_bursts(tmp_path: Path) ->
         )
     [point] = found.points
     assert point.completed == point.requests
-    assert point.requests in range(16, 25, 4)  # 0.5 s of 40 a second, in whole bursts
+    assert point.requests in range(16, 25, 4)  # 0.5 s at 40 requests/s, in whole bursts
     assert found.arrivals == "recorded"

@@ -1,4 +1,4 @@
-"""What `make bench` races against reads the same model."""
+"""`make bench`: its GGUF file has the weights of the checkpoint, and its table is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_gguf_file_holds_every_weight(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_write_gguf_file_has_every_weight(tmp_path: Path, dtype: torch.dtype) -> None:
     write_random_llama(tmp_path, LLAMA_125M | SMALL | HEADS)
     write_gguf(tmp_path, tmp_path / "model.gguf", dtype)
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
@@ -37,7 +37,7 @@ def test_the_gguf_file_holds_every_weight(tmp_path: Path, dtype: torch.dtype) ->
     assert torch.equal(found["blk.1.ffn_down.weight"], given["model.layers.1.mlp.down_proj.weight"])
     for name, theirs, heads in (("q", "attn_q", 4), ("k", "attn_k", 2)):
         ours = given[f"model.layers.1.self_attn.{name}_proj.weight"]
-        # Llama turns dimension i of a head with i + 8; llama.cpp 2 i with 2 i + 1.
+        # Llama rotates dimension i of a head with i + 8; llama.cpp rotates 2 i with 2 i + 1.
         for head in range(heads):
             rows = found[f"blk.1.{theirs}.weight"][head * 16 : (head + 1) * 16]
             assert torch.equal(rows[0::2], ours[head * 16 : head * 16 + 8])
@@ -47,7 +47,7 @@ def test_the_gguf_file_holds_every_weight(tmp_path: Path, dtype: torch.dtype) ->
     assert tokens[1] == "<s>"
 
 
-def test_the_table_has_a_column_for_each_who_ran(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_table_has_a_column_for_each_contender(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(
         {
             "machine": [{"gflops": 1000.0, "gbytes": 25.0, "weight_gbytes": 20.0}],

@@ -1,5 +1,8 @@
-"""locust's users, as processes: locust replaces the standard library's sockets by gevent's, which
-must not happen in the test runner."""
+"""locust's users, run in separate processes.
+
+locust replaces the standard library's sockets by gevent's, which must not happen in the test
+runner.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ async def locust(*arguments: object) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_headless_users_measure_streams_and_report_them(tmp_path: Path) -> None:
+async def test_locust_headless_users_measure_and_report_streams(tmp_path: Path) -> None:
     files = ("--tokens-html", tmp_path / "t.html", "--tokens-json", tmp_path / "t.json")
     async with scripted(first_s=0.1, gap_s=0.05) as server:
         status, _, err = await locust(
@@ -62,12 +65,12 @@ async def test_headless_users_measure_streams_and_report_them(tmp_path: Path) ->
     assert gaps is not None
     assert total is not None
     assert int(gaps[1]) == 4 * int(answers[1])
-    assert total[1] == answers[1]  # gaps and first tokens do not count as answers
+    assert total[1] == answers[1]  # gaps and first tokens do not count as requests
     assert (tmp_path / "t.html").read_text().count("<svg") == 5
     assert "This client used" in err
 
 
-async def test_rejections_are_failures_and_slow_the_users_down() -> None:
+async def test_locust_rejections_are_failures_and_make_users_pause() -> None:
     async with scripted(refuse=(503, "The queue is full.")) as server:
         status, _, err = await locust(
             "--headless", "-u", 2, "-r", 2, "-t", "2s", "--host", server.url
@@ -78,8 +81,8 @@ async def test_rejections_are_failures_and_slow_the_users_down() -> None:
     assert asked <= 2 + 2 * 3
 
 
-async def test_workers_ask_for_different_texts() -> None:
-    """The same from all of them would be in the server's prefix cache."""
+async def test_locust_workers_send_different_prompts() -> None:
+    """Equal prompts from several workers would hit the server's prefix cache."""
     async with scripted(first_s=0.05) as server:
         status, _, err = await locust(
             "--headless", "--processes", 2, "-u", 2, "-r", 2, "-t", "4s", "--host", server.url,
@@ -91,14 +94,14 @@ async def test_workers_ask_for_different_texts() -> None:
     assert len(set(asked)) == len(asked)
 
 
-async def test_no_server_ends_at_once_with_one_line() -> None:
+async def test_locust_without_server_exits_at_once_with_one_line() -> None:
     status, _, err = await locust("--headless", "-t", "60s", "--host", "http://127.0.0.1:1")
     assert status == 1
     assert "No server answers at http://127.0.0.1:1" in err
     assert "Traceback" not in err
 
 
-async def test_the_web_interface_has_the_charts() -> None:
+async def test_locust_web_interface_shows_the_charts() -> None:
     async with scripted() as server:
         listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]

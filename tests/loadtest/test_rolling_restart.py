@@ -1,4 +1,4 @@
-"""The rolling restart that docs/deployment.md promises, and its accounts."""
+"""The rolling restart of docs/deployment.md, and how its requests are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESTART = Restart(A, told=100.0, left=102.0, back=105.0, status=0)
 
 
 def line(began: float, ended: float, *servers: str, status: int = 200, whole: bool = True) -> str:
-    """As nginx writes it."""
+    """Return a line of nginx's log."""
     return json.dumps(
         {
             "end": ended,
@@ -37,13 +37,13 @@ def report(*lines: str) -> dict[str, object]:
     return {"failures": 0, "failures_in_nginx_log": 0, "restarts": [restart]}
 
 
-def test_a_request_is_counted_where_it_was_served() -> None:
+def test_account_counts_each_request_for_the_server_that_answered() -> None:
     good = report(
-        line(90, 95, A),  # over before
-        line(99, 101, A),  # held by it
-        line(99, 101, B),  # by the other
-        line(101, 103, A, B),  # refused, and served by the other
-        line(106, 107, A),  # by its successor
+        line(90, 95, A),  # ended before the restart
+        line(99, 101, A),  # held by the server that restarts
+        line(99, 101, B),  # held by the other server
+        line(101, 103, A, B),  # refused, and answered by the other server
+        line(106, 107, A),  # answered after the restart
     )
     [restart] = good["restarts"]  # type: ignore[misc]
     assert restart["held_when_told_to_leave"] == restart["of_those_finished"] == 1
@@ -52,18 +52,18 @@ def test_a_request_is_counted_where_it_was_served() -> None:
 
 
 @pytest.mark.parametrize("fate", [{"status": 502}, {"whole": False}])
-def test_a_request_that_is_lost_is_noticed(fate: dict[str, object]) -> None:
+def test_passed_with_lost_request_is_false(fate: dict[str, object]) -> None:
     assert not passed(report(line(99, 101, A, **fate)))  # type: ignore[arg-type]
     assert not passed(report() | {"failures": 1})
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rolling_restart_under_load_loses_nothing(tmp_path: Path) -> None:
+def test_rolling_restart_under_load_loses_no_request(tmp_path: Path) -> None:
     if shutil.which("nginx") is None:
         pytest.skip("needs nginx (Debian: nginx-light)")
     if importlib.util.find_spec("locust") is None:
-        pytest.skip("needs locust, of the extra loadtest")
+        pytest.skip("needs locust (the extra loadtest)")
     file = tmp_path / "report.json"
     command = [sys.executable, "-m", "loadtest.rolling_restart", "--users", "8", "--calm", "4"]
     done = subprocess.run([*command, "--json", file], cwd=ROOT, capture_output=True, text=True)

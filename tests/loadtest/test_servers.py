@@ -1,4 +1,4 @@
-"""Servers that load tests start: ready when they say so, and gone at the end, whatever they do."""
+"""Servers that load tests start: `with` waits until they are ready and always stops them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def python(code: str) -> Server:
     return Server([sys.executable, "-c", code], "/")
 
 
-def test_it_is_there_within_the_with_and_gone_after_it() -> None:
+def test_server_runs_inside_with_and_is_stopped_after_it() -> None:
     with python(HTTP) as server:
         assert server.start_seconds > 0
         assert server.process.poll() is None
     assert server.process.poll() == -signal.SIGTERM
 
 
-def test_its_last_words_are_told_where_it_does_not_become_ready() -> None:
+def test_server_that_does_not_start_raises_with_its_stderr() -> None:
     with (
         pytest.raises(SystemExit, match="did not become ready:\nno such model"),
         python("import sys; sys.exit('no such model')"),
@@ -34,12 +34,12 @@ def test_its_last_words_are_told_where_it_does_not_become_ready() -> None:
         pass
 
 
-def test_one_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "STOP_S", 0.1)
     with python(DEAF + HTTP) as server:
         pass
     assert server.process.poll() == -signal.SIGKILL
 
 
-def test_free_ports_are_different_ones() -> None:
+def test_free_ports_are_distinct() -> None:
     assert len(set(free_ports(20))) == 20

@@ -1,4 +1,4 @@
-"""What a load test asks: the same for the same seed, as long as said, sharing what is said."""
+"""Workloads: the same seed repeats them, and lengths and shared prefixes are as specified."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def words_shared(a: str, b: str) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def test_text_is_as_long_as_its_shape_says() -> None:
+def test_prose_text_has_the_length_of_its_shape() -> None:
     rng = random.Random(0)
     for tokens in (20, 60, 300):
         words = len(PROSE.text(Shape(tokens, 1), rng).split())
         assert abs(words * 1.5 + 6 - tokens) <= 1.5
 
 
-def test_prompts_of_the_same_blocks_begin_alike_and_no_others_do() -> None:
+def test_prose_prompts_share_a_prefix_only_for_equal_blocks() -> None:
     rng = random.Random(0)
     first, second, other = (
         PROSE.text(Shape(160, 1, (name, "b"), 30), rng) for name in ("a", "a", "c")
@@ -36,7 +36,7 @@ def test_prompts_of_the_same_blocks_begin_alike_and_no_others_do() -> None:
     assert words_shared(first, other) < 5
 
 
-def test_the_mix_keeps_its_bounds_and_shares_three_system_prompts() -> None:
+def test_mix_keeps_its_bounds_and_shares_three_system_prompts() -> None:
     mix = workload("mix", Scale(), 1024)
     shapes = list(islice(mix.shapes(random.Random(0)), 2000))
     assert max(shape.prompt_tokens + shape.output_tokens for shape in shapes) <= mix.longest
@@ -52,13 +52,13 @@ def trace(assets: Path, name: str, scale: Scale, longest: int | None) -> Workloa
     return workload(str(assets / "traces" / name), scale, longest)
 
 
-def test_a_trace_of_one_moment_has_no_gaps_to_repeat(tmp_path: Path) -> None:
+def test_trace_with_one_timestamp_has_no_gaps(tmp_path: Path) -> None:
     line = {"timestamp": 27000, "input_length": 40, "output_length": 4, "hash_ids": [1]}
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
     assert workload(str(tmp_path / "t.jsonl"), Scale(), 1024).gaps is None
 
 
-def test_a_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Path) -> None:
+def test_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Path) -> None:
     mooncake = trace(assets, "conversation_trace.jsonl", Scale(0.05, 0.1), 2000)
     assert mooncake.gaps is not None
     first, second, third = islice(mooncake.shapes(random.Random(0)), 3)
@@ -73,21 +73,23 @@ def test_a_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Pat
     assert mooncake.left_out > 0
     other = next(mooncake.shapes(random.Random(5)))
     assert other.prompt_tokens == first.prompt_tokens
-    assert other.blocks != first.blocks  # or a second run would find the first one's prefixes
+    assert other.blocks != first.blocks  # otherwise a second run would hit the first one's prefixes
 
 
-def test_an_azure_trace_keeps_lengths_and_bursts(assets: Path) -> None:
+def test_azure_trace_keeps_lengths_and_bursts(assets: Path) -> None:
     azure = trace(assets, "AzureLLMInferenceTrace_code.csv", Scale(), None)
     assert azure.gaps is not None
     first, second = islice(azure.shapes(random.Random(0)), 2)
     assert (first.prompt_tokens, first.output_tokens) == (4808, 10)
     assert (second.prompt_tokens, second.output_tokens) == (3180, 8)
     gaps = list(islice(azure.gaps(), 8000))
-    assert max(gaps) > 50  # Poisson's largest of 8000 is about 9
+    assert max(gaps) > 50  # the largest of 8000 Poisson gaps is about 9
 
 
-def test_a_trace_of_which_nothing_fits_is_refused_with_what_would(assets: Path) -> None:
-    with pytest.raises(BenchError, match=r"fit 10 tokens; the median has \d+.*--length-scale"):
+def test_trace_that_exceeds_context_raises_with_median_length(assets: Path) -> None:
+    with pytest.raises(
+        BenchError, match=r"fit in 10 tokens; the median request has \d+.*--length-scale"
+    ):
         trace(assets, "conversation_trace.jsonl", Scale(), 10)
 
 
@@ -99,14 +101,14 @@ def test_a_trace_of_which_nothing_fits_is_refused_with_what_would(assets: Path) 
         ('{"prompt": "Say it."}', "Say it."),
     ],
 )
-def test_real_prompts_are_asked_as_they_are(line: str, prompt: str, tmp_path: Path) -> None:
+def test_file_of_prompts_is_sent_unchanged(line: str, prompt: str, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(line + "\n")
     shape = next(workload(str(tmp_path / "p.jsonl"), Scale(), 1024).shapes(random.Random(0)))
     assert PROSE.text(shape, random.Random(0)) == prompt
 
 
 @pytest.mark.parametrize("line", ["[1]", "5", "[" * 99999, '{"a":' * 99999], ids=lambda s: s[:9])
-def test_a_file_of_other_json_is_refused(tmp_path: Path, line: str) -> None:
+def test_file_of_other_json_raises_bench_error(tmp_path: Path, line: str) -> None:
     (tmp_path / "odd.jsonl").write_text(line)
     with pytest.raises(BenchError, match="is neither a trace of Mooncake or Azure nor"):
         workload(str(tmp_path / "odd.jsonl"), Scale(), 1024)

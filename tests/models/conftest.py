@@ -13,8 +13,8 @@ from tests.models.golden import Case, Golden
 from tests.models.nanochat_files import base_folder
 
 
-# A fixture of the module's that takes its parameter beside one of the test's own is made again for
-# every test: what is made of a case is kept here instead.
+# A module-scoped fixture whose parameter is combined with a parameter of the test is rebuilt for
+# every test. So this fixture returns a function that builds each case once.
 @pytest.fixture(scope="module")
 def goldens(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Callable[[Case], Golden]:
     pytest.importorskip("transformers")
@@ -28,7 +28,7 @@ def golden(request: pytest.FixtureRequest, goldens: Callable[[Case], Golden]) ->
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """nanochat's base folder with a model and a tokenizer."""
+    """A base folder of nanochat with a model and a tokenizer."""
     return base_folder(tmp_path / "base")
 
 

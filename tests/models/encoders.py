@@ -1,7 +1,9 @@
-"""Golden tests of encoders: hidden states and vectors against `transformers`, in fp32, one thread.
+"""Golden tests of encoders: hidden states and vectors against `transformers`.
+
+Everything is fp32 on one thread.
 
 @encoder_tests([EncoderCase("plain", lambda: BertConfig(**SMALL))])
-def test_golden(encoder: Encoder, equality: Equality) -> None:
+def test_bert_matches_transformers(encoder: Encoder, equality: Equality) -> None:
     equality(encoder)
 """
 
@@ -34,29 +36,30 @@ from tests.models.golden import (
 )
 
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # hidden states come out of a norm: of the order of 1
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # hidden states follow a norm and are of the order of 1
 VISIBLE = 0.05
 
 
-@dataclass(frozen=True, eq=False)  # each is itself alone: the key of what is made of it
+@dataclass(frozen=True, eq=False)  # compared by identity, as the key of a cache
 class EncoderCase:
     """One variant of an architecture. `model` is the transformers class that is saved.
 
-    The hidden states must be others without each thing the case is about: `without` are values in
-    config.json, `zeroed` parts of tensor names, `replaced` our functions and their stand-ins.
+    `without`, `zeroed` and `replaced` list the features under test. Without any one of them the
+    hidden states must differ. `without` has values of config.json that switch a feature off,
+    `zeroed` parts of tensor names, and `replaced` our functions with their stand-ins.
     """
 
     name: str
     config: Callable[[], Any]  # a transformers config
     model: str = "AutoModel"
-    edit: Edit | None = None  # how the checkpoint on disk differs from one saved today
+    edit: Edit | None = None  # changes the checkpoint that today's transformers saves
     without: Mapping[str, Any] = field(default_factory=dict)
     zeroed: Sequence[str] = ()
     replaced: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Encoder:
-    """A case made real: the reference model and its checkpoint in `folder`."""
+    """The reference model of a case and its checkpoint in `folder`."""
 
     def __init__(self, case: EncoderCase, folder: Path) -> None:
         import transformers
@@ -77,7 +80,7 @@ class Encoder:
         ]
 
     def _randomise(self, whole: torch.nn.Module, hidden: int) -> None:
-        """All weights but tables of sinusoids, which are no weights."""
+        """Randomise all weights except the tables of sinusoids."""
         tables = {n: p.clone() for n, p in whole.named_parameters() if "embed_positions" in n}
         randomise(whole, hidden)
         whole.load_state_dict(tables, strict=False)
@@ -88,7 +91,7 @@ class Encoder:
 
     @cached_property
     def expected(self) -> list[torch.Tensor]:
-        """Hidden states [tokens, hidden] of each text by itself, by the reference."""
+        """Hidden states [tokens, hidden] of each text, computed one by one by the reference."""
         with torch.inference_mode():
             return [self.reference(torch.tensor([t])).last_hidden_state[0] for t in self.texts]
 
@@ -101,7 +104,7 @@ Equality = Callable[[Encoder], None]
 
 @torch.inference_mode()
 def hidden_states(runner: ModelRunner, texts: Sequence[list[int]]) -> list[torch.Tensor]:
-    """[tokens, hidden] of each text, all computed together."""
+    """Return hidden states [tokens, hidden] of each text, all computed in one batch."""
     encodes = [Encode(i, tuple(text), "mean") for i, text in enumerate(texts)]
     batch = build_encoder_batch(encodes, runner.kv, runner.backend, runner.device)
     return list(runner.model.encode(batch).split([len(text) for text in texts]))
@@ -120,7 +123,7 @@ def ragged_batch(encoder: Encoder) -> None:
 
 
 def pooled_vectors(encoder: Encoder) -> None:
-    """Through the engine, in one step and in several, in every way of pooling."""
+    """The engine's vectors match the reference, in one step or several, for every pooling."""
     for mode in EAGER.values():
         for budget in (1, 40, 1000):
             driver = encoder.driver(max_num_encoder_tokens=budget, **mode)
@@ -133,7 +136,7 @@ def pooled_vectors(encoder: Encoder) -> None:
 
 
 def accounts_for_tensors(encoder: Encoder) -> None:
-    """Any tensor missing that the reference's hidden states need, and one too many, is named."""
+    """A missing tensor that the hidden states need, or an extra one, is an error naming it."""
     for name in sorted(load_file(encoder.folder / "model.safetensors")):
         if "pooler" not in name and "embed_positions" not in name:
             refused(encoder, lambda config, tensors, name=name: tensors.pop(name), name)
@@ -155,7 +158,7 @@ def edited(encoder: Encoder, edit: Edit) -> Path:
 
 
 def features_matter(encoder: Encoder) -> None:
-    """Without what a case is about the hidden states are others: the case can fail."""
+    """Removing a feature under test changes the hidden states, so the case can fail."""
 
     def difference(edit: Edit) -> float:
         (hidden,) = hidden_states(load(edited(encoder, edit)), encoder.texts[-1:])
@@ -170,5 +173,5 @@ EQUALITIES: Sequence[Equality] = (alone, ragged_batch, pooled_vectors, accounts_
 def encoder_tests(
     cases: Sequence[EncoderCase], equalities: Sequence[Equality] = EQUALITIES
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test(encoder, equality) for every pair; features_matter is added where it applies."""
+    """Run a test(encoder, equality) for every pair; add features_matter if the case lists any."""
     return every_pair("encoder", cases, equalities, features_matter)

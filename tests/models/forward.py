@@ -1,4 +1,7 @@
-"""A loaded model fed slices by hand: logits of every token, not only of the sampled ones."""
+"""Run a loaded model on slices built by hand, which gives the logits of all tokens.
+
+The engine itself computes logits of sampled tokens only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from engine.runner.encode import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
 
-Plan = list[list[tuple[int, int]]]  # steps of (prompt, how many of its next tokens)
+Plan = list[list[tuple[int, int]]]  # steps of (prompt index, number of its next tokens)
 
 
 @torch.inference_mode()
@@ -25,9 +28,10 @@ def forward(
     plan: Plan,
     sources: Sequence[list[int]] | None = None,
 ) -> list[torch.Tensor]:
-    """Logits [tokens computed, vocabulary] of each prompt; its blocks lie scattered in a new cache.
+    """Return logits [computed tokens, vocabulary] of each prompt.
 
-    Within a step decodes go before chunks, as the scheduler orders them.
+    The prompts' blocks are scattered over a new KV cache. Within a step, decodes come before
+    chunks, in the scheduler's order.
     """
     size, groups = runner.kv.block_size, runner.kv.groups
     sources = sources or [[]] * len(prompts)
@@ -65,12 +69,12 @@ def forward(
 
 
 def whole(prompts: Sequence[list[int]]) -> Plan:
-    """All prompts in one step."""
+    """Return a plan that computes all prompts in one step."""
     return [[(index, len(prompt)) for index, prompt in enumerate(prompts)]]
 
 
 def chunked(prompts: Sequence[list[int]], size: int) -> Plan:
-    """Every prompt by `size` tokens a step, side by side."""
+    """Return a plan that computes every prompt in chunks of `size` tokens, all in parallel."""
     plan: Plan = []
     for start in range(0, max(map(len, prompts)), size):
         plan.append(

@@ -1,12 +1,12 @@
-"""Golden tests: an architecture here against the same in `transformers`, on a tiny random model.
+"""Golden tests: our models against those of `transformers`, with tiny random weights.
 
-Adding an architecture is one test file with its Cases:
+A new architecture needs one test file with its Cases:
 
     @golden_tests([Case("plain", lambda: MistralConfig(**SMALL))])
-    def test_golden(golden: Golden, equality: Equality) -> None:
+    def test_mistral_matches_transformers(golden: Golden, equality: Equality) -> None:
         equality(golden)
 
-Everything is fp32 on one thread. What our own engine must repeat it repeats bit by bit.
+Everything is fp32 on one thread. Where our engine must repeat its own results, all bits are equal.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from tests.models.forward import chunked, forward, whole
 
 BLOCK = 16
 ANSWER = 40
-LENGTHS = (1, 15, 16, 33, 60)  # with the answer up to seven blocks
-SOURCES = (37, 5, 60, 1, 18)  # what an encoder–decoder's answers are to
-WINDOW = 20  # of the windowed models: no multiple of a block
+LENGTHS = (1, 15, 16, 33, 60)  # up to seven blocks with the answer
+SOURCES = (37, 5, 60, 1, 18)  # lengths of the source texts of an encoder–decoder
+WINDOW = 20  # of windowed models; not a multiple of the block size
 WINDOW_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}  # logits are of the order of 10
-FEW_BITS = 0.05  # share of logits that bfloat16 may change
-VISIBLE = 0.1  # a difference of logits no rounding explains
+FEW_BITS = 0.05  # relative change of the logits that bfloat16 may cause
+VISIBLE = 0.1  # a difference of logits that rounding cannot explain
 Tensors = dict[str, torch.Tensor]
 Answer = list[tuple[int, float]]  # (token, logprob)
 Edit = Callable[[dict[str, Any], Tensors], None]  # changes config.json and tensors in place
 
 
-@dataclass(frozen=True, eq=False)  # each is itself alone: the key of what is made of it
+@dataclass(frozen=True, eq=False)  # compared by identity, as the key of a cache
 class Case:
     """One variant of an architecture.
 
-    The model must answer differently without each thing the case is about, removed by itself:
-    `without` are values of config.json that switch one off (None removes a key), `zeroed` parts of
-    tensor names, `replaced` functions of ours by their import path and what stands in for them.
-    `reference` makes, of the config and in the folder of the checkpoint, a reference that is not of
-    transformers; it is called like one of those, as far as the equalities do it.
+    `without`, `zeroed` and `replaced` list the features under test. Without any one of them the
+    logits must differ. `without` has values of config.json that switch a feature off (None removes
+    the key), `zeroed` parts of tensor names, and `replaced` import paths of our functions with
+    their stand-ins. `reference` builds another reference than transformers, from the config and in
+    the folder of the checkpoint. It is called like a transformers model.
     """
 
     name: str
     config: Callable[[], Any]  # a transformers config, or one `reference` understands
-    edit: Edit | None = None  # how the checkpoint on disk differs from one saved today
+    edit: Edit | None = None  # changes the checkpoint that today's transformers saves
     shard_size: str = "1GB"
     without: Mapping[str, Any] = field(default_factory=dict)
     zeroed: Sequence[str] = ()
@@ -68,9 +68,10 @@ class Case:
 
 
 class Golden:
-    """A case made real: the reference model and its checkpoint in `folder`.
+    """The reference model of a case and its checkpoint in `folder`.
 
-    The prompts of an encoder–decoder are how its answers begin; it also has `sources`, else [].
+    For an encoder–decoder, `sources` are the encoder prompts and `prompts` the beginnings of the
+    answers. For other models every source is [].
     """
 
     def __init__(self, case: Case, folder: Path) -> None:
@@ -99,19 +100,19 @@ class Golden:
 
     @cached_property
     def logits(self) -> torch.Tensor:
-        """Of the longest prompt, by the reference."""
+        """The reference's logits [tokens, vocabulary] of the longest prompt."""
         with torch.inference_mode():
             return self.reference(**self.inputs(-1)).logits[0]
 
     @cached_property
     def alone(self) -> list[Answer]:
-        """Our greedy answers, one prompt at a time."""
+        """Our greedy answers, computed one prompt at a time."""
         driver = self.driver(enable_prefix_caching=False)
         pairs = zip(self.prompts, self.sources, strict=True)
         return [answers(driver, [prompt], [source])[0] for prompt, source in pairs]
 
     def inputs(self, index: int, answer: Sequence[int] = ()) -> dict[str, torch.Tensor]:
-        """What the reference takes for a prompt and what has been answered."""
+        """Return the reference's arguments for a prompt followed by an answer."""
         prompt = torch.tensor([[*self.prompts[index], *answer]])
         source = torch.tensor([self.sources[index]])
         return (
@@ -135,7 +136,7 @@ def load(folder: Path, **config: Any) -> ModelRunner:
 def answers(
     driver: Driver, prompts: Sequence[list[int]], sources: Sequence[list[int]]
 ) -> list[Answer]:
-    """All prompts at once, greedily."""
+    """Return the greedy answers to all prompts, computed together."""
     ids = [
         driver.submit(prompt, ANSWER, source=source, logprobs=0)
         for prompt, source in zip(prompts, sources, strict=True)
@@ -145,7 +146,10 @@ def answers(
 
 
 def rescored(driver: Driver, golden: Golden) -> list[Answer]:
-    """The answers once more, as ends of prompts that are scored: each token the likeliest there."""
+    """Return the answers as read from prompt logprobs: the top token and the logprob of each token.
+
+    Each answer is submitted as the end of its prompt.
+    """
     wholes = [
         [*prompt, *(token for token, _ in answer)]
         for prompt, answer in zip(golden.prompts, golden.alone, strict=True)
@@ -160,7 +164,7 @@ def rescored(driver: Driver, golden: Golden) -> list[Answer]:
 
 
 def edit_checkpoint(folder: Path, edit: Edit) -> None:
-    """Rewrite config.json and the one model.safetensors."""
+    """Apply `edit` to config.json and model.safetensors of a checkpoint without shards."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     edit(config, tensors)
@@ -174,7 +178,10 @@ def of_transformers(
     shard_size: str = "1GB",
     prepare: Callable[[Any], None] = lambda model: None,
 ) -> Any:
-    """The reference, saved in `folder`; `prepare` is what else is done to its random weights."""
+    """Return a transformers model with random weights, saved in `folder`.
+
+    `prepare` may change the random weights before they are saved.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     text, kind = config.get_text_config(), AutoModelForCausalLM
@@ -193,7 +200,10 @@ def of_transformers(
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module, hidden: int) -> None:
-    """Weights so large that attention is sharp and every norm, bias and gate shows."""
+    """Set random weights, so large that attention is sharp and all norms, biases and gates matter.
+
+    The seed is fixed.
+    """
     generator = torch.Generator().manual_seed(0)
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     learned += [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
@@ -202,11 +212,11 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
         if parameter.dim() > 1:
             parameter.copy_(noise * 2 * hidden**-0.5)
         else:
-            parameter.add_(noise * 0.5)  # to what it begins as: norms at one or, Gemma's, at zero
+            parameter.add_(noise * 0.5)  # norms start at one, Gemma's at zero
 
 
 def last_logits(golden: Golden, runner: ModelRunner, size: int | None = None) -> torch.Tensor:
-    """Ours, of the longest prompt, in chunks of `size`; None is the whole."""
+    """Return our logits of the longest prompt, computed in chunks of `size` (None: at once)."""
     prompts, sources = golden.prompts[-1:], golden.sources[-1:]
     plan = whole(prompts) if size is None else chunked(prompts, size)
     return forward(runner, prompts, plan, sources)[0]
@@ -229,7 +239,7 @@ def chunked_prefill(golden: Golden) -> None:
 
 
 def greedy(golden: Golden) -> None:
-    """Each token is the reference's likeliest after all before it: what it would have written."""
+    """Each token is the one that the reference finds most likely after the previous tokens."""
     for index, (prompt, answer) in enumerate(zip(golden.prompts, golden.alone, strict=True)):
         tokens = [token for token, _ in answer]
         assert len(tokens) == ANSWER
@@ -237,7 +247,7 @@ def greedy(golden: Golden) -> None:
             logits = golden.reference(**golden.inputs(index, tokens[:-1])).logits[0]
         assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
     distinct = {token for answer in golden.alone for token, _ in answer}
-    assert len(distinct) > 10, "a model that repeats itself tests little: untie it, or other sizes"
+    assert len(distinct) > 10, "the model repeats itself: untie its head or change sizes"
 
 
 def ragged_batch(golden: Golden) -> None:
@@ -250,7 +260,7 @@ def ragged_batch(golden: Golden) -> None:
 
 
 def captured(golden: Golden) -> None:
-    """Recorded decodes and chunks, replayed over poisoned memory; a source's are not recorded."""
+    """Captured decodes and chunks, replayed over poisoned memory, match; encoders run eagerly."""
     driver = golden.driver(captured=True, depth=1, max_num_batched_tokens=32)
     plain = [
         driver.submit(prompt, ANSWER, source=source)
@@ -275,7 +285,7 @@ def prefix_hit(golden: Golden) -> None:
 
 
 def scored(golden: Golden) -> None:
-    """An answer as part of the prompt is as likely as it was when it was written, to the bit."""
+    """Prompt logprobs of an answer equal, bit for bit, its logprobs when it was generated."""
     assert rescored(golden.driver(max_num_batched_tokens=BLOCK), golden) == golden.alone
 
 
@@ -287,7 +297,7 @@ def preempted(golden: Golden) -> None:
 
 
 def refusal(golden: Golden, edit: Edit) -> str:
-    """What the loader says of the checkpoint once it is edited."""
+    """Return the loader's error message for the edited checkpoint."""
     copy = golden.folder / "edited"
     shutil.copytree(golden.folder, copy, ignore=shutil.ignore_patterns("edited"))
     edit_checkpoint(copy, edit)
@@ -298,8 +308,10 @@ def refusal(golden: Golden, edit: Edit) -> str:
 
 
 def bfloat16(golden: Golden) -> None:
-    """What a CPU serves by default: every tensor has its dtype, and little more is lost to it than
-    the reference loses, which rounds elsewhere."""
+    """In bfloat16, the default on a CPU, our error is at most 1.5 times that of the reference.
+
+    The two round at different places. Without a transformers reference, FEW_BITS is the limit.
+    """
     limit = FEW_BITS * float(golden.logits.norm(dim=-1).median())
     if isinstance(golden.reference, torch.nn.Module):
         rounded = copy.deepcopy(golden.reference).bfloat16()
@@ -312,12 +324,12 @@ def bfloat16(golden: Golden) -> None:
 
 
 def _error(golden: Golden, logits: torch.Tensor) -> float:
-    """Of a token in the middle of all tokens."""
+    """Return the median error of a token's logits, as a norm."""
     return float((logits.float() - golden.logits).norm(dim=-1).median())
 
 
 def numba(golden: Golden) -> None:
-    """By kernels compiled for a CPU; or refused at start, with the reason."""
+    """Numba's CPU kernels match, or are refused at start with the reason."""
     if any(golden.sources):
         with pytest.raises(ConfigError, match="numba"):
             load(golden.folder, attention_backend="numba")
@@ -332,7 +344,7 @@ def numba(golden: Golden) -> None:
 
 
 def accounts_for_tensors(golden: Golden) -> None:
-    """Any one tensor missing, and one too many, is an error that names it."""
+    """A missing tensor, or an extra one, is an error that names it."""
     for name in sorted(load_file(golden.folder / "model.safetensors")):
         assert name in refusal(golden, lambda config, tensors, name=name: tensors.pop(name))
     surplus = {"model.surplus": torch.ones(1)}
@@ -340,7 +352,7 @@ def accounts_for_tensors(golden: Golden) -> None:
 
 
 def difference(golden: Golden, edit: Edit) -> float:
-    """How far the longest prompt's logits are off once the checkpoint is edited."""
+    """Return the largest error of the longest prompt's logits with the edited checkpoint."""
     copy = golden.folder / "edited"
     shutil.copytree(golden.folder, copy, ignore=shutil.ignore_patterns("edited"))
     edit_checkpoint(copy, edit)
@@ -350,7 +362,7 @@ def difference(golden: Golden, edit: Edit) -> float:
 
 
 def setting(key: str, value: Any) -> Edit:
-    """config.json with another value; None removes the key."""
+    """Return an edit that sets a key of config.json; None removes the key."""
 
     def edit(config: dict[str, Any], tensors: Tensors) -> None:
         config[key] = value
@@ -361,7 +373,7 @@ def setting(key: str, value: Any) -> Edit:
 
 
 def zeroing(part: str) -> Edit:
-    """Zeros in every tensor whose name has `part` in it."""
+    """Return an edit that zeroes every tensor with `part` in its name."""
 
     def edit(config: dict[str, Any], tensors: Tensors) -> None:
         chosen = [name for name in tensors if part in name]
@@ -373,12 +385,15 @@ def zeroing(part: str) -> Edit:
 
 
 def features_matter(golden: Golden) -> None:
-    """Without what a case is about the logits are others: the case can fail."""
+    """Removing a feature under test changes the logits, so the case can fail."""
     each_feature_matters(golden.case, lambda edit: difference(golden, edit), VISIBLE)
 
 
 def each_feature_matters(case: Any, difference: Callable[[Edit], float], visible: float) -> None:
-    """`difference`: how far what is computed with an edited checkpoint is from the reference."""
+    """Assert that removing any feature of the case gives a `difference` above `visible`.
+
+    `difference` returns the largest error against the reference for an edited checkpoint.
+    """
     for key, value in case.without.items():
         assert difference(setting(key, value)) > visible, f"{key} changes nothing"
     for part in case.zeroed:
@@ -390,7 +405,7 @@ def each_feature_matters(case: Any, difference: Callable[[Edit], float], visible
 
 
 def unnormalised(self: RotaryAttention, *args: Any) -> torch.Tensor:
-    """Stands in for RotaryAttention.forward: without the norms of queries and keys."""
+    """Stand-in for RotaryAttention.forward without the norms of queries and keys."""
     self.q_norm = self.k_norm = None
     return _rotary_attention(self, *args)
 
@@ -399,7 +414,7 @@ _rotary_attention = RotaryAttention.forward
 
 
 def window_is_exact(golden: Golden) -> None:
-    """One key more or less in view would be seen."""
+    """A window longer or shorter by one key changes the logits visibly."""
     window = json.loads((golden.folder / "config.json").read_text())["sliding_window"]
     for other in (window - 1, window + 1):
         assert difference(golden, setting("sliding_window", other)) > VISIBLE
@@ -423,7 +438,7 @@ EQUALITIES: Sequence[Equality] = (
 def golden_tests(
     cases: Sequence[Case], equalities: Sequence[Equality] = EQUALITIES
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test(golden, equality) for every pair; features_matter is added where it applies."""
+    """Run a test(golden, equality) for every pair; add features_matter if the case lists any."""
     return every_pair("golden", cases, equalities, features_matter)
 
 

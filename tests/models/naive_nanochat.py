@@ -1,4 +1,7 @@
-"""nanochat from its equations: whole sequences, no cache, plain torch, upstream's tensor names."""
+"""A naive nanochat written from its equations: plain torch on whole sequences, without a cache.
+
+Tensor names are upstream's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """A meta file's model_config."""
+    """The model_config of a meta file."""
 
     sequence_len: int = 128
     vocab_size: int = 211
@@ -28,10 +31,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Naive:
-    """One generation of nanochat, called and generating as far as the tests need it."""
+    """One generation of nanochat, with the calls of a transformers model that the tests use."""
 
     sizes: Sizes = Sizes()
-    windows: tuple[int, ...] = (15, 15, 15, 128, 128)  # keys seen before the query's own
+    windows: tuple[int, ...] = (15, 15, 15, 128, 128)  # keys visible before the query's own
     rope_base: float = 100_000.0
     qk_factor: float = 1.2
     cap: float = 15.0
@@ -39,7 +42,7 @@ class Naive:
     lambdas: bool = True
     gate: tuple[int, float] | None = (12, 3.0)
     smear: bool = True
-    rows: int = 256  # of the tables, padded
+    rows: int = 256  # of the vocabulary tables, with padding
 
     @property
     def vocab_size(self) -> int:
@@ -76,7 +79,7 @@ class Naive:
 
     @cached_property
     def tensors(self) -> Tensors:
-        """Random weights so large that every feature shows in the logits."""
+        """Random weights, so large that every feature affects the logits."""
         generator = torch.Generator().manual_seed(0)
 
         def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -91,7 +94,7 @@ class Naive:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H, D] by minus theta."""
+        """Rotate x [T, H, D] by minus theta."""
         time, _, dim = x.shape
         frequency = self.rope_base ** -(torch.arange(0, dim, 2) / dim)
         angles = torch.outer(torch.arange(time), frequency)[:, None]
@@ -122,7 +125,7 @@ class Naive:
         return F.relu(up).square() @ self.tensors[f"transformer.h.{layer}.mlp.c_proj.weight"].T
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """[T] -> [T, vocab_size]"""
+        """Return logits [T, vocab_size] for ids [T]."""
         w = self.tensors
         x = self.norm(w["transformer.wte.weight"][ids])
         if self.smear:
@@ -145,7 +148,7 @@ class Naive:
         return SimpleNamespace(logits=torch.stack([self.logits(row) for row in input_ids]))
 
     def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **_: Any) -> torch.Tensor:
-        """Greedily."""
+        """Generate greedily."""
         for _ in range(max_new_tokens):
             best = self(input_ids).logits[:, -1].argmax(-1, keepdim=True)
             input_ids = torch.cat([input_ids, best], 1)

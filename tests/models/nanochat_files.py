@@ -1,4 +1,4 @@
-"""The files upstream's training leaves, and importing them."""
+"""Create the files that upstream's training writes, and import them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLIT = (
 )
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = Sizes(vocab_size=300)
-TINY = Naive(SIZES, windows=(128,) * 5, rows=320)  # 128: a quarter of 128, rounded up
+TINY = Naive(SIZES, windows=(128,) * 5, rows=320)  # a short window: 128 / 4, rounded up to 128
 SPECIAL_TOKENS = [
     *("<|bos|>", "<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>"),
     *("<|python_start|>", "<|python_end|>", "<|output_start|>", "<|output_end|>"),
@@ -36,14 +36,14 @@ SPECIAL_TOKENS = [
 
 
 def base_folder(folder: Path) -> Path:
-    """nanochat's own, with TINY as the fine-tuned model d5."""
+    """Create a base folder of nanochat, with TINY as the fine-tuned model d5."""
     save_checkpoint(folder / "chatsft_checkpoints" / "d5", TINY)
     save_tokenizer(folder / "tokenizer", encoding_state(SIZES.vocab_size))
     return folder
 
 
 def save_checkpoint(folder: Path, naive: Naive, step: int = 7, *, prefix: str = "") -> Path:
-    """model_<step>.pt and meta_<step>.json."""
+    """Write model_<step>.pt and meta_<step>.json."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {prefix + name: tensor for name, tensor in naive.tensors.items()}
     torch.save(state, folder / f"model_{step:06d}.pt")
@@ -54,7 +54,7 @@ def save_checkpoint(folder: Path, naive: Naive, step: int = 7, *, prefix: str = 
 
 
 def pickled_encoding(state: Any, protocol: int = 4) -> bytes:
-    """What pickle writes for a tiktoken Encoding of this state, made without tiktoken."""
+    """Return the pickle of a tiktoken Encoding with this state, made without tiktoken."""
 
     class Encoding:
         def __getstate__(self) -> Any:
@@ -68,7 +68,7 @@ def pickled_encoding(state: Any, protocol: int = 4) -> bytes:
 
 
 def encoding_state(vocab_size: int) -> dict[str, Any]:
-    """What an Encoding of so many tokens is made of, trained on this file as upstream does it."""
+    """Return the state of an Encoding with `vocab_size` tokens, trained on this file."""
     merged = trained(Path(__file__).read_text(), vocab_size - 256 - len(SPECIAL_TOKENS))
     tokens = [bytes([byte]) for byte in range(256)] + merged
     return {
@@ -81,7 +81,7 @@ def encoding_state(vocab_size: int) -> dict[str, Any]:
 
 @cache
 def trained(text: str, count: int) -> list[bytes]:
-    """The `count` first tokens of byte-pair encoding: always the pair seen most."""
+    """Return the first `count` tokens of byte-pair encoding, which merges the commonest pair."""
     pieces = Counter(regex.findall(SPLIT, text))
     words = [([bytes([b]) for b in piece.encode()], times) for piece, times in pieces.items()]
     tokens: list[bytes] = []
@@ -98,7 +98,7 @@ def trained(text: str, count: int) -> list[bytes]:
 
 
 def join(parts: list[bytes], pair: tuple[bytes, bytes]) -> None:
-    """Every occurrence of `pair`, from the left."""
+    """Merge every occurrence of `pair` in place, from left to right."""
     i = 0
     while i < len(parts) - 1:
         if (parts[i], parts[i + 1]) == pair:
@@ -107,7 +107,7 @@ def join(parts: list[bytes], pair: tuple[bytes, bytes]) -> None:
 
 
 def encoded(text: str, ranks: dict[bytes, int]) -> list[int]:
-    """As tiktoken encodes: in each piece, again and again the neighbours that make the lowest."""
+    """Encode like tiktoken: in each piece, repeatedly merge the neighbours of the lowest rank."""
     ids = []
     for piece in regex.findall(SPLIT, text):
         parts = [bytes([byte]) for byte in piece.encode()]

@@ -8,9 +8,10 @@ import numpy as np
 
 QUESTION, BEGINNING = "What is Deep Learning?", "Deep Learning is..."
 THREE = [QUESTION, BEGINNING, QUESTION]
-# The recording engine has GELU in its tanh form, the model the exact one: so far are they apart.
+# The recording engine used the tanh form of GELU, the model uses the exact one. That difference
+# stays below this tolerance.
 TOLERANCE = 4e-3
-# Snapshot -> the texts of its rows and how they were pooled; none is normalised.
+# Snapshot -> (the texts of its rows, pooling); vectors are not normalised.
 POOLED = {
     "bert_batch": (THREE, "mean"),
     "bert_single": ([QUESTION], "mean"),
@@ -20,11 +21,11 @@ POOLED = {
 RAW = {
     "bert_batch_raw": THREE,
     "bert_single_raw": [QUESTION],
-}  # the tokens of all, one after another
+}  # snapshot -> texts; a row per token of all texts
 
 
 def snapshot(assets: Path, name: str) -> np.ndarray:
-    """[rows, 384]: insta's YAML of a list of lists of numbers."""
+    """Return a snapshot [rows, 384], stored by insta as a YAML list of lists of numbers."""
     _, _, body = (
         (assets / "embedding-snapshots" / f"test_bert__{name}.snap").read_text().split("---\n", 2)
     )

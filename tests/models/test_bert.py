@@ -1,4 +1,4 @@
-"""BERT against transformers: post-norm, positions, token types, every spelling of its names."""
+"""BERT against transformers: post-norm, positions, token types, all spellings of tensor names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(**overrides: Any) -> Any:
 
 
 def pre_norm(self: BertBlock, x: torch.Tensor, batch: Any, rotate: Any = None) -> torch.Tensor:
-    """Stands in for BertBlock.forward: the norms before what they should come after."""
+    """Stand-in for BertBlock.forward with norms before the sublayers instead of after them."""
     heads = self.spec.num_heads
     qkv = self.qkv(self.attention_norm(x)).view(len(x), 3 * heads, self.spec.head_dim)
     x = x + self.out(self.attend(*qkv.split(heads, dim=1), batch))
@@ -38,7 +38,7 @@ def pre_norm(self: BertBlock, x: torch.Tensor, batch: Any, rotate: Any = None) -
 
 
 def as_of_2018(config: dict[str, Any], tensors: Tensors) -> None:
-    """gamma and beta for the norms, and a buffer of positions."""
+    """Edit a checkpoint to the names of 2018: gamma and beta, and a buffer of positions."""
     tensors["bert.embeddings.position_ids"] = torch.arange(96).unsqueeze(0)
     for name in list(tensors):
         for today, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("Norm.bias", "Norm.beta")):
@@ -58,7 +58,7 @@ REPLACED = {
 
 
 @encoder_tests([EncoderCase("plain", config, zeroed=PARTS, replaced=REPLACED)])
-def test_golden(encoder: Encoder, equality: Equality) -> None:
+def test_bert_matches_transformers(encoder: Encoder, equality: Equality) -> None:
     equality(encoder)
 
 
@@ -75,7 +75,7 @@ def test_golden(encoder: Encoder, equality: Equality) -> None:
     ],
     [alone],
 )
-def test_variants(encoder: Encoder, equality: Equality) -> None:
+def test_bert_variant_matches_transformers(encoder: Encoder, equality: Equality) -> None:
     equality(encoder)
 
 
@@ -86,13 +86,13 @@ def test_variants(encoder: Encoder, equality: Equality) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
         ({"is_decoder": True}, "is_decoder = True"),
         ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"num_attention_heads": 5}, "hidden_size 48, which 5 heads"),
+        ({"num_attention_heads": 5}, "hidden_size 48, which is not divisible by 5"),
         ({"type_vocab_size": 0}, "type_vocab_size = 0"),
         ({"layer_norm_eps": None}, "lacks 'layer_norm_eps'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_bert_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     given = config().to_dict() | wrong
     with pytest.raises(ConfigError, match=said), torch.device("meta"):

@@ -1,4 +1,4 @@
-"""A key of config.json that changes what the reference computes changes ours, or is refused."""
+"""A config.json key that changes the reference's results changes ours too, or is refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from engine.models.registry import DECODERS
 from tests.models.golden import randomise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# Each file by the first of its names.
+# Module of a model -> the first architecture that it serves.
 MODELS = {module.rpartition(".")[2]: name for name, (module, _) in reversed(DECODERS.items())}
-# Who reads the file, and in what the reference computes: no facts of the model.
+# Keys that name the file's reader or the reference's dtype, not properties of the model.
 ABOUT_THE_FILE = {"model_type", "architectures", "transformers_version", "dtype"}
 TOKENS = torch.arange(60)[None] * 3 % 200
 ACTIVATIONS = "silu", "gelu", "gelu_pytorch_tanh", "relu"
@@ -24,7 +24,7 @@ EQUAL = 1e-3  # of logits of the order of 10
 
 
 def reference(config: Any) -> tuple[int, torch.Tensor]:
-    """How many parameters its model has, and its logits; the weights follow from their names."""
+    """Return the reference's parameter count and its logits with seeded random weights."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -34,7 +34,7 @@ def reference(config: Any) -> tuple[int, torch.Tensor]:
 
 
 def others(value: Any) -> list[Any]:
-    """Values that mean something else; none for lists and objects."""
+    """Return other values for a key; none for lists and objects."""
     match value:
         case None:
             return [3, True, "x"]
@@ -48,7 +48,7 @@ def others(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("module", MODELS)
-def test_no_key_is_passed_over(module: str) -> None:
+def test_read_config_changed_key_is_read_or_refused(module: str) -> None:
     config = import_module(f"tests.models.test_{module}").config()
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     values, (path, attribute) = config.to_dict(), DECODERS[MODELS[module]]
@@ -66,7 +66,7 @@ def test_no_key_is_passed_over(module: str) -> None:
                 except Exception:
                     continue  # the reference refuses it
                 if count != parameters:
-                    continue  # so does our loader: the tensors are others
+                    continue  # our loader refuses it, because the tensors do not fit
                 passed_over += 1
                 assert torch.allclose(found, logits, rtol=0, atol=EQUAL), f"{key} = {other}"
-    assert passed_over > 3, "dropout and the like change nothing"
+    assert passed_over > 3, "keys such as dropout change nothing"

@@ -1,4 +1,4 @@
-"""The shipped demo model: it loads, answers, and its probes are honest."""
+"""The shipped demo model loads and answers, and its probes are not in its training text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def greedy(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = 
     return tokenizer().decode(out[0, len(prompt) : -1].tolist(), skip_special_tokens=False)
 
 
-def test_weights_are_small() -> None:
+def test_demo_weights_are_at_most_16_mib() -> None:
     assert (FOLDER / "model.safetensors").stat().st_size <= 16 * 2**20
 
 
@@ -65,17 +65,17 @@ def test_training_network_equals_transformers() -> None:
         )
 
 
-def test_france() -> None:
+def test_demo_model_answers_capital_of_france() -> None:
     assert "Paris" in greedy(FRANCE)
 
 
 @pytest.mark.parametrize("text", ["hi", "hello there", "who are you?", "thanks", "what can you do"])
-def test_small_talk_is_answered(text: str) -> None:
+def test_demo_model_answers_small_talk(text: str) -> None:
     assert "do not know" not in greedy([{"role": "user", "content": text}])
 
 
-def test_probes_are_answered() -> None:
-    """Nine in ten, by our engine, which answers them together; over HTTP: `make demo-eval`."""
+def test_engine_answers_nine_in_ten_demo_probes() -> None:
+    """Our engine answers all probes in one batch. `make demo-eval` does it over HTTP."""
     driver, probes = Driver(FOLDER, max_num_seqs=32), read_probes()
     prompts = [render_text(p["messages"], p.get("tools"), prompt=True) for p in probes]
     end = (tokenizer().token_to_id(END),)
@@ -89,7 +89,7 @@ def test_probes_are_answered() -> None:
     assert len(wrong) <= len(probes) / 10, wrong
 
 
-def test_probes_are_not_in_the_training_text() -> None:
+def test_training_text_contains_no_probe() -> None:
     probes = read_probes()
     drawn = [
         *conversations(500, progress=0.0),
@@ -103,19 +103,19 @@ def test_probes_are_not_in_the_training_text() -> None:
         assert (render_text(probe["messages"]) if is_talk(probe) else last) not in text
 
 
-def test_held_out_number_pairs_are_never_drawn() -> None:
+def test_number_pair_is_never_held_out() -> None:
     draws = Draws(5)
     drawn = {draws.number_pair() for _ in range(20_000)}
     assert not any(held_out(a, b) for a, b in drawn)
 
 
-def test_generator_is_deterministic() -> None:
+def test_author_same_seed_draws_same_conversations() -> None:
     assert conversations(300) == conversations(300)
     assert conversations(300) != conversations(300, seed=4)
 
 
 @pytest.mark.parametrize("prompt", [False, True])
-def test_served_template_renders_the_training_text(prompt: bool) -> None:
+def test_served_chat_template_renders_the_training_text(prompt: bool) -> None:
     served = ChatTemplate.from_folder(FOLDER, None)
     assert served is not None
     talks = [(c.messages, c.tools) for c in conversations(400)]
@@ -127,14 +127,14 @@ def test_served_template_renders_the_training_text(prompt: bool) -> None:
         assert shown == render_text(messages, tools, prompt)
 
 
-def test_training_text_is_the_one_the_weights_learned() -> None:
+def test_training_text_digest_matches_shipped_weights() -> None:
     drawn = [*conversations(300, progress=0.1), *conversations(1_000), *conversations(300, 3, 1.0)]
     text = json.dumps(drawn, ensure_ascii=False)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert digest == "14633af454a38b3b", "another text: train the model again, then note its digest"
+    assert digest == "14633af454a38b3b", "text changed: train again, then update the digest"
 
 
-def test_only_the_assistants_words_are_learned() -> None:
+def test_encode_marks_only_assistant_tokens_as_learned() -> None:
     for conversation in conversations(300):
         ids, learned = encode(tokenizer(), conversation, 1024)
         spoken = [m for m in conversation.messages if m["role"] == "assistant"]
@@ -156,13 +156,15 @@ def test_only_the_assistants_words_are_learned() -> None:
         ("tool_call", [{"name": "f"}], ['<tool_call>\n{"name": "f"}\n</tool_call>'], ["f", ""]),
     ],
 )
-def test_judge(match: str, expect: list[Any], right: list[str], wrong: list[str]) -> None:
+def test_judge_accepts_right_and_rejects_wrong_answers(
+    match: str, expect: list[Any], right: list[str], wrong: list[str]
+) -> None:
     probe = {"match": match, "expect": expect}
     assert [judge(probe, text) for text in right] == [True] * len(right)
     assert [judge(probe, text) for text in wrong] == [False] * len(wrong)
 
 
-def test_probe_over_http_shows_the_same_prompt() -> None:
+def test_request_messages_render_the_same_prompt() -> None:
     for probe in read_probes():
         direct = render_text(probe["messages"], probe.get("tools"), prompt=True)
         assert render_text(request_messages(probe), None, prompt=True) == direct
@@ -179,9 +181,9 @@ def test_probe_over_http_shows_the_same_prompt() -> None:
         "  ",
     ],
 )
-def test_tokenizer_round_trips(text: str) -> None:
+def test_demo_tokenizer_round_trips_any_text(text: str) -> None:
     assert tokenizer().decode(tokenizer().encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_every_digit_is_one_token() -> None:
+def test_demo_tokenizer_every_digit_is_one_token() -> None:
     assert tokenizer().encode("2048").tokens == ["2", "0", "4", "8"]

@@ -1,4 +1,4 @@
-"""The shipped translator: it is small, its probes are honest, and it knows unseen combinations."""
+"""The shipped translator: small, right on unseen pairs, and its probes are not trained on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokenizer() -> Tokenizer:
 
 
 def translated(texts: list[str]) -> list[str]:
-    """By the engine in fp32, all at once."""
+    """Return the engine's fp32 translations, computed in one batch."""
     driver = Driver(FOLDER, max_num_seqs=64)
     ids = [
         driver.submit([PAD], 60, source=tokenizer().encode(text).ids, stop_token_ids=(1,))
@@ -38,7 +38,7 @@ def translated(texts: list[str]) -> list[str]:
     return [tokenizer().decode(driver.tokens(i)) for i in ids]
 
 
-def test_it_is_small() -> None:
+def test_translate_folder_is_at_most_4_mib() -> None:
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4 * 2**20
 
 
@@ -67,14 +67,14 @@ def test_training_network_equals_transformers() -> None:
             torch.testing.assert_close(logits[row], expected, atol=1e-3, rtol=1e-3)
 
 
-def test_dan_loves_icecream() -> None:
+def test_translate_dan_loves_icecream_is_dan_alskar_glass() -> None:
     assert translated(["Dan loves icecream", "Dan loves icecream."]) == [
         "Dan älskar glass",
         "Dan älskar glass.",
     ]
 
 
-def test_unseen_combinations() -> None:
+def test_translate_unseen_pairs_95_percent_are_right() -> None:
     asked = read_probes("demo-translate")
     answers = translated([probe["messages"][0]["content"] for probe in asked])
     wrong = [
@@ -86,11 +86,11 @@ def test_unseen_combinations() -> None:
     assert len(wrong) <= 0.05 * len(asked), wrong
 
 
-def test_the_committed_probes_are_drawn_by_the_grammar() -> None:
+def test_committed_probes_equal_those_drawn_by_the_grammar() -> None:
     assert read_probes("demo-translate") == probes()
 
 
-def test_no_held_out_pair_is_in_the_training_text() -> None:
+def test_training_text_contains_no_held_out_pair() -> None:
     grammar = Grammar(5)
     drawn = [grammar.sentence() for _ in range(20_000)]
     unseen = {probe["expect"][0].rstrip(".!") for probe in read_probes("demo-translate")}
@@ -100,7 +100,7 @@ def test_no_held_out_pair_is_in_the_training_text() -> None:
     assert 0.05 < sum(map(held_out, pairs)) / len(pairs) < 0.12
 
 
-def test_grammar_is_deterministic() -> None:
+def test_grammar_same_seed_draws_same_sentences() -> None:
     first, same, other = ([g.sentence() for _ in range(300)] for g in map(Grammar, (3, 3, 4)))
     assert first == same != other
 
@@ -108,13 +108,13 @@ def test_grammar_is_deterministic() -> None:
 @pytest.mark.parametrize(
     "text", ["Dan älskar glass.", "Får jag se, Åsa? Nej!", "Quizzical 0123456789 jwxz"]
 )
-def test_tokenizer_round_trips(text: str) -> None:
+def test_translate_tokenizer_round_trips_text(text: str) -> None:
     ids = tokenizer().encode(text).ids
     assert ids[-1] == tokenizer().token_to_id("</s>") == 1
     assert tokenizer().decode(ids) == text
 
 
-def test_sentences_written_by_hand() -> None:
+def test_translate_sentences_written_by_hand_are_right() -> None:
     texts = {
         "The small house is not red.": "Det lilla huset är inte rött.",
         "Did you see my small dog yesterday?": "Såg du min lilla hund igår?",

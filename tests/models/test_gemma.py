@@ -1,4 +1,4 @@
-"""Gemma against transformers: (1 + weight) norms, GeGLU, scaled embeddings; bf16 to the bit."""
+"""Gemma against transformers: (1 + weight) norms, GeGLU, scaled embeddings, rounding in bf16."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ def config(**overrides: Any) -> Any:
 
 
 def first_release(config: dict[str, Any], tensors: Tensors) -> None:
-    """`gelu` for the tanh form, the head a second time, rope_theta outside, nothing about ties."""
+    """Edit a checkpoint to the form of the first release.
+
+    It says `gelu` for the tanh form, stores a copy of the head, has rope_theta at the top level,
+    and does not mention tied embeddings.
+    """
     config |= {"hidden_act": "gelu", "hidden_activation": None}
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     del config["tie_word_embeddings"]
@@ -62,12 +66,12 @@ SPELLINGS = [
 
 
 @golden_tests([CASE])
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_gemma_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_gemma_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -81,15 +85,15 @@ def test_spelling(golden: Golden, equality: Equality) -> None:
     ],
     ids=str,
 )
-def test_config_errors(wrong: dict[str, Any]) -> None:
+def test_gemma_unsupported_config_raises_config_error(wrong: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Gemma.read_config(config().to_dict() | wrong)
 
 
 @pytest.mark.parametrize("hidden", [2048, 3072])
-def test_embeddings_are_scaled_as_in_training(hidden: int) -> None:
-    """sqrt(3072) = 55.43 is 55.5 in bf16: the factor is rounded, then the product."""
+def test_scaled_embedding_bf16_rounds_like_transformers(hidden: int) -> None:
+    """The factor is rounded to bf16 (sqrt(3072) = 55.43 becomes 55.5), then the product."""
     gemma = pytest.importorskip("transformers.models.gemma.modeling_gemma")
     weight = torch.randn(50, hidden, generator=torch.Generator().manual_seed(0)).bfloat16()
     reference = gemma.GemmaTextScaledWordEmbedding(50, hidden, 0, embed_scale=hidden**0.5)
@@ -103,8 +107,8 @@ def test_embeddings_are_scaled_as_in_training(hidden: int) -> None:
 
 
 @pytest.mark.parametrize("hidden", [64, 256, 2304])
-def test_norms_round_as_in_training(hidden: int) -> None:
-    """In fp32 up to and with the weight, rounded once."""
+def test_offset_rms_norm_bf16_rounds_like_transformers(hidden: int) -> None:
+    """The norm and the product with the weight are fp32; the result is rounded once."""
     gemma = pytest.importorskip("transformers.models.gemma.modeling_gemma")
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(200, hidden, generator=generator) * 3).bfloat16()
@@ -114,7 +118,7 @@ def test_norms_round_as_in_training(hidden: int) -> None:
     found, due = rms_norm(x, weight, 1e-6, offset=True), reference(x)
     assert found.dtype == torch.bfloat16
     differ = (found != due).float().mean()
-    assert differ < 1e-4, "beyond what another order of one sum explains"
+    assert differ < 1e-4, "more than another order of summation explains"
     factor = 1 + weight
     for too_early in (rms_norm(x, factor, 1e-6), rms_norm(x, torch.ones_like(x[0]), 1e-6) * factor):
         assert (too_early != due).float().mean() > 0.01

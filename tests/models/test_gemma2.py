@@ -1,4 +1,4 @@
-"""Gemma 2 against transformers: softcaps, windows, a scale and norms that each show."""
+"""Gemma 2 against transformers: softcaps, windows, the attention scale, and all norms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(**overrides: Any) -> Any:
 
 
 def as_released(config: dict[str, Any], tensors: Tensors) -> None:
-    """No layer types: every other layer slides, beginning with the first."""
+    """Remove layer_types: then every other layer has a window, starting with the first."""
     del config["layer_types"], config["tie_word_embeddings"]
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     config |= {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}
@@ -77,12 +77,12 @@ SPELLINGS = [
 
 
 @golden_tests([CASE], [*EQUALITIES, window_is_exact])
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_gemma2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_gemma2_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -95,7 +95,7 @@ def test_spelling(golden: Golden, equality: Equality) -> None:
         "final_logit_softcapping",
     ],
 )
-def test_what_changes_the_answer_must_be_stated(key: str) -> None:
+def test_gemma2_missing_key_raises_config_error(key: str) -> None:
     pytest.importorskip("transformers")
     silent = config().to_dict()
     del silent[key]
@@ -114,7 +114,7 @@ def test_what_changes_the_answer_must_be_stated(key: str) -> None:
     ],
     ids=str,
 )
-def test_config_errors(wrong: dict[str, Any]) -> None:
+def test_gemma2_unsupported_config_raises_config_error(wrong: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Gemma2.read_config(config().to_dict() | wrong)

@@ -1,4 +1,4 @@
-"""Gemma 3 against transformers: two rotary bases, the language half of multimodal checkpoints."""
+"""Gemma 3 against transformers: two rotary bases, and multimodal checkpoints' language model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def multimodal(tied: bool) -> Any:
 
 
 def old_spelling(config: dict[str, Any], tensors: Tensors) -> None:
-    """As transformers 4.50 wrote it."""
+    """Edit config.json to the form that transformers 4.50 wrote."""
     del config["layer_types"]
     parameters = config.pop("rope_parameters")
     config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
@@ -83,7 +83,7 @@ def old_multimodal(config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def new_multimodal(config: dict[str, Any], tensors: Tensors) -> None:
-    """The words in front in the order transformers has had them in memory since 4.52."""
+    """Rename tensors to the prefixes that transformers has used in memory since 4.52."""
     for name in list(tensors):
         renamed = name.replace("language_model.model.", "model.language_model.")
         renamed = renamed.replace("language_model.lm_head.", "lm_head.")
@@ -120,7 +120,7 @@ CASE = Case(
 )
 SPELLINGS = [
     Case(
-        "old",  # with the default pattern: the sixth layer sees everything
+        "old",  # with the default pattern, in which the sixth layer is global
         lambda: config(num_hidden_layers=7, sliding_window_pattern=6),
         edit=old_spelling,
         without={"rope_local_base_freq": 100.0, "rope_scaling": None, "rope_theta": 500.0},
@@ -133,17 +133,17 @@ MULTIMODAL = [
 
 
 @golden_tests([CASE], [*EQUALITIES, window_is_exact])
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_gemma3_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_gemma3_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 def accounts_for_text_tensors(golden: Golden) -> None:
-    """What is not the vision half's must be there, and nothing else beside it."""
+    """Every tensor outside the vision half is required, and further tensors are refused."""
     missing = {
         "old-multimodal": "language_model.model.layers.3.mlp.up_proj.weight",
         "new-multimodal": "model.language_model.layers.3.mlp.up_proj.weight",
@@ -157,23 +157,23 @@ def accounts_for_text_tensors(golden: Golden) -> None:
 @golden_tests(
     [Case("tied-multimodal", lambda: multimodal(tied=True), edit=copied_head)], [full_prefill]
 )
-def test_tied_multimodal(golden: Golden, equality: Equality) -> None:
+def test_gemma3_tied_multimodal_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(MULTIMODAL, [full_prefill, greedy, accounts_for_text_tensors])
-def test_multimodal(golden: Golden, equality: Equality) -> None:
+def test_gemma3_multimodal_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
-def test_vision_tensors_are_an_error_where_no_vision_is_announced() -> None:
+def test_gemma3_text_config_ignores_no_vision_tensors() -> None:
     pytest.importorskip("transformers")
     with torch.device("meta"):
         model = Gemma3(config().to_dict(), max_positions=128, dtype=torch.float32)
     assert not model.weight_map().ignored_prefixes
 
 
-def test_a_nested_config_leaves_out_what_equals_a_default() -> None:
+def test_gemma3_sparse_text_config_gets_transformers_defaults() -> None:
     transformers = pytest.importorskip("transformers")
     defaults = transformers.Gemma3TextConfig()
     assert {key: getattr(defaults, key) for key in TEXT_DEFAULTS} == TEXT_DEFAULTS
@@ -211,7 +211,7 @@ def test_a_nested_config_leaves_out_what_equals_a_default() -> None:
     ],
     ids=str,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_gemma3_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=said):
         Gemma3.read_config(config().to_dict() | wrong)

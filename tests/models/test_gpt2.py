@@ -1,4 +1,4 @@
-"""GPT-2 against transformers: Conv1D weights, learned positions, every spelling of its names."""
+"""GPT-2 against transformers: Conv1D weights, learned positions, all spellings of tensor names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def config(**overrides: Any) -> Any:
 
 
 def without_prefix(config: dict[str, Any], tensors: Tensors) -> None:
-    """As OpenAI's own files."""
+    """Remove the prefix of tensor names, as in OpenAI's own files."""
     for name in [name for name in tensors if name.startswith("transformer.")]:
         tensors[name.removeprefix("transformer.")] = tensors.pop(name)
 
 
 def with_masks(config: dict[str, Any], tensors: Tensors) -> None:
-    """Causal masks as buffers, of whatever type, with and without the prefix."""
+    """Add causal masks as buffers of several dtypes, with and without the prefix."""
     size = config["n_positions"]
     for layer in range(config["n_layer"]):
         tensors[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, size, size).tril()
@@ -48,7 +48,7 @@ CASES = [
 
 
 @golden_tests(CASES)
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_gpt2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -63,7 +63,7 @@ def test_golden(golden: Golden, equality: Equality) -> None:
     ],
     [full_prefill],
 )
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_gpt2_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -73,14 +73,14 @@ def test_spelling(golden: Golden, equality: Equality) -> None:
         ({"activation_function": "gelu"}, "activation_function = 'gelu'"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ({"scale_attn_weights": False}, "scale_attn_weights"),
-        ({"n_head": 5}, "n_embd 48, which 5 heads"),
+        ({"n_head": 5}, "n_embd 48, which is not divisible by 5"),
         ({"n_embd": 0}, "n_embd = 0"),
         ({"n_inner": -1}, "n_inner = -1"),
         ({"n_positions": None}, "lacks 'n_positions'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_gpt2_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     given = config().to_dict() | wrong
     with pytest.raises(ConfigError, match=said), torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Llama against transformers, in every variant a checkpoint in the wild may have."""
+"""Llama against transformers, in every variant found in published checkpoints."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BIASES = [
 
 
 def old_spelling(config: dict[str, Any], tensors: Tensors) -> None:
-    """rope_scaling and rope_theta as transformers 4 wrote them, and the buffers of older files."""
+    """Write rope_scaling and rope_theta as transformers 4 did; add the buffers of older files."""
     parameters = config.pop("rope_parameters")
     config["rope_theta"] = parameters.pop("rope_theta")
     config["rope_scaling"] = parameters
@@ -71,13 +71,13 @@ def old_spelling(config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def old_type(config: dict[str, Any], tensors: Tensors) -> None:
-    """The first spelling of all: `type` instead of `rope_type`."""
+    """Use the oldest spelling: `type` instead of `rope_type`."""
     old_spelling(config, tensors)
     config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
 
 
 def copied_head(config: dict[str, Any], tensors: Tensors) -> None:
-    """Some tied checkpoints hold the head a second time."""
+    """Store a copy of the head, as some tied checkpoints do."""
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
 
@@ -96,9 +96,9 @@ ROPES = [
         without=DEFAULT_ROPE,
     ),
 ]
-# What is only another way to write the same: one equality says it was read.
+# Other spellings of settings that are tested above: one equality shows that they are read.
 SPELLINGS = [
-    Case("dynamic", lambda: rope("dynamic")),  # within the original length: no scaling yet
+    Case("dynamic", lambda: rope("dynamic")),  # no scaling within the original length
     Case("theta", lambda: rope("default", rope_theta=500.0), without=DEFAULT_ROPE),
     Case("old-spelling", lambda: rope("llama3", **LLAMA3), edit=old_spelling),
     Case("old-type", lambda: rope("linear", rope_theta=500.0), edit=old_type),
@@ -109,24 +109,24 @@ SPELLINGS = [
 
 
 @golden_tests(CASES)
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_llama_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(ROPES, [full_prefill, chunked_prefill, greedy])
-def test_rope(golden: Golden, equality: Equality) -> None:
+def test_llama_rope_scaling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_llama_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
     if golden.case.name == "sharded":
         assert len(list(golden.folder.glob("model-*-of-*.safetensors"))) > 3
 
 
 @golden_tests([Case("gqa", config)], [full_prefill])
-def test_unpacked_weights_compute_the_same(golden: Golden, equality: Equality) -> None:
+def test_llama_unpacked_weights_match_transformers(golden: Golden, equality: Equality) -> None:
     golden.runner = load(golden.folder, prepack=False)
     equality(golden)
 
@@ -141,31 +141,31 @@ def test_unpacked_weights_compute_the_same(golden: Golden, equality: Equality) -
         ({"num_attention_heads": True}, "num_attention_heads = True"),
         ({"num_key_value_heads": 4}, "6 attention heads .* 4 key/value heads"),
         ({"head_dim": 7}, "head_dim = 7"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not known"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}}, "mscale"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "big"}}, "factor.*'big'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "another rope_scaling"),
-        ({"rope_parameters": {"full_attention": {"factor": 2.0}}}, "for full_attention each"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "a different rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"factor": 2.0}}}, "separate .* full_attention;"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": ["yarn"]}}, r"\['yarn'\] is not known"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, r"\['yarn'\] is not supported"),
         ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta = inf"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}},
-            "yarn needs a base above 1",
+            "yarn needs a value above 1",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_llama_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     given = config().to_dict() | wrong
     with pytest.raises(ConfigError, match=said), torch.device("meta"):
         Llama(given, max_positions=128, dtype=torch.float32)
 
 
-def test_longer_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_llama_max_model_len_above_positions_raises_config_error(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "model", max_position_embeddings=64)
     assert load(folder, max_model_len=64).max_model_len == 64
     with pytest.raises(ConfigError, match="65 is more than the 64 positions"):

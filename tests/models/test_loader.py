@@ -1,6 +1,6 @@
-"""What a broken or hostile checkpoint leads to: a ConfigError that says what is wrong where.
+"""A broken or hostile checkpoint raises a ConfigError that names the file and the fault.
 
-`reliability.md` T-30; the process turns a ConfigError into exit status 2.
+The process turns a ConfigError into exit status 2.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def shard(folder: Path) -> list[Path]:
 # ---- files -----------------------------------------------------------------------------------
 
 
-def test_shards_load(folder: Path) -> None:
+def test_load_sharded_checkpoint_equals_single_file(folder: Path) -> None:
     whole = load(folder)
     assert len(shard(folder)) == 2
     again = load(folder)
@@ -85,7 +85,7 @@ def test_shards_load(folder: Path) -> None:
     assert again.weight_bytes == whole.weight_bytes == 4 * whole.blueprint.parameters
 
 
-def test_missing_shard(folder: Path) -> None:
+def test_load_missing_shard_raises_config_error(folder: Path) -> None:
     file = shard(folder)[1]
     file.unlink()
     said = refusal(folder)
@@ -94,7 +94,7 @@ def test_missing_shard(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", ""])
-def test_index_never_leaves_the_folder(folder: Path, name: str) -> None:
+def test_load_index_naming_other_folders_raises_config_error(folder: Path, name: str) -> None:
     shard(folder)
     save_file({NORM: torch.ones(16)}, folder.parent / "outside.safetensors")
     (folder / "sub").mkdir()
@@ -102,18 +102,18 @@ def test_index_never_leaves_the_folder(folder: Path, name: str) -> None:
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"][NORM] = name
     (folder / INDEX).write_text(json.dumps(index))
-    assert f"{INDEX} names" in refusal(folder)
+    assert f"{INDEX} lists files not in" in refusal(folder)
 
 
 @pytest.mark.parametrize(
     "content", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}', "{", "\ufeff{}"]
 )
-def test_nonsense_index(folder: Path, content: str) -> None:
+def test_load_malformed_index_raises_config_error(folder: Path, content: str) -> None:
     (folder / INDEX).write_text(content)
     assert INDEX in refusal(folder)
 
 
-def test_tensor_in_two_files(folder: Path) -> None:
+def test_load_tensor_in_two_files_raises_config_error(folder: Path) -> None:
     save_file({NORM: torch.ones(16)}, folder / "again.safetensors")
     said = refusal(folder)
     assert NORM in said
@@ -121,13 +121,13 @@ def test_tensor_in_two_files(folder: Path) -> None:
     assert FILE in said
 
 
-def test_no_weights(folder: Path) -> None:
+def test_load_without_safetensors_raises_config_error(folder: Path) -> None:
     (folder / FILE).rename(folder / "pytorch_model.bin")
     assert "no *.safetensors" in refusal(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
-def test_truncated_file(folder: Path, keep: int) -> None:
+def test_load_truncated_file_raises_config_error(folder: Path, keep: int) -> None:
     content = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(content[:keep])
     said = refusal(folder)
@@ -135,7 +135,7 @@ def test_truncated_file(folder: Path, keep: int) -> None:
     assert f"{len(content[:keep])} bytes" in said
 
 
-def test_the_first_tensor_a_truncated_file_lacks_is_named(folder: Path) -> None:
+def test_load_truncated_file_names_first_missing_tensor(folder: Path) -> None:
     content = (folder / FILE).read_bytes()
     length = 8 + int.from_bytes(content[:8], "little")
     header = safetensors_header(folder / FILE)
@@ -155,7 +155,7 @@ def with_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (folder / FILE).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 
-def test_gguf_is_named(folder: Path) -> None:
+def test_load_gguf_raises_config_error_naming_the_file(folder: Path) -> None:
     (folder / FILE).rename(folder / "model-Q4_K_M.gguf")
     assert "model-Q4_K_M.gguf. GGUF is not served" in refusal(folder)
     assert "GGUF is not served" in refusal(folder / "model-Q4_K_M.gguf")
@@ -163,12 +163,12 @@ def test_gguf_is_named(folder: Path) -> None:
     assert "no config.json, so it is not a Hugging Face model folder. GGUF" in refusal(folder)
 
 
-def test_a_git_lfs_pointer_is_named(folder: Path) -> None:
+def test_load_git_lfs_pointer_raises_config_error(folder: Path) -> None:
     (folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    assert f"{FILE} is a Git LFS pointer, not the file: run `git lfs pull`" in refusal(folder)
+    assert f"{FILE} is a Git LFS pointer, not the file. Run `git lfs pull`" in refusal(folder)
 
 
-def test_header_too_long(folder: Path) -> None:
+def test_load_too_long_header_raises_config_error(folder: Path) -> None:
     with (folder / FILE).open("r+b") as file:
         file.write(struct.pack("<Q", 101 << 20))
         file.truncate(102 << 20)  # sparse
@@ -187,7 +187,9 @@ def test_header_too_long(folder: Path) -> None:
     ],
     ids=["overlap", "negative", "overflow", "dtype", "null", "infinite"],
 )
-def test_lying_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_load_inconsistent_header_raises_config_error(
+    folder: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
     with_header(folder, change)
     assert f"{FILE} is not a readable" in refusal(folder)
 
@@ -195,39 +197,39 @@ def test_lying_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> 
 # ---- tensors ---------------------------------------------------------------------------------
 
 
-def test_missing_tensor(folder: Path) -> None:
+def test_load_missing_tensor_raises_config_error(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop(NORM))
     assert refusal(folder) == f"The safetensors in {folder} lack {NORM}."
 
 
-def test_many_missing_tensors_are_counted(folder: Path) -> None:
+def test_load_many_missing_tensors_are_counted(folder: Path) -> None:
     configure(folder, num_hidden_layers=3)
     assert "and 13 more" in refusal(folder)
 
 
-def test_extra_tensor(folder: Path) -> None:
+def test_load_extra_tensor_raises_config_error(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update(surplus=torch.ones(2)))
     said = refusal(folder)
     assert f"{FILE} holds surplus" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.bool, torch.float8_e4m3fn])
-def test_wrong_dtype(folder: Path, dtype: torch.dtype) -> None:
+def test_load_wrong_dtype_raises_config_error(folder: Path, dtype: torch.dtype) -> None:
     rewrite(folder, lambda tensors: tensors.update({NORM: torch.ones(16).to(dtype)}))
     said = refusal(folder)
-    assert f"{NORM} in {folder / FILE} is {dtype}" in said
+    assert f"{NORM} in {folder / FILE} has dtype {dtype}" in said
     assert "float32" in said
 
 
 @pytest.mark.parametrize("shape", [(17,), (4, 4), (1,), (), (0,)])
-def test_wrong_shape(folder: Path, shape: tuple[int, ...]) -> None:
+def test_load_wrong_shape_raises_config_error(folder: Path, shape: tuple[int, ...]) -> None:
     rewrite(folder, lambda tensors: tensors.update({NORM: torch.ones(shape)}))
     said = refusal(folder)
     assert f"{NORM} in {folder / FILE} has shape {list(shape)}" in said
     assert "asks for [16]" in said
 
 
-def test_wrong_shape_of_a_part(folder: Path) -> None:
+def test_load_wrong_shape_of_a_stacked_part_raises_config_error(folder: Path) -> None:
     name = "model.layers.0.self_attn.k_proj.weight"
     rewrite(folder, lambda tensors: tensors.update({name: torch.ones(4, 16)}))
     said = refusal(folder)
@@ -237,7 +239,9 @@ def test_wrong_shape_of_a_part(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_not_finite(folder: Path, value: float, dtype: torch.dtype) -> None:
+def test_load_nan_or_infinity_raises_config_error(
+    folder: Path, value: float, dtype: torch.dtype
+) -> None:
     def spoil(tensors: Tensors) -> None:
         tensors[EMBED] = tensors[EMBED].to(dtype)
         tensors[EMBED][7, 3] = value
@@ -247,7 +251,7 @@ def test_not_finite(folder: Path, value: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_weights_load_exactly(folder: Path, dtype: torch.dtype) -> None:
+def test_load_half_precision_weights_is_exact(folder: Path, dtype: torch.dtype) -> None:
     rewrite(folder, lambda tensors: tensors.update({k: v.to(dtype) for k, v in tensors.items()}))
     stored = load_file(folder / FILE)[EMBED]
     assert torch.equal(load(folder).model.embed.weight, stored.float())
@@ -259,33 +263,35 @@ def test_half_precision_weights_load_exactly(folder: Path, dtype: torch.dtype) -
 @pytest.mark.parametrize(
     ("architectures", "said"),
     [
-        (["MambaForCausalLM"], "MambaForCausalLM is not served; served are "),
+        (["MambaForCausalLM"], "MambaForCausalLM is not served; supported: "),
         ([], "(none given)"),
         (None, "(none given)"),
         ("LlamaForCausalLM", "(none given)"),
         ([["LlamaForCausalLM"], 3], "(none given)"),
     ],
 )
-def test_unknown_architecture(folder: Path, architectures: Any, said: str) -> None:
+def test_load_unknown_architecture_raises_config_error(
+    folder: Path, architectures: Any, said: str
+) -> None:
     configure(folder, architectures=architectures)
     assert said in refusal(folder)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{", "\x00", '"model"', '{"a":' * 9999])
-def test_nonsense_config(folder: Path, content: str) -> None:
+def test_load_malformed_config_raises_config_error(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
     assert "config.json" in refusal(folder)
 
 
 @pytest.mark.parametrize("length", [None, 0, -5, "long", 2.5])
-def test_nonsense_context(folder: Path, length: Any) -> None:
+def test_load_invalid_context_length_raises_config_error(folder: Path, length: Any) -> None:
     configure(folder, max_position_embeddings=length)
     assert "max_position_embeddings" in refusal(folder)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "EvilForCausalLM"])
-def test_code_in_a_checkpoint_is_never_run(folder: Path, architecture: str) -> None:
-    """`auto_map` is refused: an architecture is served by our code or not at all."""
+def test_load_checkpoint_with_code_never_runs_it(folder: Path, architecture: str) -> None:
+    """`auto_map` is refused, because only our own code computes a model."""
     proof = folder / "it_ran"
     code = f"open({str(proof)!r}, 'w')\nclass EvilForCausalLM: pass\n"
     for name in ("modeling_evil.py", "configuration_evil.py", "__init__.py"):
@@ -306,7 +312,7 @@ def test_code_in_a_checkpoint_is_never_run(folder: Path, architecture: str) -> N
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("given", [{"quant_method": "gptq", "bits": 4}, "gptq"])
-def test_quantised_weights_are_refused_by_name(folder: Path, key: str, given: Any) -> None:
+def test_load_quantised_weights_raises_config_error(folder: Path, key: str, given: Any) -> None:
     configure(folder, **{key: given})
     assert f"{key} (gptq): quantised weights are not served" in refusal(folder)
     for nothing in (None, {}):
@@ -314,7 +320,7 @@ def test_quantised_weights_are_refused_by_name(folder: Path, key: str, given: An
         load(folder)
 
 
-def test_pickles_are_never_opened(folder: Path) -> None:
+def test_load_never_opens_a_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"cbuiltins\nexit\n(tR.")
     load(folder)
 
@@ -323,7 +329,7 @@ def test_pickles_are_never_opened(folder: Path) -> None:
 
 
 def mutate(content: bytes, rng: random.Random) -> bytes:
-    """One to four edits, most of them in the header, where they hurt."""
+    """Return the content with one to four random edits, most of them in the header."""
     data = bytearray(content)
     for _ in range(rng.randint(1, 4)):
         end = len(data) if rng.random() < 0.3 else min(len(data), 1400)
@@ -344,7 +350,7 @@ def mutate(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_mutated_files_load_or_are_refused(folder: Path) -> None:
+def test_load_mutated_file_succeeds_or_raises_config_error(folder: Path) -> None:
     content = (folder / FILE).read_bytes()
     rng = random.Random(5)
     outcomes = {"loaded": 0, "unreadable": 0, "refused": 0}
@@ -355,4 +361,4 @@ def test_mutated_files_load_or_are_refused(folder: Path) -> None:
             outcomes["loaded"] += 1
         except ConfigError as error:
             outcomes["unreadable" if "not a readable" in str(error) else "refused"] += 1
-    assert min(outcomes.values()) >= 5, f"the mutations are too tame or too wild: {outcomes}"
+    assert min(outcomes.values()) >= 5, f"the mutations are too weak or too strong: {outcomes}"

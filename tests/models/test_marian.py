@@ -57,8 +57,11 @@ def config(**overrides: Any) -> Any:
 
 @torch.no_grad()
 def lively(model: Any) -> None:
-    """Random post-norm layers forget the token, and a tied head then repeats it: here sublayers
-    add little, and the last norm turns away from the token."""
+    """Adjust random weights so that greedy answers do not repeat one token.
+
+    With random post-norm layers and a tied head, the model repeats its input token. Here the
+    sublayers add little, and the last norm has negative weights, away from that token.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(("out_proj.weight", "fc2.weight")):
             parameter.mul_(0.2)
@@ -68,7 +71,10 @@ def lively(model: Any) -> None:
 
 
 def shares_embedding(model: Any) -> None:
-    """What the config says; transformers 5 ties nothing at all where the head has its own."""
+    """Share the token embedding, as the config says.
+
+    transformers 5 does not share it if the head has its own weights.
+    """
     lively(model)
     for side in (model.model.encoder, model.model.decoder):
         side.embed_tokens.weight = model.model.shared.weight
@@ -98,7 +104,7 @@ def pre_norm_decoder(self: DecoderBlock, x: Tensor, batch: Any) -> Tensor:
 
 
 def with_copies(config: dict[str, Any], tensors: Tensors) -> None:
-    """As the files of OPUS-MT: every copy of the embedding, and the sinusoids."""
+    """Add the copies of the token embedding and the sinusoids that files of OPUS-MT contain."""
     embed = tensors["model.shared.weight"]
     for name in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
         tensors[f"{name}.weight"] = embed.clone()
@@ -141,17 +147,17 @@ SPELLINGS = [
 
 
 @golden_tests(CASES)
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_marian_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill, greedy])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_marian_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 class Paper:
-    """The equations, one by one and for one text at a time."""
+    """The equations of the paper, computed one by one for one text at a time."""
 
     def __init__(self, golden: Golden) -> None:
         self.config = json.loads((golden.folder / "config.json").read_text())
@@ -167,7 +173,7 @@ class Paper:
         return scaled * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
 
     def attention(self, name: str, x: Tensor, source: Tensor, *, causal: bool = False) -> Tensor:
-        """Section 3.2, head by head."""
+        """Attention of section 3.2, head by head."""
         heads = self.config[f"{name.split('.')[1]}_attention_heads"]
         q, k, v = (
             self.linear(f"{name}.{part}_proj", states).chunk(heads, dim=-1)
@@ -182,7 +188,10 @@ class Paper:
         return self.linear(f"{name}.out_proj", torch.cat(outputs, -1))
 
     def embed(self, ids: list[int]) -> Tensor:
-        """Sections 3.4 and 3.5; Marian keeps the odd features behind the even ones."""
+        """Embeddings and positions of sections 3.4 and 3.5.
+
+        Marian stores the odd features after the even ones.
+        """
         size = self.config["d_model"]
         angle = [
             [position / 10000 ** (2 * i / size) for i in range(size // 2)]
@@ -193,11 +202,11 @@ class Paper:
         return self.tensors["model.shared.weight"][ids] * math.sqrt(size) + positions
 
     def feed_forward(self, layer: str, x: Tensor) -> Tensor:
-        """Section 3.3."""
+        """Feed-forward network of section 3.3."""
         return self.linear(f"{layer}.fc2", self.linear(f"{layer}.fc1", x).clamp(min=0))
 
     def logits(self, source: list[int], answer: list[int]) -> Tensor:
-        """Section 3.1: LayerNorm(x + Sublayer(x))."""
+        """Encoder and decoder of section 3.1: LayerNorm(x + Sublayer(x))."""
         states = self.embed(source)
         for number in range(self.config["encoder_layers"]):
             layer = f"model.encoder.layers.{number}"
@@ -224,7 +233,7 @@ def equals_the_paper(golden: Golden) -> None:
 
 
 @golden_tests([MARIAN], [equals_the_paper])
-def test_equations(golden: Golden, equality: Equality) -> None:
+def test_marian_matches_equations_of_the_paper(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -242,9 +251,9 @@ def refuses_variants(golden: Golden) -> None:
     }
     for key, value in variants.items():
         said = refusal(golden, lambda config, _, field={key: value}: config.update(field))
-        assert key in said or "which 5 heads" in said
+        assert key in said or "not divisible by 5 heads" in said
 
 
 @golden_tests([MARIAN], [refuses_variants])
-def test_variants(golden: Golden, equality: Equality) -> None:
+def test_marian_unsupported_variant_raises_config_error(golden: Golden, equality: Equality) -> None:
     equality(golden)

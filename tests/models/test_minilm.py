@@ -1,4 +1,4 @@
-"""A real sentence encoder: every token's hidden state against recorded ones."""
+"""all-MiniLM-L6-v2: the hidden states of every token against recorded snapshots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def differences(folder: Path, assets: Path, dtype: str) -> dict[str, tuple[float, float]]:
-    """For each snapshot the largest difference, and the smallest cosine of a token's states."""
+    """Return, per snapshot, the largest difference and the smallest cosine of a token's states."""
     runner, tokenizer = load(folder, dtype=dtype), Tokenizer.from_folder(folder)
     found = {}
     for name, texts in RAW.items():
@@ -34,15 +34,15 @@ def differences(folder: Path, assets: Path, dtype: str) -> dict[str, tuple[float
 @pytest.mark.parametrize(
     ("dtype", "most", "least"), [("float32", TOLERANCE, 0.99999), ("bfloat16", 0.1, 0.9995)]
 )
-def test_hidden_states(assets: Path, minilm: Path, dtype: str, most: float, least: float) -> None:
+def test_minilm_hidden_states_match_snapshots(
+    assets: Path, minilm: Path, dtype: str, most: float, least: float
+) -> None:
     for name, (difference, cosine) in differences(minilm, assets, dtype).items():
         assert difference < most, name
         assert cosine > least, name
 
 
-def test_with_the_gelu_of_the_recording_nothing_is_left(
-    assets: Path, minilm: Path, tmp_path: Path
-) -> None:
+def test_minilm_with_tanh_gelu_equals_snapshot(assets: Path, minilm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tanh"
     shutil.copytree(minilm, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
     config = json.loads((minilm / "config.json").read_text()) | {"hidden_act": "gelu_new"}

@@ -1,4 +1,4 @@
-"""Mistral against transformers: the window, and its absence."""
+"""Mistral against transformers, with and without a window."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ WINDOWED = Case("window", config, without={"sliding_window": 128}, lengths=WINDO
 
 
 @golden_tests([WINDOWED], [*EQUALITIES, window_is_exact])
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_mistral_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests([Case("no-window", lambda: config(sliding_window=None))], [full_prefill, greedy])
-def test_without_a_window(golden: Golden, equality: Equality) -> None:
+def test_mistral_without_window_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -64,15 +64,15 @@ def test_without_a_window(golden: Golden, equality: Equality) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_mistral_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=said):
         Mistral.read_config(config().to_dict() | wrong)
 
 
-def test_a_window_must_be_stated() -> None:
+def test_mistral_missing_sliding_window_raises_config_error() -> None:
     pytest.importorskip("transformers")
     silent = config().to_dict()
     del silent["sliding_window"]
-    with pytest.raises(ConfigError, match="lacks 'sliding_window'; null means none"):
+    with pytest.raises(ConfigError, match="lacks 'sliding_window'; add it, with null for none"):
         Mistral.read_config(silent)

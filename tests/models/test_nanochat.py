@@ -1,4 +1,4 @@
-"""nanochat: the first generation against transformers, later ones against their equations."""
+"""nanochat: the first generation against transformers, later ones against a naive model."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def config(**overrides: Any) -> Any:
 
 
 def imported(naive: Naive, folder: Path) -> Naive:
-    """Its checkpoint, without a tokenizer. The windows are the reference's: upstream's rule knows
-    none as short as a test wants them."""
+    """Import the checkpoint of `naive` into `folder`, without a tokenizer.
+
+    The windows are those of `naive`, because upstream's rule allows none as short as a test needs.
+    """
     checkpoint = find_checkpoint(save_checkpoint(folder / "source", naive), None)
     facts, tensors = convert(checkpoint, print)
     facts["layer_windows"] = [back + 1 for back in naive.windows]
@@ -64,7 +66,7 @@ def imported(naive: Naive, folder: Path) -> Naive:
     return naive
 
 
-SHORT, LONG = WINDOW - 1, 128  # how far back
+SHORT, LONG = WINDOW - 1, 128  # number of keys before the query's own
 NEWEST = Naive(windows=(SHORT, SHORT, SHORT, LONG, LONG))
 MIDDLE = Naive(
     Sizes(n_layer=4, window_pattern="SL"),
@@ -80,12 +82,12 @@ ROTATE = "engine.ops.rotary.apply_rotary"
 
 
 def by_plus_theta(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Stands in for apply_rotary: as everybody else turns."""
+    """Stand-in for apply_rotary with the sign that other models use."""
     return apply_rotary(x, cos, -sin)
 
 
 def smeared_start(self: NanoChat, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-    """Stands in for NanoChat.smear: what is taken for the token before position 0 counts."""
+    """Stand-in for NanoChat.smear that also smears a token before position 0."""
     previous = torch.where(batch.positions == 0, 7, batch.prev_ids)
     return _smear(self, x, replace(batch, positions=batch.positions + 1, prev_ids=previous))
 
@@ -128,17 +130,19 @@ OTHERS = [
 
 
 @golden_tests(CASES)
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_nanochat_matches_reference(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(OTHERS, [full_prefill, greedy])
-def test_generations_between(golden: Golden, equality: Equality) -> None:
+def test_nanochat_intermediate_generation_matches_reference(
+    golden: Golden, equality: Equality
+) -> None:
     equality(golden)
 
 
 def window_is_exact(golden: Golden) -> None:
-    """One key more or less in view would be seen."""
+    """A window longer or shorter by one key changes the logits visibly."""
     for short in (SHORT, SHORT + 2):
         windows = [short, short, short, LONG + 1, LONG + 1]
         assert difference(golden, setting("layer_windows", windows)) > VISIBLE
@@ -152,7 +156,7 @@ def residual_is_scaled(golden: Golden) -> None:
 
 
 @golden_tests([case("newest", NEWEST)], [window_is_exact, residual_is_scaled])
-def test_windows_and_lambdas_matter(golden: Golden, equality: Equality) -> None:
+def test_nanochat_windows_and_lambdas_change_logits(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -168,7 +172,7 @@ def test_windows_and_lambdas_matter(golden: Golden, equality: Equality) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_nanochat_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=said):
         NanoChat.read_config(config().to_dict() | wrong)
@@ -196,7 +200,9 @@ def newest_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ({"smear_channels": 0}, "smear_channels = 0"),
     ],
 )
-def test_wrong_facts(wrong: dict[str, Any], said: str, newest_config: dict[str, Any]) -> None:
+def test_nanochat_invalid_setting_raises_config_error(
+    wrong: dict[str, Any], said: str, newest_config: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=said):
         NanoChat.read_config(newest_config | wrong)
 
@@ -209,7 +215,9 @@ OWN = (
 
 
 @pytest.mark.parametrize("key", OWN)
-def test_no_fact_of_a_later_generation_is_assumed(key: str, newest_config: dict[str, Any]) -> None:
+def test_nanochat_missing_setting_raises_config_error(
+    key: str, newest_config: dict[str, Any]
+) -> None:
     rest = {name: value for name, value in newest_config.items() if name != key}
     with pytest.raises(ConfigError, match=f"lacks '{key}'"):
         NanoChat.read_config(rest)

@@ -1,4 +1,4 @@
-"""`penstock import nanochat`: from upstream's files to a folder that is served."""
+"""`penstock import nanochat` converts upstream's files to a folder that can be served."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def test_the_command_makes_a_folder_that_answers_as_the_checkpoint_does(base: Path) -> None:
+def test_import_command_makes_a_folder_that_answers_like_the_checkpoint(base: Path) -> None:
     out = base.parent / "served"
     answer = penstock(base, "--out", out)
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -72,8 +72,8 @@ def test_the_command_makes_a_folder_that_answers_as_the_checkpoint_does(base: Pa
     assert driver.tokens(request) == expected.tolist()
 
 
-def test_an_imported_first_generation_is_what_transformers_reads(tmp_path: Path) -> None:
-    """Which holds the naive reference to somebody else's reading of nanochat, too."""
+def test_import_first_generation_loads_in_transformers(tmp_path: Path) -> None:
+    """transformers also confirms the naive reference with an independent implementation."""
     transformers = pytest.importorskip("transformers")
     source = save_checkpoint(tmp_path / "d3", FIRST)
     save_tokenizer(source, encoding_state(300))
@@ -123,7 +123,7 @@ def test_an_imported_first_generation_is_what_transformers_reads(tmp_path: Path)
     ],
     ids=["smear", "gates-of-12", "gates-of-32", "lambdas", "first"],
 )
-def test_what_is_inferred_is_written_and_told(
+def test_import_inferred_settings_are_written_and_printed(
     naive: Naive, facts: dict[str, Any], tmp_path: Path
 ) -> None:
     save_tokenizer(tmp_path / "d5", encoding_state(300))
@@ -140,16 +140,18 @@ def test_what_is_inferred_is_written_and_told(
     ("dates", "short"),
     [("2026-03-14", 513), ("2026-03-09", 769), ("2026-01-16", 1025), ("2026-01-11", 1025)],
 )
-def test_windows_of_upstreams_usual_context(dates: str, short: int) -> None:
+def test_layer_windows_at_2048_tokens_match_upstream(dates: str, short: int) -> None:
     (generation,) = (g for g in GENERATIONS if g.dates.startswith(dates))
     sizes = ModelConfig(2048, 32768, 6, 6, 6, 768, "SSSL")
     assert layer_windows(sizes, generation) == [short, short, short, 2049, short, 2049]
-    alone = ModelConfig(2048, 32768, 2, 6, 6, 768)  # its meta file knows no pattern yet
+    alone = ModelConfig(2048, 32768, 2, 6, 6, 768)  # an old meta file without a pattern
     assert layer_windows(alone, generation) == [2049, 2049]
 
 
-def test_which_checkpoint_is_taken(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fine-tuned model before the base model, the deepest, its last step."""
+def test_import_prefers_tuned_deepest_and_latest_checkpoint(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fine-tuned model is preferred to the base model, then the deepest, then the last step."""
     tuned = base / "chatsft_checkpoints"
     deeper = replace(TINY, sizes=replace(SIZES, n_layer=6), windows=(128,) * 6)
     shutil.copytree(tuned / "d5", base / "base_checkpoints" / "d20")
@@ -168,7 +170,7 @@ def test_which_checkpoint_is_taken(base: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "d20/model_000007.pt" in lines[0]
 
 
-def test_bfloat16_embeddings_tell_the_epsilon_and_stay(base: Path) -> None:
+def test_import_bfloat16_embeddings_set_epsilon_and_keep_dtype(base: Path) -> None:
     file = base / "chatsft_checkpoints" / "d5" / "model_000007.pt"
     state = {n: t.bfloat16() if "wte" in n else t for n, t in TINY.tensors.items()}
     torch.save(state, file)

@@ -1,4 +1,4 @@
-"""What `penstock import nanochat` refuses: damage by its name, and code without running it."""
+"""`penstock import nanochat` names what is damaged, and refuses files with code unexecuted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.models.nanochat_files import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-Damage = Callable[[Path], None]  # of a base folder
+Damage = Callable[[Path], None]  # damages a base folder
 
 
 def meta(**changes: Any) -> Damage:
@@ -83,13 +83,13 @@ C_Q = "transformer.h.1.attn.c_q.weight"
         (removed("tokenizer/tokenizer.pkl"), "No tokenizer at .*--tokenizer"),
         (truncated(MODEL), "model_000007.pt is not a readable torch file"),
         (truncated(META), "Cannot read .*meta_000007.json"),
-        (truncated("tokenizer/tokenizer.pkl"), "tokenizer.pkl is no readable pickle"),
+        (truncated("tokenizer/tokenizer.pkl"), "tokenizer.pkl is not a readable pickle"),
         (meta(n_layer="5"), r"meta_000007.json, model_config: .*n_layer"),
         (meta(vocab_size=None), r"meta_000007.json, model_config: .*vocab_size"),
         (meta(frozen_embd=True), r"model_config: .*unknown field `frozen_embd`"),
         (meta(window_pattern="SXL"), r"model_config: .*window_pattern"),
         (meta(n_embd=128), r"wte.weight in .*model_000007.pt has shape \[320, 64\].*\[300, 128\]"),
-        (meta(vocab_size=200), r"wte.weight .* has shape \[320, 64\]; expected is \[200, 64\]"),
+        (meta(vocab_size=200), r"wte.weight .* has shape \[320, 64\]; expected \[200, 64\]"),
         (meta(vocab_size=310), "tokenizer.pkl has 300 tokens, but vocab_size in .* is 310"),
         (tensors(lambda t: t.pop(C_Q)), rf"model_000007.pt lacks {C_Q}.*\[64, 64\]"),
         (tensors(lambda t: t.update({C_Q: t[C_Q][:8]})), rf"{C_Q} in .*\[8, 64\].*\[64, 64\]"),
@@ -98,12 +98,12 @@ C_Q = "transformer.h.1.attn.c_q.weight"
         (tensors(lambda t: t.update(step=7)), "step in .* is int"),
         (
             tensors(lambda t: t.update({k: torch.ones(2, 16) for k in t if "ve_gate" in k})),
-            "is of no nanochat known: .* 16 channels",
+            "matches no known nanochat: .* 16 channels",
         ),
         (encoding(lambda e: e.update(pat_str="(")), "tokenizer.pkl: the split pattern"),
         (encoding(lambda e: e.update(extra=1)), "unknown field `extra`"),
         (encoding(lambda e: e.pop("pat_str")), "missing required field `pat_str`"),
-        (encoding(lambda e: e["mergeable_ranks"].update({b"\x00": 299})), "expected are ids"),
+        (encoding(lambda e: e["mergeable_ranks"].update({b"\x00": 299})), "expected ids"),
         (encoding(lambda e: e["special_tokens"].pop("<|output_end|>")), "299 tokens"),
         (
             encoding(lambda e: e.update(special_tokens={f"<{i}>": i for i in range(291, 300)})),
@@ -111,7 +111,7 @@ C_Q = "transformer.h.1.attn.c_q.weight"
         ),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_is_written(
+def test_import_damaged_input_is_named_and_nothing_is_written(
     damage: Damage, said: str, base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(base)
@@ -122,16 +122,20 @@ def test_what_is_wrong_is_named_and_nothing_is_written(
     assert not [path for path in base.iterdir() if "served" in path.name]
 
 
-def test_a_folder_that_exists_is_kept(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_existing_output_folder_is_refused(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (base / "served").mkdir()
     assert main([str(base), "--out", str(base / "served")]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main([str(base / "nowhere")]) == 2
     assert main([str(base), "--step", "8"]) == 2
-    assert "no model of step 8; it has 7" in capsys.readouterr().err
+    assert "no model of step 8; steps found: 7" in capsys.readouterr().err
 
 
-def test_a_full_disk_leaves_nothing_behind(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_full_disk_leaves_nothing_behind(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -143,7 +147,7 @@ def test_a_full_disk_leaves_nothing_behind(base: Path, monkeypatch: pytest.Monke
 
 
 class Malice:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -152,10 +156,10 @@ class Malice:
         return os.system, (f"touch {self.file}",)
 
 
-def test_code_in_the_tokenizer_is_refused_and_not_run(base: Path) -> None:
+def test_import_code_in_tokenizer_is_refused_and_not_run(base: Path) -> None:
     mark = base / "mark"
     pickle.loads(pickle.dumps(Malice(mark)))
-    assert mark.exists(), "the pickle was meant to be a harmful one"
+    assert mark.exists(), "the pickle should be harmful"
     mark.unlink()
     state = encoding_state(SIZES.vocab_size) | {"name": Malice(mark)}
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -171,9 +175,9 @@ def test_code_in_the_tokenizer_is_refused_and_not_run(base: Path) -> None:
     assert not mark.exists()
 
 
-def test_code_in_the_weights_is_refused_and_not_run(base: Path) -> None:
+def test_import_code_in_weights_is_refused_and_not_run(base: Path) -> None:
     mark = base / "mark"
     torch.save(TINY.tensors | {"x": Malice(mark)}, base / MODEL)
-    with pytest.raises(ConfigError, match=r"model_000007\.pt asks for (posix|nt)\.system"):
+    with pytest.raises(ConfigError, match=r"model_000007\.pt refers to (posix|nt)\.system"):
         imported(base, base / "served")
     assert not mark.exists()

@@ -1,4 +1,4 @@
-"""A tiktoken Encoding as tokenizer.json: read without unpickling it, and with the same ids."""
+"""A tiktoken Encoding is read without unpickling and becomes a tokenizer.json with the same ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HARD = [
 POOL = "aZt e09 '\t\n\r.,!?-_sSdDſKé中🙂\u00a0\u0085\u200d" + "self return  \n\n    "
 
 
-def test_the_tokenizer_encodes_as_tiktoken_does(tmp_path: Path) -> None:
+def test_build_tokenizer_encodes_like_tiktoken(tmp_path: Path) -> None:
     state = encoding_state(700)
     save_tokenizer(tmp_path, state)
     file = tmp_path / "tokenizer.pkl"
@@ -46,11 +46,11 @@ def test_the_tokenizer_encodes_as_tiktoken_does(tmp_path: Path) -> None:
         assert ids == encoded(text, state["mergeable_ranks"])
         assert tokenizer.decode(ids) == text
         used |= set(ids)
-    assert max(used) > 600, "merges late in the list were meant to be used"
+    assert max(used) > 600, "the texts should use merges late in the list"
     assert tokenizer.encode("a").ids == [tokenizer.token_to_id("<|bos|>"), ord("a")]
 
 
-def test_a_token_that_no_merges_lead_to_is_found_as_a_whole_piece(tmp_path: Path) -> None:
+def test_tokenizer_token_without_merges_matches_only_a_whole_piece(tmp_path: Path) -> None:
     state = encoding_state(266)
     ranks, special = state["mergeable_ranks"], state["special_tokens"]
     ranks[b"zqx"] = 257
@@ -61,7 +61,7 @@ def test_a_token_that_no_merges_lead_to_is_found_as_a_whole_piece(tmp_path: Path
     assert len(tokenizer.encode("zqxx", add_special_tokens=False).ids) == 4
 
 
-def test_the_chat_is_upstreams(base: Path) -> None:
+def test_chat_template_matches_upstream(base: Path) -> None:
     out, _ = imported(base, base / "served")
     tokenizer, template = Tokenizer.from_folder(out), ChatTemplate.from_folder(out, None)
     assert template is not None
@@ -91,22 +91,24 @@ def test_the_chat_is_upstreams(base: Path) -> None:
     ("code", "said"),
     [
         (pickle.dumps([1]), "EMPTY_LIST"),
-        (pickle.dumps({}), "no readable pickle"),
-        (pickled_encoding("gpt2"), "only names 'gpt2'"),
+        (pickle.dumps({}), "not a readable pickle"),
+        (pickled_encoding("gpt2"), "only names the encoding 'gpt2'"),
         (
             b"\x80\x04}r\xff\xff\xff\xff.",
-            "no readable pickle",
-        ),  # a memo of 64 GB, for C's unpickler
-        (b"\x80\x04B\xff\xff\xff\x7f.", "no readable pickle"),
+            "not a readable pickle",
+        ),  # would be a memo of 64 GB in the unpickler written in C
+        (b"\x80\x04B\xff\xff\xff\x7f.", "not a readable pickle"),
         (b"\x80\x04Pname\n.", "PERSID"),
         (b"\x80\x04\x82\x01.", "EXT1"),
         (b"ctiktoken.core\nEncoding\n)R.", "REDUCE"),
         (b"ctiktoken.core\nCoreBPE\n)\x81.", r"tiktoken\.core\.CoreBPE"),
-        (b"ctiktoken.core\nEncoding\n)\x81.", "no readable pickle"),
-        (b"", "no readable pickle"),
+        (b"ctiktoken.core\nEncoding\n)\x81.", "not a readable pickle"),
+        (b"", "not a readable pickle"),
     ],
 )
-def test_other_pickles_are_refused(code: bytes, said: str, tmp_path: Path) -> None:
+def test_read_encoding_other_pickle_raises_config_error(
+    code: bytes, said: str, tmp_path: Path
+) -> None:
     file = tmp_path / "tokenizer.pkl"
     file.write_bytes(code)
     with pytest.raises(ConfigError, match=said):

@@ -1,4 +1,4 @@
-"""Qwen2 against transformers: biases on q, k and v, and layers that slide where asked to."""
+"""Qwen2 against transformers: biases on q, k and v, and optional layers with a window."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config(**overrides: Any) -> Any:
 
 
 def as_released(config: dict[str, Any], tensors: Tensors) -> None:
-    """Configs on the hub state a window and no layer types: `max_window_layers` decides."""
+    """Remove layer_types, as in configs on the hub; then `max_window_layers` decides."""
     del config["layer_types"]
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
 
@@ -69,17 +69,17 @@ SPELLINGS = [
 
 
 @golden_tests([CASE])
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_qwen2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests([SLIDES], [*EQUALITIES, window_is_exact])
-def test_windows(golden: Golden, equality: Equality) -> None:
+def test_qwen2_sliding_window_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill, greedy])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_qwen2_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
@@ -96,7 +96,7 @@ def test_spelling(golden: Golden, equality: Equality) -> None:
     ],
     ids=lambda value: str(next(iter(value.values()))) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_qwen2_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=said):
         Qwen2.read_config(config().to_dict() | wrong)

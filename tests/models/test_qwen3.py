@@ -1,4 +1,4 @@
-"""Qwen3 against transformers: per-head norms of queries and keys, a head_dim of its own."""
+"""Qwen3 against transformers: per-head norms of queries and keys, an independent head_dim."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ SLIDES = Case(
 
 
 @golden_tests([CASE])
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_qwen3_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests([SLIDES], [*EQUALITIES, window_is_exact])
-def test_windows(golden: Golden, equality: Equality) -> None:
+def test_qwen3_sliding_window_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
-def test_head_dim_is_never_derived() -> None:
+def test_qwen3_missing_head_dim_is_128() -> None:
     pytest.importorskip("transformers")
     silent = config(head_dim=128).to_dict()
     del silent["head_dim"]

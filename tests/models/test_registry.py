@@ -1,4 +1,4 @@
-"""The registry: every name leads to a class that reads, or refuses, a config.json."""
+"""The registry gives a class for every name, which reads or refuses a config.json."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ LAYERS = "num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decode
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_every_name_leads_to_a_class_that_reads_its_config(name: str) -> None:
+def test_model_class_every_name_gives_a_class_that_reads_config(name: str) -> None:
     assert model_class({"architectures": ["Unknown", name]})[0] == name
     with pytest.raises(ConfigError):
         model_class({"architectures": [name]})[-1].read_config({})
 
 
-def test_every_model_is_in_the_lists_that_tests_and_users_go_by() -> None:
+def test_every_architecture_has_published_sizes_and_is_in_docs() -> None:
     published = {model_class(config)[-1].__module__ for config in PUBLISHED.values()}
     assert {module for _, module, _ in ARCHITECTURES.values()} <= published
-    page = Path("README.md").read_text()
+    page = Path("docs/models.md").read_text()
     assert [name for name in ARCHITECTURES if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31, 10**24, 1.0, float("inf"), True, "5", [5]])
-def test_a_size_is_one_that_a_tensor_can_have(size: object) -> None:
+def test_positive_invalid_size_raises_config_error(size: object) -> None:
     assert positive({"hidden_size": 2**31 - 1}, "hidden_size") == 2**31 - 1
     with pytest.raises(ConfigError, match=r"hidden_size = .* above 0 and below"):
         positive({"hidden_size": size}, "hidden_size")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_more_layers_than_could_be_laid_out_are_refused_at_once(name: str) -> None:
+def test_read_config_too_many_layers_raises_config_error(name: str) -> None:
     model = PUBLISHED[name]
     for key in [key for key in LAYERS if key in model] or ["num_hidden_layers"]:
         with pytest.raises(ConfigError, match=f"{key} = 100000000; it must be .* below 10000"):
@@ -57,7 +57,7 @@ def test_more_layers_than_could_be_laid_out_are_refused_at_once(name: str) -> No
         ({"max_position_embeddings": 2**31 - 1}, 64, None),
     ],
 )
-def test_sizes_beyond_the_machine_are_refused(
+def test_blueprint_sizes_beyond_the_machine_raise_config_error(
     tmp_path: Path, sizes: dict[str, Any], asked: int | None, words: str | None
 ) -> None:
     config = EngineConfig(model=str(tiny_llama(tmp_path)), max_model_len=asked)

@@ -1,4 +1,4 @@
-"""RoFormer against transformers: rotation of neighbouring dimensions, of values too, projection."""
+"""RoFormer against transformers: rotation of neighbouring dimensions, of values, and projection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(**overrides: Any) -> Any:
 
 
 def without_tables(config: dict[str, Any], tensors: Tensors) -> None:
-    """The sinusoids are a buffer that not every file carries."""
+    """Remove the sinusoids, a buffer that not every file contains."""
     for name in [name for name in tensors if "embed_positions" in name]:
         del tensors[name]
 
@@ -49,7 +49,7 @@ CASES = [
 
 
 @encoder_tests(CASES)
-def test_golden(encoder: Encoder, equality: Equality) -> None:
+def test_roformer_matches_transformers(encoder: Encoder, equality: Equality) -> None:
     equality(encoder)
 
 
@@ -63,7 +63,7 @@ def test_golden(encoder: Encoder, equality: Equality) -> None:
     ],
     [alone],
 )
-def test_variants(encoder: Encoder, equality: Equality) -> None:
+def test_roformer_variant_matches_transformers(encoder: Encoder, equality: Equality) -> None:
     equality(encoder)
 
 
@@ -78,7 +78,7 @@ def test_variants(encoder: Encoder, equality: Equality) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_roformer_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     given = config().to_dict() | wrong
     with pytest.raises(ConfigError, match=said), torch.device("meta"):

@@ -22,13 +22,13 @@ VARIANTS: list[dict[str, Any]] = [
     {"rope_type": "llama3", **LLAMA3},
     {"rope_type": "llama3", **LLAMA3, "rope_theta": 100.0, "high_freq_factor": 8.0},
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL},
-    {"rope_type": "yarn", "factor": 4.0},  # the original length is then the configured one
+    {"rope_type": "yarn", "factor": 4.0},  # the original length defaults to the configured one
     {"rope_type": "yarn", "factor": 16.0, **ORIGINAL, "beta_fast": 4.0, "beta_slow": 0.5},
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "truncate": False},
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "attention_factor": 0.7},
     {"rope_type": "yarn", "factor": 1.0, **ORIGINAL},
     {"rope_type": "dynamic", "factor": 3.0},
-    {"rope_type": "dynamic", "factor": 3.0, **ORIGINAL},  # which the reference does not read
+    {"rope_type": "dynamic", "factor": 3.0, **ORIGINAL},  # not read by the reference
 ]
 
 
@@ -61,7 +61,7 @@ def old_spelling(saved: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize("parameters", VARIANTS, ids=lambda v: "-".join(map(str, v.values())))
-def test_frequencies_are_those_of_transformers(parameters: dict[str, Any], head_dim: int) -> None:
+def test_rope_frequencies_match_transformers(parameters: dict[str, Any], head_dim: int) -> None:
     hf = config(parameters, head_dim)
     expected, factor = reference(hf, parameters["rope_type"], 256)
     for saved in (hf.to_dict(), old_spelling(hf.to_dict())):
@@ -83,7 +83,7 @@ def test_frequencies_are_those_of_transformers(parameters: dict[str, Any], head_
         ("llama3", "high_freq_factor"),
     ],
 )
-def test_what_a_type_has_no_default_for_is_not_guessed(kind: str, lacking: str) -> None:
+def test_rope_scaling_missing_parameter_raises_config_error(kind: str, lacking: str) -> None:
     given = {"rope_type": kind, **LLAMA3}
     saved = {"max_position_embeddings": 256, "rope_parameters": given}
     RopeScaling.from_hf(saved)
@@ -92,10 +92,10 @@ def test_what_a_type_has_no_default_for_is_not_guessed(kind: str, lacking: str) 
             RopeScaling.from_hf(saved | {"rope_parameters": absent})
 
 
-def test_dynamic_beyond_the_original_length_is_the_reference_at_the_longest_length() -> None:
-    """The reference grows its base with the length seen so far; we take that of the longest.
+def test_dynamic_rope_equals_reference_at_longest_length() -> None:
+    """The reference increases its base with the sequence length; we use the base of the longest.
 
-    So the tables agree where the served length is reached, and nothing cached ever changes.
+    The tables therefore agree at the served length, and cached keys never change.
     """
     hf = config({"rope_type": "dynamic", "factor": 3.0}, 16)
     scaling = RopeScaling.from_hf(hf.to_dict())
@@ -108,7 +108,7 @@ def test_dynamic_beyond_the_original_length_is_the_reference_at_the_longest_leng
 
 @pytest.mark.parametrize("head_dim", [2, 8, 64, 80])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_rotation_is_complex_multiplication(head_dim: int, heads: int) -> None:
+def test_apply_rotary_is_complex_multiplication(head_dim: int, heads: int) -> None:
     theta, positions = 1000.0, torch.tensor([0, 1, 7, 63, 62])
     rotary = RotaryEmbedding(head_dim, theta, RopeScaling(), 64, torch.float32)
     x = torch.randn(5, heads, head_dim, generator=torch.Generator().manual_seed(0))
@@ -125,7 +125,7 @@ def test_rotation_is_complex_multiplication(head_dim: int, heads: int) -> None:
                 assert there == pytest.approx(due.imag, abs=2e-5)
 
 
-def test_scores_depend_on_the_distance_alone() -> None:
+def test_apply_rotary_dot_products_depend_only_on_distance() -> None:
     rotary = RotaryEmbedding(32, 10000.0, RopeScaling(), 512, torch.float32)
     q, k = torch.randn(2, 1, 1, 32, generator=torch.Generator().manual_seed(0)).unbind()
 
@@ -137,13 +137,13 @@ def test_scores_depend_on_the_distance_alone() -> None:
     assert abs(score(9, 4) - score(9, 5)) > 1e-2
 
 
-def test_attention_factor_scales_the_tables() -> None:
+def test_rotary_attention_factor_scales_the_tables() -> None:
     scaling = RopeScaling("yarn", factor=4.0, original_max_positions=64, attention_factor=1.5)
     cos, sin = RotaryEmbedding(8, 10000.0, scaling, 16, torch.float32)(torch.tensor([3]))
     torch.testing.assert_close(cos**2 + sin**2, torch.full((1, 1, 8), 2.25))
 
 
-def test_tables_are_rounded_to_the_models_dtype_from_fp32() -> None:
+def test_rotary_tables_are_computed_in_fp32_and_then_rounded() -> None:
     exact = RotaryEmbedding(16, 10000.0, RopeScaling(), 300, torch.float32)
     rounded = RotaryEmbedding(16, 10000.0, RopeScaling(), 300, torch.bfloat16)
     assert torch.equal(exact.cos.bfloat16(), rounded.cos)

@@ -1,4 +1,4 @@
-"""T5 against transformers: 1.0, 1.1 and Flan, and every spelling of what they tie."""
+"""T5 against transformers: T5 1.0, 1.1 and Flan-T5, in all spellings of their tied weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config(**overrides: Any) -> Any:
         "num_decoder_layers": 2,
         "num_heads": 4,
         "relative_attention_num_buckets": 12,
-        "relative_attention_max_distance": 30,  # below the lengths: the last bucket is used
+        "relative_attention_max_distance": 30,  # below the lengths, so that the last bucket is used
     }
     return T5Config(**(small | overrides))
 
@@ -57,20 +57,20 @@ def scaled(heads: int, kv_heads: int, dim: int, scale: float, **facts: Any) -> A
 
 
 def own_head(model: Any) -> None:
-    """As in 1.1; transformers ties it even where the config says no."""
+    """Give the head its own weights, as in T5 1.1; transformers ties it even if untied."""
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(model.lm_head.weight.shape, generator=generator) * 2 * 48**-0.5
     model.lm_head.weight = torch.nn.Parameter(weight)
 
 
 def first_spelling(config: dict[str, Any], tensors: Tensors) -> None:
-    """1.1 as it was published: the config does not speak of scaling."""
+    """Edit config.json to that of the published T5 1.1, which does not mention scaling."""
     del config["scale_decoder_outputs"]
     config["tie_word_embeddings"] = False
 
 
 def with_copies(config: dict[str, Any], tensors: Tensors) -> None:
-    """As Flan's files, and the bias nobody used in those of 1.0."""
+    """Add the copies of Flan-T5's files, and the unused bias of T5 1.0's files."""
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
         tensors.setdefault(name, tensors["shared.weight"].clone())
     cross = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -78,17 +78,17 @@ def with_copies(config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def one_copy(config: dict[str, Any], tensors: Tensors) -> None:
-    """Where equal tensors are written once, whichever name comes first is kept."""
+    """Keep one of equal tensors, under another name than `shared`, as some savers do."""
     tensors["decoder.embed_tokens.weight"] = tensors.pop("shared.weight")
 
 
 def terse(config: dict[str, Any], tensors: Tensors) -> None:
-    """As transformers 2 wrote it."""
+    """Edit config.json to the form that transformers 2 wrote."""
     for key in ("dense_act_fn", "feed_forward_proj", "is_gated_act", "scale_decoder_outputs"):
         del config[key]
     for key in ("num_decoder_layers", "relative_attention_max_distance", "tie_word_embeddings"):
         del config[key]
-    config["n_positions"] = 16  # what it was trained with: no limit
+    config["n_positions"] = 16  # the training length, which is no limit
 
 
 def gated(activation: str = "gelu", **overrides: Any) -> Any:
@@ -145,17 +145,17 @@ SPELLINGS = [
 
 
 @golden_tests(CASES)
-def test_golden(golden: Golden, equality: Equality) -> None:
+def test_t5_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @golden_tests(SPELLINGS, [full_prefill])
-def test_spelling(golden: Golden, equality: Equality) -> None:
+def test_t5_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 def encoded_once(golden: Golden) -> None:
-    """The answers to one source share its KV, those of today and those of later."""
+    """Answers to one source share its cross-attention KV, at the same time and later."""
     driver, encoded = golden.driver(), []
     launch = driver.runner.launch
 
@@ -188,7 +188,7 @@ def refuses_another_copy(golden: Golden) -> None:
 
 
 def finds_its_start(golden: Golden) -> None:
-    """In config.json, else in generation_config.json, else the padding."""
+    """The start token is that of config.json, else generation_config.json, else padding."""
     folder = golden.folder
     config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": 5}
     generation = folder / "generation_config.json"
@@ -213,13 +213,13 @@ def takes_any_context(golden: Golden) -> None:
     [Case("v1.0", config, edit=with_copies)],
     [encoded_once, refuses_another_copy, takes_any_context, finds_its_start],
 )
-def test_more(golden: Golden, equality: Equality) -> None:
+def test_t5_source_reuse_copies_context_and_start_token(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "most"), [(32, 128), (12, 30), (8, 20), (64, 1000)])
-def test_buckets(bidirectional: bool, buckets: int, most: int) -> None:
+def test_relative_buckets_match_transformers(bidirectional: bool, buckets: int, most: int) -> None:
     pytest.importorskip("transformers")
     from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -243,7 +243,7 @@ def test_buckets(bidirectional: bool, buckets: int, most: int) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_config_errors(wrong: dict[str, Any], said: str) -> None:
+def test_t5_unsupported_config_raises_config_error(wrong: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     given = config().to_dict() | wrong
     with pytest.raises(ConfigError, match=said):

@@ -1,4 +1,4 @@
-"""A head tied to the embedding may be in the file once more, but not with other values."""
+"""A checkpoint may store a copy of a head tied to the token embedding, if their values agree."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def head(off: float) -> Any:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_a_copy_is_taken_and_another_head_refused(config: Any, tmp_path: Path) -> None:
+def test_tied_head_equal_copy_loads_and_different_copy_is_refused(
+    config: Any, tmp_path: Path
+) -> None:
     of_transformers(config, tmp_path)
     edit_checkpoint(tmp_path, head(0.0))
     kept = load(tmp_path, prepack=False).model.state_dict()  # type: ignore[attr-defined]
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
     edit_checkpoint(tmp_path, head(0.25))
-    with pytest.raises(ConfigError, match=r"lm_head.weight .*differs from.*ties it"):
+    with pytest.raises(ConfigError, match=r"lm_head.weight .*differs from.*ties them"):
         load(tmp_path)

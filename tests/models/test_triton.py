@@ -1,4 +1,4 @@
-"""Every kind of attention that models have by the Triton backend, in Triton's interpreter."""
+"""The Triton backend in Triton's interpreter, for every kind of attention in the models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHERS = [
 
 
 def answers(golden: Golden, driver: Driver, indices: list[int]) -> tuple[list[int], list[float]]:
-    """(tokens, logprobs) of these prompts together, one after another."""
+    """Return the concatenated (tokens, logprobs) of these prompts, computed together."""
     ids = [
         driver.submit(golden.prompts[i], TOKENS, source=golden.sources[i], logprobs=0)
         for i in indices
@@ -44,7 +44,7 @@ def answers(golden: Golden, driver: Driver, indices: list[int]) -> tuple[list[in
 
 
 def check(golden: Golden) -> None:
-    """A prompt in chunks beside decodes; then once more, with what the prefix cache has kept."""
+    """Run a chunked prompt together with decodes, then the prompt again as a prefix hit."""
     driver = golden.driver(attention_backend="triton", max_num_batched_tokens=40)
     for indices in ([1, 4], [4]):
         tokens, logprobs = answers(golden, golden.driver(), indices)
@@ -59,11 +59,11 @@ def cases(*chosen: Case) -> pytest.MarkDecorator:
 
 
 @cases(*QUICK)
-def test_as_torch(golden: Golden) -> None:
+def test_triton_backend_matches_torch(golden: Golden) -> None:
     check(golden)
 
 
 @pytest.mark.slow
 @cases(*OTHERS)
-def test_others_as_torch(golden: Golden) -> None:
+def test_triton_backend_further_models_match_torch(golden: Golden) -> None:
     check(golden)

@@ -1,4 +1,4 @@
-"""Steps over a paged cache without a model, and the dense attention they are held against."""
+"""Attention steps over a paged KV cache without a model, and dense attention as the reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sequences:
 def random_sequences(
     spec: AttentionSpec, lengths: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Sequences:
-    """Scores have a standard deviation of about two at the usual scale."""
+    """Return random sequences; scores have a standard deviation of about 2 at the usual scale."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(heads: int) -> list[torch.Tensor]:
@@ -45,7 +45,7 @@ def random_sequences(
 
 
 class PagedRun:
-    """Sequences in scattered blocks of one cache; every block that belongs to nobody holds NaN."""
+    """Sequences in scattered blocks of one cache. Blocks that no sequence owns hold NaN."""
 
     def __init__(
         self, sequences: Sequences, block_size: int, *, backend: AttentionBackend | None = None
@@ -66,7 +66,7 @@ class PagedRun:
         self.outputs = [torch.full_like(query, float("nan")) for query in sequences.queries]
 
     def _seen(self, index: int, start: int) -> list[int]:
-        """The table of a sequence whose blocks behind the window are another's by now."""
+        """Return the block table of a sequence, with unowned blocks before the window."""
         window = self.sequences.spec.window
         gone = max(0, start - window + 1) // self.block_size if window else 0
         return self.unowned[:1] * gone + self.tables[index][gone:]
@@ -98,7 +98,7 @@ class PagedRun:
         )
 
     def step(self, parts: Sequence[Part]) -> None:
-        """Compute these parts together, decodes first, and keep what comes out."""
+        """Compute these parts in one step, decodes first, and store the outputs."""
         parts = sorted(parts, key=lambda part: part[2] > 1)
         s = self.sequences
 
@@ -117,7 +117,7 @@ class PagedRun:
         return self.outputs
 
     def chunked(self, size: int) -> list[torch.Tensor]:
-        """All sequences side by side, `size` tokens of each a step."""
+        """Compute all sequences together, `size` tokens of each per step; return the outputs."""
         lengths = self.sequences.lengths
         for start in range(0, max(lengths), size):
             self.step(
@@ -127,9 +127,9 @@ class PagedRun:
 
 
 def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[torch.Tensor]:
-    """The definition, query by query, in fp64.
+    """Compute attention by its definition in fp64, query by query.
 
-    `seen` is how many keys of each sequence exist, for attention that is not causal.
+    `seen` is the number of keys of each sequence, for attention that is not causal.
     """
     spec, results = sequences.spec, []
     shared = spec.num_heads // spec.num_kv_heads

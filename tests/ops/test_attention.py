@@ -1,4 +1,4 @@
-"""Paged attention in torch against its definition, feature by feature and shape by shape."""
+"""Paged attention in torch matches dense attention, for each feature and many shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ops.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, scale=8**-0.5)
-# bf16: weights and outputs carry 8 bits, scores too: an error of a score of 8 is up to 0.03.
+# bf16: weights, outputs and scores have 8 bits: the error of a score of 8 is up to 0.03.
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (3e-2, 6e-2)}
 LENGTHS = (1, 15, 16, 17, 40)
 
@@ -48,7 +48,9 @@ FEATURES = {
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES)
-def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
+def test_torch_attention_each_feature_matches_dense(
+    spec: AttentionSpec, dtype: torch.dtype
+) -> None:
     sequences = random_sequences(spec, LENGTHS, dtype)
     check(sequences, PagedRun(sequences, 16).whole())
     if spec.kind == "causal":
@@ -57,13 +59,13 @@ def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "causal"])
-def test_features_change_the_answer(name: str) -> None:
-    """Otherwise the test above could not fail."""
+def test_dense_attention_each_feature_changes_output(name: str) -> None:
+    """Otherwise the test above could not fail for a feature that is ignored."""
     spec = FEATURES[name]
     sequences = random_sequences(spec, [40])
     (with_it,) = dense(sequences)
     plain = AttentionSpec(spec.num_heads, spec.num_kv_heads, 8, scale=8**-0.5)
-    if plain == spec:  # grouped heads: what if query heads took the kv heads by turns
+    if plain == spec:  # grouped heads: give the query heads other KV heads instead
         keys = [k.flip(1) for k in sequences.keys]
         (without,) = dense(replace(sequences, keys=keys))
     else:
@@ -72,8 +74,8 @@ def test_features_change_the_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("length", [8, 9, 10, 30])
-def test_window_counts_the_query_itself(length: int) -> None:
-    """With nine visible keys nothing is hidden up to length nine; then the first keys are."""
+def test_window_includes_query_position(length: int) -> None:
+    """With a window of 9, no key is hidden up to length 9. After that, the first keys are."""
     spec = replace(PLAIN, window=9)
     sequences = random_sequences(spec, [length])
     (found,) = PagedRun(sequences, 16).whole()
@@ -89,8 +91,8 @@ def test_window_counts_the_query_itself(length: int) -> None:
     torch.testing.assert_close(found[last:].double(), dense(full)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_softcap_comes_before_the_mask() -> None:
-    """Capped scores of hidden keys would still weigh something."""
+def test_softcap_is_applied_before_mask() -> None:
+    """If it came after the mask, hidden keys would get a weight above 0."""
     sequences = random_sequences(replace(PLAIN, softcap=0.1), [30])
     values = [torch.zeros_like(sequences.values[0])]
     values[0][20:] = 1000.0
@@ -105,13 +107,15 @@ def test_softcap_comes_before_the_mask() -> None:
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (8, 1), (6, 2)], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 64, 80])
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_shapes(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+def test_torch_attention_shapes_match_dense(
+    heads: tuple[int, int], head_dim: int, block_size: int
+) -> None:
     spec = AttentionSpec(*heads, head_dim, scale=head_dim**-0.5)
     lengths = [1, block_size - 1, block_size, block_size + 1]
     dtype = torch.bfloat16 if head_dim == 80 else torch.float32
     sequences = random_sequences(spec, lengths, dtype)
     run = PagedRun(sequences, block_size)
-    # All but the last token as prompts, then the last of each as one batch of decodes.
+    # Prefill all but the last token, then decode the last token of each in one batch.
     run.step([(i, 0, length - 1) for i, length in enumerate(lengths) if length > 1])
     run.step([(i, length - 1, 1) for i, length in enumerate(lengths)])
     check(sequences, run.outputs)
@@ -119,7 +123,9 @@ def test_shapes(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 300])
-def test_many_splits_of_keys(window: int | None, dtype: torch.dtype) -> None:
+def test_torch_attention_many_key_splits_match_dense(
+    window: int | None, dtype: torch.dtype
+) -> None:
     spec = AttentionSpec(3, 1, 8, scale=8**-0.5, window=window)
     lengths = [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 9]
     sequences = random_sequences(spec, lengths, dtype)
@@ -130,7 +136,7 @@ def test_many_splits_of_keys(window: int | None, dtype: torch.dtype) -> None:
     check(sequences, run.outputs)
 
 
-def test_decodes_and_chunks_in_one_step() -> None:
+def test_torch_attention_mixed_step_matches_dense() -> None:
     spec = AttentionSpec(6, 2, 16, scale=0.25)
     lengths = [33, 5, 48, 17, 64, 40]
     sequences = random_sequences(spec, lengths)
@@ -151,10 +157,10 @@ def test_decodes_and_chunks_in_one_step() -> None:
     ],
 )
 @pytest.mark.parametrize("window", [None, 40])
-def test_decodes_of_unlike_lengths(
+def test_query_groups_decodes_of_different_lengths_limit_padding(
     lengths: list[int], groups: list[int], window: int | None
 ) -> None:
-    """They are computed in groups, none padded to more than twice its blocks, and put back."""
+    """No group is padded to more than twice its blocks, and outputs return to their places."""
     spec = AttentionSpec(2, 1, 8, scale=8**-0.5, window=window)
     sequences = random_sequences(spec, lengths)
     run = PagedRun(sequences, 16)
@@ -165,7 +171,7 @@ def test_decodes_of_unlike_lengths(
         assert [group.sequences for group in found] == groups
     for group in found if window is None else ():
         used = (group.tables != 0).sum(1)
-        assert int(used.max()) == group.tables.shape[1], "padded beyond the longest"
+        assert int(used.max()) == group.tables.shape[1], "padded beyond the longest sequence"
         if len(groups) > 1:
             assert int(used.min()) * MAX_PADDING >= group.tables.shape[1]
     run.step([(i, n - 1, 1) for i, n in enumerate(lengths)])
@@ -173,8 +179,10 @@ def test_decodes_of_unlike_lengths(
         torch.testing.assert_close(run.outputs[index][-1:].double(), due, rtol=1e-5, atol=1e-5)
 
 
-def test_chunks_of_unlike_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neighbours are computed together while padding at most doubles the work, and put back."""
+def test_query_groups_chunks_of_different_shapes_limit_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Adjacent chunks form a group if padding at most doubles the work. Outputs stay in order."""
     spec = AttentionSpec(2, 1, 8, scale=8**-0.5)
     sequences = random_sequences(spec, [17, 30, 40, 64, 3, 3])
     run = PagedRun(sequences, 16)
@@ -201,16 +209,16 @@ FUSED = {
 
 @pytest.fixture
 def amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU with AMX; without it the fused kernel is right as well, if neither exact nor
-    fast."""
+    """Pretend that the CPU has AMX. Without AMX, the fused kernel is correct within tolerance too,
+    but slow and not bitwise stable."""
     monkeypatch.setattr("engine.attention.torch_backend.cpu_has_amx", lambda: True)
     monkeypatch.setattr("engine.attention.torch_backend.onednn_multiplies", lambda *_: True)
 
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("spec", FUSED.values(), ids=FUSED)
-def test_fused(spec: AttentionSpec) -> None:
-    """Torch's own kernel, up to beyond its split of keys."""
+def test_fused_attention_matches_dense(spec: AttentionSpec) -> None:
+    """Lengths go beyond the number of keys in one split of torch's fused kernel."""
     assert FusedAttention.honours(spec, torch.bfloat16, torch.device("cpu"))
     lengths = [1, 40, 65, 600]
     sequences = random_sequences(spec, lengths, torch.bfloat16)
@@ -220,7 +228,9 @@ def test_fused(spec: AttentionSpec) -> None:
 
 
 @pytest.mark.usefixtures("amx")
-def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_attention_relative_bias_equals_matmul_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     relative = RelativeBias(num_buckets=8, max_distance=16, bidirectional=False)
     spec = AttentionSpec(4, 2, 32, scale=0.2, relative=relative)
     sequences = random_sequences(spec, [70], torch.bfloat16)
@@ -233,7 +243,7 @@ def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> 
         return plan.attend(spec, run.cache.layers[0], *given, bias).float()
 
     fused = attended(table)
-    assert (fused - attended(torch.zeros_like(table))).abs().max() > 0.2, "the bias does nothing"
+    assert (fused - attended(torch.zeros_like(table))).abs().max() > 0.2, "the bias has no effect"
     monkeypatch.setattr(FusedAttention, "honours", lambda *_: False)
     rtol, atol = TOLERANCE[torch.bfloat16]
     torch.testing.assert_close(fused, attended(table), rtol=rtol, atol=atol)
@@ -250,13 +260,15 @@ def test_fused_and_matmul_add_the_same_bias(monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=str,
 )
-def test_what_the_fused_kernel_is_not_asked(change: dict[str, Any], dtype: torch.dtype) -> None:
+def test_fused_attention_unsupported_spec_or_dtype_is_refused(
+    change: dict[str, Any], dtype: torch.dtype
+) -> None:
     spec = replace(FUSED["causal"], **change)
     assert not FusedAttention.honours(spec, dtype, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("amx")
-def test_without_amx_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_attention_without_amx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = FUSED["causal"], torch.bfloat16, torch.device("cpu")
     assert FusedAttention.honours(*arguments)
     monkeypatch.setattr("engine.attention.torch_backend.cpu_has_amx", lambda: False)
@@ -264,7 +276,7 @@ def test_without_amx_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_tokens(sequences: Sequences) -> Sequences:
-    """The last query of each, with the keys its window leaves, as attention without a mask."""
+    """Return the last query of each sequence with its visible keys, for attention without mask."""
     window = sequences.spec.window or 0
     return Sequences(
         replace(sequences.spec, kind="cross", window=None),
@@ -277,7 +289,7 @@ def last_tokens(sequences: Sequences) -> Sequences:
 # ---- the cache -------------------------------------------------------------------------------
 
 
-def test_writes_exactly_the_slots_of_its_tokens() -> None:
+def test_attend_writes_only_slots_of_its_tokens() -> None:
     spec = AttentionSpec(4, 2, 8, scale=1.0)
     sequences = random_sequences(spec, [20, 35])
     run = PagedRun(sequences, 16)
@@ -299,8 +311,8 @@ def test_writes_exactly_the_slots_of_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_blocks_of_others_and_the_null_block_never_show(dtype: torch.dtype) -> None:
-    """Unowned blocks hold NaN throughout (see PagedRun); the null block pads and stays zero."""
+def test_attend_unowned_blocks_and_null_block_do_not_affect_outputs(dtype: torch.dtype) -> None:
+    """Unowned blocks hold NaN all the time (see PagedRun). The null block pads and stays zero."""
     sequences = random_sequences(PLAIN, [100, 3, 60, 1], dtype)
     run = PagedRun(sequences, 16)
     outputs = run.chunked(7)
@@ -313,8 +325,8 @@ def test_blocks_of_others_and_the_null_block_never_show(dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_texts_without_kv_do_not_reach_each_other(dtype: torch.dtype) -> None:
-    """What a step holds of one is padded to the length of others, NaN of which must not show."""
+def test_attend_without_kv_cache_keeps_texts_independent(dtype: torch.dtype) -> None:
+    """Texts are padded to the longest of their group. NaN in one must not reach another."""
     spec = AttentionSpec(4, 2, 32, scale=32**-0.5, kind="full")
     texts = random_sequences(spec, [3, 70, 65, 1, 64, 130], dtype)
 
@@ -335,8 +347,8 @@ def test_texts_without_kv_do_not_reach_each_other(dtype: torch.dtype) -> None:
         assert torch.equal(together[i], attended([i])[0])
 
 
-def test_stale_content_of_own_blocks_never_shows() -> None:
-    """A block comes from an earlier owner with finite content behind its last token."""
+def test_attend_stale_content_of_own_blocks_does_not_affect_outputs() -> None:
+    """A reused block has finite values of its previous owner after the last token."""
     sequences = random_sequences(PLAIN, [21, 90])
     fresh, stale = PagedRun(sequences, 16), PagedRun(sequences, 16)
     for blocks in (stale.cache.layers[0].keys, stale.cache.layers[0].values):
@@ -345,7 +357,7 @@ def test_stale_content_of_own_blocks_never_shows() -> None:
         assert torch.equal(found, due)
 
 
-def test_scrub_and_sizes() -> None:
+def test_kv_cache_scrub_zeroes_blocks_and_sizes_match() -> None:
     specs = [PLAIN, AttentionSpec(4, 1, 16, scale=1.0)]
     cache = KVCache(specs, 5, 16, torch.bfloat16, torch.device("cpu"))
     assert cache.num_bytes == 6 * block_bytes(specs, 16, torch.bfloat16)
@@ -366,7 +378,7 @@ def test_scrub_and_sizes() -> None:
             ]
 
 
-def test_every_spec_has_a_backend() -> None:
+def test_select_backend_on_cpu_supports_every_feature() -> None:
     cpu = torch.device("cpu")
     backend, told = select_backend(list(FEATURES.values()), torch.float32, cpu)
     assert backend.name == told == "torch"

@@ -1,4 +1,4 @@
-"""The kernel for few rows of a linear layer: oneDNN's own bits, from oneDNN's own bytes."""
+"""The kernel for few rows of a linear layer reads oneDNN's packed weight and equals its bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not AVX512_BF16, reason="this CPU does not multiply bf16 (AVX512_BF16)"),
 ]
-# Inputs and outputs: those of real layers, sums begun anew once and more, and an odd rest.
+# (inputs, outputs): sizes of real layers, sums in two and more splits, and an odd remainder.
 SIZES = [(64, 64), (576, 960), (1216, 128), (1536, 576), (2048, 512), (4096, 128), (576, 32000)]
 
 
@@ -39,8 +39,8 @@ def bf16(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_bits_of_onednn(sizes: tuple[int, int], biased: bool) -> None:
-    """Of products that are zero but for rounding, and of any, in every number of rows."""
+def test_few_rows_equals_onednn_bitwise(sizes: tuple[int, int], biased: bool) -> None:
+    """With products that are zero up to rounding and random ones, for every number of rows."""
     inputs, outputs = sizes
     bias = bf16(outputs, seed=1) if biased else None
     for x, weight in (
@@ -55,19 +55,19 @@ def test_bits_of_onednn(sizes: tuple[int, int], biased: bool) -> None:
             for first in (0, 128 - count):
                 rows = slice(first, first + count)
                 assert torch.equal(ours(x[rows]), together[rows]), f"{count} rows"
-        assert torch.equal(ours(x), together), "more rows are oneDNN's"
+        assert torch.equal(ours(x), together), "oneDNN must compute more rows"
 
 
-def test_rows_that_lie_apart() -> None:
-    """As where a layer gets some columns of another's outputs."""
+def test_few_rows_strided_input_equals_contiguous() -> None:
+    """A layer may get a slice of another layer's output columns."""
     x, weight = bf16(3, 192)[:, 64:128], bf16(64, 64, seed=1)
     ours = few_rows(weight, packed(weight), None)
     assert ours
     assert torch.equal(ours(x), ours(x.contiguous()))
 
 
-def test_numbers_that_are_none() -> None:
-    """One row's do not reach another's."""
+def test_few_rows_nan_and_inf_stay_in_their_row() -> None:
+    """NaN or infinity in one row must not change other rows."""
     x, weight = bf16(4, 64), bf16(64, 64, seed=1)
     ours = few_rows(weight, packed(weight), None)
     assert ours
@@ -79,8 +79,8 @@ def test_numbers_that_are_none() -> None:
     assert not found[2].isfinite().any()
 
 
-def test_many_threads() -> None:
-    """More than there are panels: some find nothing to do."""
+def test_few_rows_in_many_threads_equals_onednn() -> None:
+    """There are more threads than panels, so that some threads have no work."""
     x, weight = bf16(2, 576), bf16(192, 576, seed=1)
     expected = PackedWeight(weight)(x)
     for threads in (1, 2, 7):
@@ -93,7 +93,7 @@ def test_many_threads() -> None:
 # ---- where it is used ------------------------------------------------------------------------
 
 
-def test_layers() -> None:
+def test_linear_and_lm_head_prepacked_use_few_rows_kernel() -> None:
     x = bf16(2, 64)
     layer, head = Linear(64, 128, bias=True), LMHead(256, 64)
     for module in (layer, head):
@@ -106,29 +106,29 @@ def test_layers() -> None:
         torch.testing.assert_close(module(x), expected, rtol=2**-6, atol=2**-6)
 
 
-def test_what_it_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_unsupported_weight_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def used(weight: torch.Tensor) -> bool:
         return few_rows(weight, packed(weight), None) is not None
 
     assert used(bf16(128, 64))
-    assert not used(torch.randn(128, 64)), "fp32"
-    assert not used(bf16(100, 64)), "no whole panels"
-    assert not used(bf16(128, 63)), "no whole pairs"
-    assert not used(bf16(128, 1000)), "rows that oneDNN fills up"
-    assert not used(torch.ones(128, 64).bfloat16()), "any width of panels would explain these"
+    assert not used(torch.randn(128, 64)), "fp32 is not supported"
+    assert not used(bf16(100, 64)), "outputs must fill whole panels"
+    assert not used(bf16(128, 63)), "inputs must fill whole pairs"
+    assert not used(bf16(128, 1000)), "oneDNN pads rows of this size"
+    assert not used(torch.ones(128, 64).bfloat16()), "equal weights do not show the panel width"
     monkeypatch.setattr(linear, "AVX512_BF16", False)
-    assert not used(bf16(128, 64)), "a CPU without the instructions"
+    assert not used(bf16(128, 64)), "the CPU must have AVX512_BF16"
 
 
-def test_another_order_of_summation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A oneDNN that sums as no known one does is left alone."""
+def test_few_rows_unknown_summation_order_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If oneDNN's order of summation is unknown, the kernel is not used."""
     monkeypatch.setattr(linear, "_splits", {})
     monkeypatch.setattr(linear, "SPLITS", (8,))
     weight = bf16(512, 1024)
     assert few_rows(weight, packed(weight), None) is None
 
 
-def test_another_order_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_unknown_packing_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = bf16(128, 64)
     assert few_rows(weight, packed(weight.flip(0)), None) is None
 
@@ -152,8 +152,8 @@ print("close")
     "amx_bf16" not in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"),
     reason="this CPU has no AMX",
 )
-def test_panels_of_amx() -> None:
-    """They have another width, and no bits to compare with."""
+def test_few_rows_with_amx_packing_is_close_to_exact() -> None:
+    """AMX panels have another width. Results are compared within a tolerance, not bitwise."""
     ran = subprocess.run(
         [sys.executable, "-c", WITH_AMX],
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "DEFAULT"},
@@ -162,4 +162,4 @@ def test_panels_of_amx() -> None:
         text=True,
     )
     assert ran.stdout == "close\n", ran.stderr
-    assert not multiplies_in_amx(torch.device("cpu"), torch.bfloat16), "the other tests are without"
+    assert not multiplies_in_amx(torch.device("cpu"), torch.bfloat16), "other tests need AMX off"

@@ -1,8 +1,8 @@
-"""The engine's promise: a token's logits have the same bits whatever shares its step.
+"""Batch invariance: a token's logits have the same bits in any batch and any schedule.
 
-Matmul kernels sum in another order for other shapes, so nothing here may compare with a tolerance.
-Inputs are often made to cancel: the exact result is zero and only the order of summation is left,
-which rounding to bf16 would hide otherwise.
+Matmul kernels may sum in a different order for each shape, so all comparisons are bitwise. Inputs
+often cancel: the exact result is zero, and only rounding errors remain. They show the order of
+summation, which rounding to bf16 would hide otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.ops.paged import PagedRun, Sequences, random_sequences
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(
-        not torch.backends.mkldnn.is_available(), reason="the promise rests on oneDNN's matmul"
+        not torch.backends.mkldnn.is_available(), reason="batch invariance needs oneDNN's matmul"
     ),
 ]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -41,7 +41,7 @@ COUNTS = (1, 2, 3, 4, 5, 7, 8, 16, 31, 33, 64, 100)
 
 
 def cancelling(rows: int, size: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, size] and w [columns, size] whose products are zero up to rounding."""
+    """Return x [rows, size] and w [columns, size] whose products are zero up to rounding."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(size, generator=generator)
     x = torch.randn(rows, size // 2, generator=generator)
@@ -58,15 +58,17 @@ def cancelling(rows: int, size: int, columns: int) -> tuple[torch.Tensor, torch.
     [(24, 1), (12, 3), (64, 97), (576, 960), (1536, 97), (1536, 1536), (2048, 512), (4096, 128)],
     ids=str,
 )
-def test_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
-    """Packed, where oneDNN has the dtype on this CPU: as the engine computes it."""
+def test_linear_rows_in_any_batch_are_bitwise_equal(
+    sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """The weight is packed if oneDNN supports the dtype on this CPU, as in the engine."""
     x, weight = (tensor.to(dtype) for tensor in cancelling(128, *sizes))
     linear = Linear(*sizes)
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     if onednn_multiplies(x.device, dtype):
         linear.prepack()
     together = linear(x)
-    assert together.any(), "nothing was left to compare"
+    assert together.any(), "all products are exactly zero"
     for count in COUNTS:
         for first in (0, 128 - count):
             part = linear(x[first : first + count].clone())
@@ -83,10 +85,10 @@ def threads() -> Iterator[Callable[[int], None]]:
 @dtypes
 @pytest.mark.parametrize("number", [2, 3, 6])
 @pytest.mark.parametrize("size", [50, 2730, 4864])
-def test_activations_in_threads(
+def test_activations_in_many_threads_are_bitwise_equal(
     size: int, number: int, dtype: torch.dtype, threads: Callable[[int], None]
 ) -> None:
-    """Each computes a piece of the elements, which begins and ends anywhere in a token's."""
+    """Each thread computes a piece of the elements, which may begin and end inside a token."""
     x = torch.randn(64, 2 * size, generator=torch.Generator().manual_seed(0)).to(dtype)
     operations = {
         "silu_mul": silu_mul,
@@ -107,8 +109,8 @@ def test_activations_in_threads(
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_every_bf16_value_has_one_activation(name: str) -> None:
-    """The end of a thread's piece, shorter than a vector, is computed by other instructions."""
+def test_activation_of_each_bf16_value_is_bitwise_equal(name: str) -> None:
+    """Other instructions compute the end of a thread's piece that is shorter than a vector."""
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
     values = values[values.isfinite()]
     together = ACTIVATIONS[name](values)
@@ -119,7 +121,9 @@ def test_every_bf16_value_has_one_activation(name: str) -> None:
 @dtypes
 @pytest.mark.parametrize("compiled", [False, True], ids=["torch", "numba"])
 @pytest.mark.parametrize("size", [64, 576, 1536])
-def test_row_wise_operations(size: int, compiled: bool, dtype: torch.dtype) -> None:
+def test_row_wise_ops_in_any_batch_are_bitwise_equal(
+    size: int, compiled: bool, dtype: torch.dtype
+) -> None:
     with compiled_kernels(compiled):
         check_row_wise_operations(size, dtype)
 
@@ -144,7 +148,7 @@ def check_row_wise_operations(size: int, dtype: torch.dtype) -> None:
         "softcap": lambda rows: softcap(x[rows], 2.0),
         "gelu_tanh": lambda rows: gelu_tanh(x[rows]),
         "relu_squared": lambda rows: relu_squared(x[rows]),
-        "gates": lambda rows: sigmoid(x[rows, :3]),  # a few a token
+        "gates": lambda rows: sigmoid(x[rows, :3]),  # a few elements per token
         "weightless_norm": lambda rows: rms_norm(x[rows].view(-1, size // 32, 32), None, 1e-6),
         "rotary": lambda rows: apply_rotary(
             x[rows].view(-1, size // 64, 64), angles[0, rows], angles[1, rows]
@@ -161,8 +165,8 @@ def check_row_wise_operations(size: int, dtype: torch.dtype) -> None:
 # ---- attention -------------------------------------------------------------------------------
 
 SPECS = {
-    "one-head": AttentionSpec(1, 1, 64, scale=0.125),  # one row a head
-    "narrow": AttentionSpec(2, 2, 32, scale=0.2),  # as narrow as the fused kernel takes them
+    "one-head": AttentionSpec(1, 1, 64, scale=0.125),  # one row per head
+    "narrow": AttentionSpec(2, 2, 32, scale=0.2),  # the smallest head_dim of the fused kernel
     "toy": AttentionSpec(1, 1, 8, scale=0.5, softcap=2.0),
     "gqa-3": AttentionSpec(6, 2, 80, scale=0.1, window=50),
     "mqa-5": AttentionSpec(5, 1, 8, scale=0.5),
@@ -171,7 +175,7 @@ SPECS = {
 
 
 def noisy_scores(sequences: Sequences) -> Sequences:
-    """Scores that are nothing but rounding, made large."""
+    """Return sequences whose scores are only rounding errors, scaled up."""
     spec = sequences.spec
 
     def mirrored(tensors: list[torch.Tensor], sign: int) -> list[torch.Tensor]:
@@ -188,7 +192,7 @@ def noisy_scores(sequences: Sequences) -> Sequences:
 
 
 def noisy_values(sequences: Sequences) -> Sequences:
-    """All weights alike, and the values of each twelve keys sum to nothing but rounding."""
+    """Return sequences with equal weights, where values of 12 keys sum to zero up to rounding."""
     values = []
     for tensor in sequences.values:
         value = tensor.clone()
@@ -204,7 +208,9 @@ def noisy_values(sequences: Sequences) -> Sequences:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("kind", ["random", "scores", "values"])
-def test_attention(spec: AttentionSpec, block_size: int, kind: str, dtype: torch.dtype) -> None:
+def test_attention_in_any_batch_or_chunk_is_bitwise_equal(
+    spec: AttentionSpec, block_size: int, kind: str, dtype: torch.dtype
+) -> None:
     longest = 147 if block_size == 16 else 131
     lengths = [1, block_size - 1, 2 * block_size, longest]
     sequences = random_sequences(spec, lengths, dtype)
@@ -213,7 +219,7 @@ def test_attention(spec: AttentionSpec, block_size: int, kind: str, dtype: torch
     elif kind == "values":
         sequences = noisy_values(sequences)
     together = PagedRun(sequences, block_size).whole()
-    for index, due in enumerate(together):  # alone, and not among other lengths
+    for index, due in enumerate(together):  # alone, not in a batch with other lengths
         alone = Sequences(
             sequences.spec,
             *([part[index]] for part in (sequences.queries, sequences.keys, sequences.values)),
@@ -228,10 +234,10 @@ def test_attention(spec: AttentionSpec, block_size: int, kind: str, dtype: torch
 @dtypes
 @pytest.mark.parametrize("window", [30, 300, 600])
 @pytest.mark.parametrize("kind", [noisy_scores, noisy_values])
-def test_windows_over_many_splits(
+def test_window_over_many_splits_is_bitwise_equal(
     window: int, kind: Callable[[Sequences], Sequences], dtype: torch.dtype
 ) -> None:
-    """How many splits behind the window are skipped differs from step to step; the bits do not."""
+    """The number of splits skipped before the window differs between steps; the bits do not."""
     lengths = [5 * SPLIT + 9, 90]
     spec = AttentionSpec(4, 2, 64, scale=0.125, window=window)
     sequences = kind(random_sequences(spec, lengths, dtype))
@@ -247,8 +253,8 @@ def test_windows_over_many_splits(
         assert torch.equal(output, due)
 
 
-def test_a_window_of_many_splits() -> None:
-    """Beyond 16 splits a plain sum pairs them by their number, so leading zeros would show."""
+def test_window_larger_than_16_splits_is_bitwise_equal() -> None:
+    """Above 16 splits, a plain sum pairs them by index, so that leading zeros change the bits."""
     length = 20 * SPLIT
     sequences = random_sequences(
         AttentionSpec(1, 1, 64, scale=0.02, window=17 * SPLIT), [length], torch.float32
@@ -260,8 +266,10 @@ def test_a_window_of_many_splits() -> None:
 @dtypes
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("kind", ["scores", "values"])
-def test_attention_over_many_splits(spec: AttentionSpec, kind: str, dtype: torch.dtype) -> None:
-    """Lengths on both sides of the splits, decoded beside each other and alone, whole and cut."""
+def test_attention_over_many_splits_is_bitwise_equal(
+    spec: AttentionSpec, kind: str, dtype: torch.dtype
+) -> None:
+    """Lengths below and above a split, decoded together and alone, in one chunk and in several."""
     lengths = [20, SPLIT - 3, SPLIT, SPLIT + 1, 5 * SPLIT + 40]
     sequences = random_sequences(spec, lengths, dtype)
     sequences = noisy_scores(sequences) if kind == "scores" else noisy_values(sequences)
@@ -279,7 +287,7 @@ def test_attention_over_many_splits(spec: AttentionSpec, kind: str, dtype: torch
     for back in (3, 2, 1):
         run.step([(i, n - back, 1) for i, n in enumerate(lengths)])
     for found, due in zip(run.outputs, together, strict=True):
-        assert torch.equal(found, due), "decodes of unlike lengths in one step"
+        assert torch.equal(found, due), "decodes of different lengths in one step"
 
 
 # ---- a whole model ---------------------------------------------------------------------------
@@ -289,7 +297,7 @@ def test_attention_over_many_splits(spec: AttentionSpec, kind: str, dtype: torch
 def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
 ) -> Path:
-    """Wide enough that one row alone takes another matmul kernel than many."""
+    """A model so wide that a single row uses another matmul kernel than many rows."""
     return tiny_llama(
         tmp_path_factory.mktemp("wide"),
         hidden_size=1536,
@@ -307,20 +315,20 @@ def runner(folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
 
 
 def prompts() -> list[list[int]]:
-    """The one that is watched, and 32 neighbours from one token to more than all its own."""
+    """Return the prompt under test, and 32 others: some are shorter and one is longer."""
     generator = torch.Generator().manual_seed(3)
     lengths = [70, *torch.randint(1, 60, (30,), generator=generator).tolist(), 1, 90]
     return [torch.randint(600, (n,), generator=generator).tolist() for n in lengths]
 
 
 def as_decode_of_33(texts: list[list[int]]) -> Plan:
-    """All but the last token of each first, then the 33 last tokens in one step."""
+    """Prefill all but the last token of each, then decode the 33 last tokens in one step."""
     before = [(i, len(text) - 1) for i, text in enumerate(texts) if len(text) > 1]
     return [before, [(i, 1) for i in range(len(texts))]]
 
 
 def among_changing_neighbours(texts: list[list[int]]) -> Plan:
-    """The watched one in uneven pieces; in every step others decode or prefill beside it."""
+    """Compute the prompt under test in uneven chunks, with other decodes or prefills each step."""
     plan: Plan = []
     left = [len(text) for text in texts]
     for turn, count in enumerate((1, 17, 3, 1, 1, 30, 2, 14, 1)):
@@ -334,7 +342,7 @@ def among_changing_neighbours(texts: list[list[int]]) -> Plan:
     return plan
 
 
-def test_model(runner: ModelRunner) -> None:
+def test_model_logits_in_any_batch_or_chunk_are_bitwise_equal(runner: ModelRunner) -> None:
     texts = prompts()
     (alone,) = forward(runner, texts[:1], whole(texts[:1]))
     plans = {
@@ -349,8 +357,8 @@ def test_model(runner: ModelRunner) -> None:
         assert torch.equal(found, alone), f"in chunks of {size}"
 
 
-def test_neighbour_of_the_shortest_length(runner: ModelRunner) -> None:
-    """A neighbour with one block beside one with many: the padded table changes nothing."""
+def test_model_logits_of_short_and_long_sequence_are_bitwise_equal(runner: ModelRunner) -> None:
+    """One sequence has one block and the other has many: the padded block table has no effect."""
     texts = prompts()[-2:]
     short, long = (forward(runner, [text], whole([text]))[0] for text in texts)
     together = forward(runner, texts, as_decode_of_33(texts))

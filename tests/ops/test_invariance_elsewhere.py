@@ -1,4 +1,4 @@
-"""The promise of test_invariance.py on other CPUs: with older instructions, with more threads."""
+"""Run test_invariance.py as on other CPUs: with older instruction sets and with more threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INVARIANCE = Path(__file__).with_name("test_invariance.py")
     ],
     ids=lambda setting: "-".join(setting.values()),
 )
-def test_equal_bits(setting: dict[str, str]) -> None:
+def test_invariance_with_other_isa_or_threads_passes(setting: dict[str, str]) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", INVARIANCE],

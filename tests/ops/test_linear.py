@@ -1,4 +1,4 @@
-"""Linear layers and the head: stacked parts, prepacked weights, tied weights."""
+"""Linear layers and the LM head: stacked parts, prepacked weights, tied weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1e-2, 1e-2)}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 packing = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN to pack weights for"
+    not torch.backends.mkldnn.is_available(), reason="packing weights needs oneDNN"
 )
 CPU = torch.device("cpu")
 
@@ -40,7 +40,9 @@ def check(found: torch.Tensor, due: torch.Tensor, dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("sizes", [(48, 64), (97, 33), (576, 960)], ids=str)
-def test_packed_plain_and_exact(sizes: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
+def test_linear_plain_and_packed_match_fp64(
+    sizes: tuple[int, int], bias: bool, dtype: torch.dtype
+) -> None:
     linear = fill(Linear(*sizes, bias=bias), dtype)
     weight = linear.weight.double()
     offset = linear.bias.double() if bias else 0
@@ -48,14 +50,14 @@ def test_packed_plain_and_exact(sizes: tuple[int, int], bias: bool, dtype: torch
     check(linear(x), x.double() @ weight.T + offset, dtype)
     if onednn_multiplies(CPU, dtype):
         linear.prepack()
-        assert linear.weight is None, "the plain weight would take memory twice"
+        assert linear.weight is None, "the plain weight still takes memory"
     for count in (1, 2, 3, 33):
         found = linear(x[:count])
         assert found.dtype == dtype
         check(found, x[:count].double() @ weight.T + offset, dtype)
 
 
-def test_parts_are_rows_in_order() -> None:
+def test_linear_parts_are_row_slices_in_order() -> None:
     linear = Linear(8, {"q": 6, "k": 2, "v": 3}, bias=True)
     assert linear.parts == {"q": slice(0, 6), "k": slice(6, 8), "v": slice(8, 11)}
     fill(linear, torch.float32)
@@ -66,7 +68,7 @@ def test_parts_are_rows_in_order() -> None:
         check(stacked[:, part], due, torch.float32)
 
 
-def test_without_parts_there_is_one() -> None:
+def test_linear_without_parts_has_one_part() -> None:
     assert Linear(8, 5).parts == {"": slice(0, 5)}
     assert Linear(8, 5).bias is None
 
@@ -74,7 +76,7 @@ def test_without_parts_there_is_one() -> None:
 @packing
 @dtypes
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_head(tied: bool, dtype: torch.dtype) -> None:
+def test_lm_head_plain_and_packed_match_fp64(tied: bool, dtype: torch.dtype) -> None:
     embedding = fill(Embedding(97, 48), dtype)
     head = fill(LMHead(97, 48, tied_to=embedding if tied else None), dtype, seed=1)
     weight = embedding.weight if tied else head.weight
@@ -94,7 +96,7 @@ def test_head(tied: bool, dtype: torch.dtype) -> None:
 
 
 @packing
-def test_packed_weight_is_a_copy() -> None:
+def test_packed_weight_is_independent_of_original() -> None:
     weight = torch.ones(4, 8)
     packed = PackedWeight(weight)
     weight.zero_()

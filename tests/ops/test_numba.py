@@ -1,4 +1,4 @@
-"""The kernels that Numba compiles: against the definition, and that a token keeps its bits."""
+"""Numba's attention kernels: they match dense attention, and a token's bits never change."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
 def paged(sequences: Sequences, block_size: int) -> PagedRun:
-    """Blocks that belong to nobody hold NaN: whoever looked behind a window would show it."""
+    """Return a run with the Numba backend. Unowned blocks hold NaN, which shows invalid reads."""
     return PagedRun(sequences, block_size, backend=NumbaBackend(CPU))
 
 
-# ---- against the definition ------------------------------------------------------------------
+# ---- correctness -----------------------------------------------------------------------------
 
 MQA_9 = AttentionSpec(9, 1, 8, scale=8**-0.5, softcap=2.0, window=20)  # more than a tile's rows
 FEATURES = {name: spec for name, spec in EVERY_FEATURE.items() if spec.kind == "causal"}
@@ -52,7 +52,7 @@ FEATURES = {name: spec for name, spec in EVERY_FEATURE.items() if spec.kind == "
 
 @dtypes
 @pytest.mark.parametrize("spec", [*FEATURES.values(), MQA_9], ids=[*FEATURES, "mqa-9"])
-def test_features(spec: AttentionSpec, dtype: torch.dtype) -> None:
+def test_numba_each_feature_matches_dense(spec: AttentionSpec, dtype: torch.dtype) -> None:
     sequences = random_sequences(spec, LENGTHS, dtype)
     check(sequences, paged(sequences, 16).whole())
     for size in (1, 7):
@@ -70,7 +70,7 @@ SHAPES = {  # heads, kv heads, head_dim, block size, dtype
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_shapes(shape: tuple[int, int, int, int, torch.dtype]) -> None:
+def test_numba_shapes_match_dense(shape: tuple[int, int, int, int, torch.dtype]) -> None:
     heads, kv_heads, dim, size, dtype = shape
     spec = AttentionSpec(heads, kv_heads, dim, scale=dim**-0.5)
     lengths = [1, TILE, TILE + 1, size - 1, size, size + 1, 2 * size + TILE + 1]
@@ -81,7 +81,7 @@ def test_shapes(shape: tuple[int, int, int, int, torch.dtype]) -> None:
     check(sequences, run.outputs)
 
 
-def test_decodes_and_chunks_in_one_step() -> None:
+def test_numba_mixed_step_matches_dense() -> None:
     lengths = [33, 5, 48, 17, 64, 40]
     sequences = random_sequences(FEATURES["gqa-3"], lengths)
     run = paged(sequences, 16)
@@ -92,8 +92,8 @@ def test_decodes_and_chunks_in_one_step() -> None:
     check(sequences, run.outputs)
 
 
-def test_tensors_that_are_parts_of_others() -> None:
-    """As a model gives them: queries, keys and values of a token side by side."""
+def test_numba_strided_inputs_equal_contiguous() -> None:
+    """In a model, queries, keys and values are slices of one tensor."""
     spec = FEATURES["gqa-3"]
     sequences = random_sequences(spec, [20])
     both = torch.cat([part[0] for part in (sequences.queries, sequences.keys, sequences.values)], 1)
@@ -103,14 +103,14 @@ def test_tensors_that_are_parts_of_others() -> None:
     assert torch.equal(found, paged(sequences, 16).whole()[0])
     transposed = kv.keys[run.tables[0][0]].view(2, 8, 16)
     assert torch.equal(transposed, sequences.keys[0][:16].permute(1, 2, 0))
-    apart = torch.stack([both, both], 2)[:, :, 0]  # a token's heads do not lie side by side
+    apart = torch.stack([both, both], 2)[:, :, 0]  # the heads of a token are not contiguous
     found = plan.attend(spec, kv, apart[:, :6], apart[:, 6:8], apart[:, 8:])
     assert torch.equal(found, paged(sequences, 16).whole()[0])
 
 
 @pytest.mark.parametrize("before", [16, 23, 31])
-def test_a_block_is_anothers_in_the_step_that_fills_it(before: int) -> None:
-    """Its last key comes in a chunk, alone in its tile or as a decode, and its reader is first."""
+def test_numba_block_shared_in_step_that_fills_it_matches_dense(before: int) -> None:
+    """The last key is in a chunk, alone in its tile, or a decode. The reader's task comes first."""
     sequences = random_sequences(PLAIN, [32, 33])
     for part in (sequences.queries, sequences.keys, sequences.values):
         part[1][:32] = part[0]
@@ -123,12 +123,12 @@ def test_a_block_is_anothers_in_the_step_that_fills_it(before: int) -> None:
     torch.testing.assert_close(run.outputs[0].double(), due[0], rtol=1e-5, atol=1e-5)
 
 
-# ---- with a matrix unit ----------------------------------------------------------------------
+# ---- with AMX --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As with AMX; and of each call of torch's kernel, how many sequences it had."""
+    """Pretend to have AMX. Returns the number of sequences in each call of torch's kernel."""
     calls: list[int] = []
 
     def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
@@ -153,8 +153,10 @@ MATRIX = {
 
 @pytest.mark.parametrize("size", [16, 64])
 @pytest.mark.parametrize("spec", MATRIX.values(), ids=MATRIX)
-def test_chunks_are_torchs(spec: AttentionSpec, size: int, fused: list[int]) -> None:
-    """In steps of chunks, of decodes, and of both, among them a chunk of one token."""
+def test_numba_on_amx_torch_computes_chunks(
+    spec: AttentionSpec, size: int, fused: list[int]
+) -> None:
+    """Steps of chunks, of decodes and of both, including a chunk of one token."""
     lengths = [33, 5, 48, 17, 100, 70, 1]
     sequences = random_sequences(spec, lengths, torch.bfloat16)
     run = paged(sequences, size)
@@ -170,8 +172,8 @@ def test_chunks_are_torchs(spec: AttentionSpec, size: int, fused: list[int]) -> 
     check(sequences, run.outputs)
 
 
-def test_a_chunk_of_one_token_behind_another(fused: list[int]) -> None:
-    """What is left of a prompt; nobody but the chunks' own kernel attends to it."""
+def test_numba_on_amx_torch_computes_one_token_chunk(fused: list[int]) -> None:
+    """The chunk is the rest of a prompt. Only torch's kernel may compute it."""
     sequences = random_sequences(MATRIX["causal"], [40, 31], torch.bfloat16)
     run = paged(sequences, 16)
     plan, kv = NumbaBackend(CPU).plan(run.layout([(0, 0, 40), (1, 0, 1)])), run.cache.layers[0]
@@ -183,7 +185,7 @@ def test_a_chunk_of_one_token_behind_another(fused: list[int]) -> None:
     torch.testing.assert_close(found[40:].double(), right[1][:1], rtol=2e-2, atol=2e-2)
 
 
-def test_a_softcap_is_numbas(fused: list[int]) -> None:
+def test_numba_on_amx_computes_softcap_layers(fused: list[int]) -> None:
     sequences = random_sequences(replace(MATRIX["causal"], softcap=2.0), [40], torch.bfloat16)
     check(sequences, paged(sequences, 16).whole())
     assert not fused
@@ -202,13 +204,13 @@ ROWS = {
 @pytest.mark.parametrize("kind", [None, noisy_scores, noisy_values])
 @pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_bits_do_not_depend_on_the_step(
+def test_numba_bits_do_not_depend_on_step(
     spec: AttentionSpec,
     block_size: int,
     kind: Callable[[Sequences], Sequences] | None,
     dtype: torch.dtype,
 ) -> None:
-    """Alone, among others, in chunks of any size, as decodes."""
+    """A sequence alone, in a batch, in chunks of several sizes, and as decodes."""
     lengths = [1, block_size - 1, 130, 200]
     sequences = random_sequences(spec, lengths, dtype)
     sequences = kind(sequences) if kind else sequences
@@ -223,8 +225,8 @@ def test_bits_do_not_depend_on_the_step(
             assert torch.equal(found, due), f"chunks of {size}"
 
 
-def test_threads_share_the_work_and_change_no_bit() -> None:
-    """More threads than cores, taking tasks of unlike length."""
+def test_numba_in_many_threads_is_bitwise_equal() -> None:
+    """There are more threads than cores, and tasks have different lengths."""
     spec = AttentionSpec(6, 2, 64, scale=0.125)
     sequences = random_sequences(spec, [200, 3, 90, 64, 1, 150], torch.bfloat16)
     due = paged(sequences, 64).chunked(70)
@@ -240,8 +242,8 @@ def test_threads_share_the_work_and_change_no_bit() -> None:
 # ---- numbers ---------------------------------------------------------------------------------
 
 
-def test_powers_of_two() -> None:
-    """Within two units in the last place, one at zero, and nothing below 2**-126."""
+def test_exp2_is_accurate_and_bounded_below() -> None:
+    """Error below two units in the last place; 1 at zero; never below 2**-126."""
 
     @njit
     def powers(x, y):  # type: ignore[no-untyped-def]
@@ -261,7 +263,7 @@ def test_powers_of_two() -> None:
     assert np.isnan(found[6])
 
 
-def test_rounding_to_bf16_is_torchs() -> None:
+def test_to_element_rounds_to_bf16_like_torch() -> None:
     @njit
     def rounded(x, y):  # type: ignore[no-untyped-def]
         for i in range(len(x)):
@@ -270,7 +272,7 @@ def test_rounding_to_bf16_is_torchs() -> None:
     bits = torch.randint(
         -(2**31), 2**31 - 1, (200_000,), generator=torch.Generator().manual_seed(0)
     )
-    ties = torch.arange(2**16) * 2**16 + 2**15  # half-way between two
+    ties = torch.arange(2**16) * 2**16 + 2**15  # halfway between two bf16 values
     x = torch.cat([bits, ties - 2**31]).to(torch.int32).view(torch.float32)
     x = x[x.isfinite()]
     found = np.empty(len(x), np.uint16)
@@ -279,8 +281,8 @@ def test_rounding_to_bf16_is_torchs() -> None:
 
 
 @dtypes
-def test_not_a_number_shows(dtype: torch.dtype) -> None:
-    """In the outputs of queries that see the key, and in no other's."""
+def test_numba_nan_key_reaches_only_queries_that_see_it(dtype: torch.dtype) -> None:
+    """A NaN key makes the outputs of the queries that see it NaN, and no others."""
     sequences = random_sequences(FEATURES["gqa-3"], [30], dtype)
     sequences.keys[0][20, 1, 3] = float("nan")
     (found,) = paged(sequences, 16).whole()
@@ -289,15 +291,15 @@ def test_not_a_number_shows(dtype: torch.dtype) -> None:
     assert found[:, :3].isfinite().all()
 
 
-# ---- what it is given, and what it refuses ---------------------------------------------------
+# ---- refusals and the cache of machine code --------------------------------------------------
 
 
-def test_refusals() -> None:
+def test_select_numba_unsupported_layer_raises_config_error() -> None:
     specs = {
         replace(PLAIN, kind="full"): "causal layers",
         replace(PLAIN, kind="cross"): "causal layers",
         replace(PLAIN, relative=RelativeBias(8, 20, False)): "without a bias",
-        replace(PLAIN, head_dim=20): "head_dim 20 is no multiple of 8",
+        replace(PLAIN, head_dim=20): "head_dim 20 is not a multiple of 8",
     }
     for spec, why in specs.items():
         with pytest.raises(ConfigError, match=rf"{why}.* Use --attention-backend auto"):
@@ -308,10 +310,10 @@ def test_refusals() -> None:
         select_backend([PLAIN], torch.float32, torch.device("cuda"), "numba")
     backend, told = select_backend([PLAIN], torch.bfloat16, CPU, "numba")
     assert backend.name == told == "numba"
-    assert select_backend([PLAIN], torch.bfloat16, CPU)[0].name == "torch", "compiles unasked"
+    assert select_backend([PLAIN], torch.bfloat16, CPU)[0].name == "torch", "auto selects numba"
 
 
-def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_numba_not_installed_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("attention.numba_backend", "kernels.cpu.attention", "kernels.cpu.call"):
         monkeypatch.delitem(sys.modules, f"engine.{module}")
     monkeypatch.setitem(sys.modules, "numba", None)
@@ -320,20 +322,20 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_backend([PLAIN], torch.float32, CPU)[1] == "torch"
 
 
-def test_numba_and_numpy_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba then refuses to be imported; here a module without what it should hold does."""
+def test_select_numba_import_error_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing Numba then raises ImportError; an empty module simulates it here."""
     monkeypatch.setitem(sys.modules, "engine.attention.numba_backend", ModuleType("empty"))
     with pytest.raises(ConfigError, match="it cannot be imported: cannot import name"):
         select_backend([PLAIN], torch.float32, CPU, "numba")
 
 
-def test_torch_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_numba_without_openmp_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(name)
 
     monkeypatch.setattr(numba_backend, "parallel", parallel.__wrapped__)
     monkeypatch.setattr(ctypes, "CDLL", no_library)
-    with pytest.raises(ConfigError, match="a torch whose threads are OpenMP's"):
+    with pytest.raises(ConfigError, match="a torch build that uses OpenMP threads"):
         select_backend([PLAIN], torch.float32, CPU, "numba")
 
 
@@ -349,12 +351,12 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lacking", [no_place, no_room])
-def test_machine_code_that_cannot_be_kept(
+def test_compile_cache_not_writable_still_compiles(
     lacking: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """A container without a home, or with a full one."""
+    """As in a container without a home folder, or with a full disk."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     lacking(monkeypatch)
     kernel = attention_kernel.__wrapped__(1, 8, 16, False)
@@ -364,10 +366,10 @@ def test_machine_code_that_cannot_be_kept(
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("left", [b"", b"half of it"])
-def test_machine_code_that_a_crash_left_broken(
+def test_compile_cache_truncated_file_is_compiled_again(
     kind: str, left: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A start goes on without it, the next one keeps it anew."""
+    """A start compiles again and stores the code; the next start loads it."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
 
     def start() -> int:
@@ -381,14 +383,14 @@ def test_machine_code_that_a_crash_left_broken(
     assert [start(), start(), start()] == [0, 0, 1]
 
 
-def test_kept_machine_code_is_the_next_processs(tmp_path: Path) -> None:
-    """Nothing in its name differs from process to process; and it computes."""
+def test_compile_cache_is_reused_by_next_process(tmp_path: Path) -> None:
+    """The cache key is the same in every process, and the loaded code works."""
     count = 6 + AVX512_BF16
     for hits in (0, count):
         ran = python({"NUMBA_CACHE_DIR": str(tmp_path)}, "-c", KERNELS_AT_WORK)
         assert ran.stdout.split() == [str(hits), "True"], ran.stderr
     names = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
-    assert len(names) == count, "every shape has its own"
+    assert len(names) == count, "each kernel must have its own cache entry"
 
 
 KERNELS_AT_WORK = """
@@ -408,9 +410,9 @@ print(sum(kernel.cache_hits for kernel in kernels), right)
 """
 
 
-@pytest.mark.skipif(not AVX512, reason="this CPU has no AVX-512: every test here is of that")
-def test_a_cpu_without_avx512(tmp_path: Path) -> None:
-    """Sums in tiles of eight lanes."""
+@pytest.mark.skipif(not AVX512, reason="without AVX-512, all tests here cover this already")
+def test_numba_without_avx512_passes(tmp_path: Path) -> None:
+    """Without AVX-512, kernels use vectors of eight lanes."""
     environment = {
         "NUMBA_CPU_NAME": "haswell",
         "NUMBA_CPU_FEATURES": "+avx2,+fma",
@@ -418,13 +420,13 @@ def test_a_cpu_without_avx512(tmp_path: Path) -> None:
     }
     narrow = "from engine.kernels.cpu.intrinsics import LANES; print(LANES)"
     assert python(environment, "-c", narrow).stdout.split() == ["8"]
-    some = "test_shapes or depend and gqa-3 and scores and 64"
+    some = "shapes_match_dense or depend and gqa-3 and scores and 64"
     ran = python(environment, "-m", "pytest", "-q", "-p", "no:xdist", __file__, "-k", some)
     assert ran.returncode == 0, ran.stdout
 
 
 def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Another process, in the folder of the project."""
+    """Run Python in another process, in the repository's root folder."""
     return subprocess.run(
         [sys.executable, *words],
         env=os.environ | environment,

@@ -1,4 +1,4 @@
-"""Row-wise operations against their formulas in fp64, in every dtype, at odd sizes."""
+"""Row-wise ops match their formulas in fp64, in every dtype and at odd sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# Relative to the exact result rounded once: bf16 may land on the neighbouring value.
+# bf16 results may differ from the rounded exact result by one unit in the last place.
 TOLERANCE = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (1.6e-2, 1e-3)}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 shapes = pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 64), (5, 97), (33, 576)], ids=str)
@@ -24,7 +24,7 @@ shapes = pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 64), (5, 97), (33
 
 @pytest.fixture(params=["torch", "numba"], autouse=True)
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Who computes, where Numba's kernels do."""
+    """Run each test with torch and with Numba's kernels."""
     with compiled_kernels(request.param == "numba"):
         yield request.param
 
@@ -43,7 +43,7 @@ def check(found: torch.Tensor, due: torch.Tensor, dtype: torch.dtype) -> None:
 @dtypes
 @shapes
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
+def test_rms_norm_matches_fp64(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
     x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, seed=1)
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
@@ -53,7 +53,7 @@ def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> Non
 
 @dtypes
 @shapes
-def test_offset_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_rms_norm_with_offset_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, scale=0.3, seed=1)
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + weight.double())
@@ -61,8 +61,8 @@ def test_offset_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @dtypes
-def test_rms_norm_of_huge_and_tiny_values(dtype: torch.dtype) -> None:
-    """The squares are summed in fp32: bf16 would lose small terms, fp16 would overflow."""
+def test_rms_norm_huge_and_tiny_values_match_fp64(dtype: torch.dtype) -> None:
+    """Squares are summed in fp32: bf16 would lose small terms, and fp16 would overflow."""
     x = torch.full((2, 1000), 1.0, dtype=dtype)
     x[0, 0], x[1] = 300.0, 1e-4
     exact = x.double()
@@ -73,7 +73,7 @@ def test_rms_norm_of_huge_and_tiny_values(dtype: torch.dtype) -> None:
 @dtypes
 @shapes
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_layer_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
+def test_layer_norm_matches_fp64(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
     x = draw(*shape, dtype=dtype) + 2
     weight, bias = draw(shape[1], dtype=dtype, seed=1), draw(shape[1], dtype=dtype, seed=2)
     exact = x.double()
@@ -86,7 +86,7 @@ def test_layer_norm(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> N
     )
 
 
-def test_norm_layers_use_their_weights() -> None:
+def test_norm_layers_equal_their_ops() -> None:
     x = draw(3, 8, dtype=torch.float32)
     rms, offset, layer = RMSNorm(8, 1e-5), OffsetRMSNorm(8, 1e-5), LayerNorm(8, 1e-5)
     for parameter in (rms.weight, offset.weight, layer.weight, layer.bias):
@@ -98,14 +98,14 @@ def test_norm_layers_use_their_weights() -> None:
 
 @dtypes
 @shapes
-def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_silu_mul_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate, up = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
     exact = gate.double()
     due = exact / (1 + (-exact).exp()) * up.double()
     check(silu_mul(torch.cat([gate, up], -1)), due, dtype)
 
 
-def test_silu_mul_at_the_ends() -> None:
+def test_silu_mul_extreme_gates_do_not_overflow() -> None:
     gate = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0]])
     found = silu_mul(torch.cat([gate, torch.full_like(gate, 2.0)], -1))
     torch.testing.assert_close(
@@ -115,7 +115,7 @@ def test_silu_mul_at_the_ends() -> None:
 
 @dtypes
 @shapes
-def test_gelu_tanh(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_gelu_tanh_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = draw(*shape, dtype=dtype)
     exact = x.double()
     inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
@@ -123,7 +123,7 @@ def test_gelu_tanh(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @dtypes
-def test_gelu_tanh_mul(dtype: torch.dtype) -> None:
+def test_gelu_tanh_mul_matches_fp64(dtype: torch.dtype) -> None:
     gate, up = draw(5, 97, dtype=dtype), draw(5, 97, dtype=dtype, seed=1)
     exact = gate.double()
     inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
@@ -133,26 +133,26 @@ def test_gelu_tanh_mul(dtype: torch.dtype) -> None:
 
 @dtypes
 @shapes
-def test_relu_squared(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_relu_squared_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = draw(*shape, dtype=dtype)
     check(relu_squared(x), x.double().clamp(min=0).square(), dtype)
 
 
 @dtypes
 @shapes
-def test_sigmoid(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_sigmoid_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = draw(*shape, dtype=dtype)
     check(sigmoid(x), 1 / (1 + (-x.double()).exp()), dtype)
 
 
-def test_sigmoid_at_the_ends() -> None:
+def test_sigmoid_extreme_values_are_0_and_1() -> None:
     x = torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4])
     assert sigmoid(x).tolist() == [0, 0, 0.5, 1, 1]
 
 
 @dtypes
-def test_softcap_is_bounded_and_in_fp32(dtype: torch.dtype) -> None:
-    """In bf16 logits near the cap would tie."""
+def test_softcap_returns_bounded_fp32(dtype: torch.dtype) -> None:
+    """In bf16, logits near the cap would become equal."""
     x = draw(5, 97, dtype=dtype, scale=30.0)
     found = softcap(x, 30.0)
     check(found, 30 * torch.tanh(x.double() / 30), torch.float32)
@@ -160,7 +160,7 @@ def test_softcap_is_bounded_and_in_fp32(dtype: torch.dtype) -> None:
     assert (found.bfloat16() != found).any()
 
 
-def test_gelu_is_the_tanh_form_not_the_error_function() -> None:
+def test_gelu_tanh_differs_from_erf_gelu() -> None:
     x = torch.linspace(-3, 3, 61, dtype=torch.float64)
     erf = x / 2 * (1 + torch.erf(x / math.sqrt(2)))
     assert (gelu_tanh(x) - erf).abs().max() > 1e-4
@@ -168,8 +168,10 @@ def test_gelu_is_the_tanh_form_not_the_error_function() -> None:
 
 @dtypes
 @pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 8), (12, 64), (2, 80)])
-def test_apply_rotary_turns_pairs(heads: int, dim: int, dtype: torch.dtype) -> None:
-    """Halves are real and imaginary parts; each token has its own angles."""
+def test_apply_rotary_matches_complex_multiplication(
+    heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    """The halves of a head are real and imaginary parts. Each token has its own angles."""
     x, angles = draw(5, heads, dim, dtype=dtype), draw(5, 1, dim // 2, dtype=torch.float64)
     cos = torch.cat([angles.cos(), angles.cos()], -1).to(dtype)
     sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
@@ -183,14 +185,14 @@ def test_apply_rotary_turns_pairs(heads: int, dim: int, dtype: torch.dtype) -> N
     )
 
 
-def test_apply_rotary_to_a_part_of_each_head() -> None:
-    """As models do that rotate some dimensions only: a token's heads do not lie side by side."""
+def test_apply_rotary_strided_input_equals_contiguous() -> None:
+    """Some models rotate only part of each head. The heads of a token are then not contiguous."""
     x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
     part = x[..., :8]
     assert torch.equal(apply_rotary(part, angles, angles), apply_rotary(+part, angles, angles))
 
 
-def test_operations_leave_their_inputs_alone() -> None:
+def test_ops_do_not_modify_their_inputs() -> None:
     x = draw(4, 2, 8, dtype=torch.float32)
     before = x.clone()
     rms_norm(x, torch.ones(8), 1e-5)

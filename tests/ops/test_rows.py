@@ -1,4 +1,4 @@
-"""Numba's row-wise kernels: where they compute, and what test_ops.py leaves open."""
+"""Numba's row-wise kernels: when they are used, and cases that test_ops.py does not cover."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @operations
-def test_who_computes(
+def test_row_kernels_are_used_only_if_enabled(
     operation: Callable[[torch.Tensor], torch.Tensor], calls: list[object]
 ) -> None:
     x = bf16(COUNT, 256)
     expected = operation(x)
-    assert not calls, "compiles unasked"
+    assert not calls, "Numba's kernels are not enabled"
     with compiled_kernels(True):
         found = operation(x)
         assert calls
@@ -67,10 +67,10 @@ def test_who_computes(
 
 
 @operations
-def test_any_number_of_threads(
+def test_row_kernels_in_many_threads_are_bitwise_equal(
     operation: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "PART", 2**10)  # so that many have something to do
+    monkeypatch.setattr(rows, "PART", 2**10)  # so that many threads have work
     before, x = torch.get_num_threads(), bf16(COUNT, 256)
     try:
         with compiled_kernels(True):
@@ -85,7 +85,9 @@ def test_any_number_of_threads(
 
 
 @operations
-def test_a_row_of_nan_stays_alone(operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_row_kernels_nan_row_leaves_others_unchanged(
+    operation: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     x = bf16(COUNT, 256)
     with compiled_kernels(True):
         expected = operation(x)
@@ -97,8 +99,8 @@ def test_a_row_of_nan_stays_alone(operation: Callable[[torch.Tensor], torch.Tens
     assert torch.equal(found.index_select(dim, rest), expected.index_select(dim, rest))
 
 
-def test_rows_that_lie_apart() -> None:
-    """A stack of projections is cut into views."""
+def test_row_kernels_strided_input_equals_contiguous() -> None:
+    """In a model, inputs are slices of the output of stacked projections."""
     wide = bf16(COUNT, 1000)
     x, delta, heads = wide[:, 10:266], wide[:, 300:556], wide[:, 600:].view(COUNT, 5, 80)[:, 1:3]
     angles = bf16(2, COUNT, 1, 80, seed=3)
@@ -122,10 +124,12 @@ def test_rows_that_lie_apart() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_a_runner_that_was_asked(backend: str, calls: list[object], tmp_path: Path) -> None:
-    """Its first token goes through all of it."""
+def test_runner_uses_row_kernels_only_with_numba_backend(
+    backend: str, calls: list[object], tmp_path: Path
+) -> None:
+    """Its warm-up calls all kernels of the model."""
     load(tiny_llama(tmp_path), attention_backend=backend)
     assert len(set(calls)) == (3 if backend == "numba" else 0)
     del calls[:]
     silu_mul(bf16(2, 64))
-    assert not calls, "a runner leaves nothing behind"
+    assert not calls, "a runner must not leave the kernels enabled"

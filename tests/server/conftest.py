@@ -1,4 +1,4 @@
-"""A model folder with a byte-level tokenizer made here, and a server around a FakeEngine."""
+"""Fixtures: a model folder with a byte-level tokenizer, and a server around a FakeEngine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder without weights: one token a byte, 256 is BOS, 257 is EOS."""
+    """A model folder without weights. Each byte is one token; 256 is BOS and 257 is EOS."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -62,19 +62,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def encode() -> Callable[[str], list[int]]:
-    """Token ids of a text, without BOS."""
+    """A function that returns the token ids of a text, without BOS."""
     tokenizer = byte_tokenizer()
     return lambda text: list(tokenizer.encode(text).ids)
 
 
 @pytest.fixture
 def says(encode: Callable[[str], list[int]]) -> Callable[[str], Script]:
-    """A script in which every request is answered with a text and the end token."""
+    """A function that makes a script: the engine answers every request with a text and EOS."""
     return lambda text: lambda request: [*encode(text), EOS]
 
 
 @pytest.fixture
 async def served(model: Path, says: Callable[[str], Script]) -> AsyncIterator[Served]:
-    """A server that answers everything with "Hello wörld!"."""
+    """A server that answers every request with "Hello wörld!"."""
     async with serving(FakeEngine(says("Hello wörld!")), model) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A scripted encoder: every text becomes four numbers that tell its tokens."""
+"""A scripted encoder: each text becomes four numbers that depend on its tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 4
 ENCODER = msgspec.structs.replace(
     INFO, kind="encoder", num_blocks=0, kv_groups=(), kv_cache_bytes=0, embedding_size=SIZE
 )
-BROKEN = 66  # a text with this token, a "c", has no finite vector
+BROKEN = 66  # a text with this token, the letter "c", gets a vector that is not finite
 
 
 def vector(tokens: Sequence[int]) -> np.ndarray:
@@ -27,10 +27,10 @@ def vector(tokens: Sequence[int]) -> np.ndarray:
 
 @dataclass
 class FakeEncoder(FakeEngine):
-    """Encodes one text a step, the one that came last first; `gate` as for a FakeEngine."""
+    """Encodes one text per step, the newest first. `gate` works as in FakeEngine."""
 
     info: Ready | None = ENCODER
-    texts: list[EmbedRequest] = field(default_factory=list)  # all that were ever submitted
+    texts: list[EmbedRequest] = field(default_factory=list)  # all submitted texts
     waiting: dict[int, tuple[EmbedRequest, OutputStream[EmbedOutput]]] = field(default_factory=dict)
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:

@@ -1,4 +1,4 @@
-"""A scripted EngineClient: no process, no model, every event at the test's command."""
+"""A scripted EngineClient without a process or a model. The test controls every event."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from engine.waiting import WaitingQueue
 Sent = TypeVar("Sent", GenerateRequest, EmbedRequest)
 WIRE = msgspec.msgpack.Decoder(ToEngine)
 Script = Callable[[GenerateRequest], Sequence[int]]
-NOT_FINITE = -1  # in a script: the model's numbers break down here
+NOT_FINITE = -1  # in a script: the logits of this token are not finite
 
 INFO = Ready(
     architecture="Fake",
@@ -62,7 +62,7 @@ INFO = Ready(
 
 
 def as_received(request: Sent) -> Sent:
-    """What the engine reads: a message that is not of its type would be its end."""
+    """Return the request as the engine would decode it. Raises if a field has the wrong type."""
     received: Sent = WIRE.decode(msgspec.msgpack.encode(request))
     return received
 
@@ -77,9 +77,9 @@ class Running:
 
 @dataclass
 class FakeEngine:
-    """Each request gets the tokens of `script`, one a step, over and over if need be.
+    """Gives each request the tokens of `script`, one per step, and repeats them if needed.
 
-    `gate` holds the steps up while it is cleared; `burst` steps are delivered in one go.
+    No step runs while `gate` is cleared. `burst` is the number of steps delivered together.
     """
 
     script: Script
@@ -205,7 +205,7 @@ class FakeEngine:
                 admission = Admission(running.request.id, at, self.cached_tokens)
                 running.stream.admissions[running.request.id] = admission
                 prefill = Prefill(running.request.id, 0, len(running.request.prompt))
-                begin = max(at - 0.001, running.request.arrival)  # no step is older than its work
+                begin = max(at - 0.001, running.request.arrival)  # not before the request's arrival
                 running.stream.prefills[running.request.id].append((begin, at, prefill))
             output = self._sample(running)
             running.stream.deliver(at, output)
@@ -245,7 +245,10 @@ class FakeEngine:
 
 
 def scores_of(request: GenerateRequest) -> tuple[TokenLogprobs, ...]:
-    """Of the tokens of a prompt after the first: the n-th has -n, and another one is likelier."""
+    """Return the prompt logprobs of all tokens but the first.
+
+    The n-th token has logprob -n; one other token is likelier.
+    """
     count = request.params.prompt_logprobs
     scores = []
     for place, token in enumerate(request.prompt[1:], 1):

@@ -1,7 +1,7 @@
-"""`penstock serve` over an engine that needs no model: `python fake_serve.py '{"port": 0, ...}'`.
+"""`penstock serve` with a fake engine: `python fake_serve.py '{"port": 0, ...}'`.
 
-Started by test_launch.py as a process of its own, because signals and exit statuses are the
-subject. The keys of the JSON are the fields of Plan.
+test_launch.py starts it as a separate process to test signals and exit statuses. The keys of the
+JSON are the fields of Plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.listen import listen
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine will do, in seconds, and how the server is configured."""
+    """Behaviour of the engine (times in seconds) and configuration of the server."""
 
     model: str
     host: str = "127.0.0.1"
@@ -35,13 +35,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     load_s: float = 0.0
     token_s: float = 0.0
-    fatal: str = ""  # why it dies, `dies_after_s` after its start; empty: it lives
+    fatal: str = ""  # the engine dies of this after `dies_after_s`; empty: it lives
     dies_after_s: float = 0.0
     config_error: bool = False
 
 
 class PlannedEngine(FakeEngine):
-    """Loads, answers with the letter A and dies as planned."""
+    """An engine that loads and dies as planned. Its only token is the letter A."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(lambda request: [65], state="loading", info=None, delay=plan.token_s)

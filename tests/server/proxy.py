@@ -1,4 +1,4 @@
-"""A TCP proxy that treats what the server answers badly."""
+"""A TCP proxy that slices the server's responses and resets connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.crowd import RESET
 
 @dataclass
 class Proxy:
-    """Passes the answer on `slice_bytes` at a time, and resets the client after `most` of it."""
+    """Forward the response `slice_bytes` at a time; reset the client after `most` bytes of it."""
 
     target: tuple[str, int]
     slice_bytes: int = 65536
@@ -50,7 +50,7 @@ class Proxy:
                 piece = data[start : start + self.slice_bytes]
                 passed += len(piece)
                 answer.write(piece)
-                await asyncio.sleep(0)  # the client, in the same loop, reads it by itself
+                await asyncio.sleep(0)  # let the client, in the same loop, read this piece alone
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""A real uvicorn on a free port around a FakeEngine, with clients for it."""
+"""A real uvicorn server on a free port around a FakeEngine, with HTTP and OpenAI clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.server.fake_engine import FakeEngine
 
 
 class QuietServer(uvicorn.Server):
-    """Leaves the test runner's signal handlers alone, and ends without waiting for a tick."""
+    """A server that keeps the test runner's signal handlers and stops without waiting a tick."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -46,7 +46,7 @@ class Served:
     http: httpx2.AsyncClient
     openai: openai.AsyncOpenAI
     app: Any
-    connections: set[Any]  # the open ones, as the server sees them
+    connections: set[Any]  # open connections, as the server sees them
 
     @property
     def address(self) -> tuple[str, int]:
@@ -64,7 +64,7 @@ class Served:
 
 
 async def check_error(response: httpx2.Response) -> None:
-    """Whatever a test is about, every answer says what it is, every refusal keeps the contract."""
+    """Check the headers of every response and the body of every error, in every test."""
     assert response.headers["x-request-id"]
     assert response.headers["openai-version"]
     assert response.headers["openai-processing-ms"].isdecimal()
@@ -114,7 +114,7 @@ async def serving(
     hooks = {"response": [check_error]}
     try:
         async with (
-            # verify=False: reading the certificate store would cost more than all the rest
+            # verify=False: reading the certificate store is slower than everything else here
             httpx2.AsyncClient(
                 base_url=url, headers=headers, timeout=30, event_hooks=hooks, verify=False
             ) as http,
@@ -139,4 +139,4 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"after 20 s still not: {what}")
+    raise AssertionError(f"not within 20 s: {what}")

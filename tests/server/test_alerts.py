@@ -1,4 +1,4 @@
-"""Alerts and dashboard: every series they read is in a live scrape, and every alert can fire."""
+"""Alerts and dashboard: every series that they read exists, and every alert can fire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = PROMETHEUS / "rules.yml"
 RULES_TEST = PROMETHEUS / "rules_test.yml"
 ALERTS = {r["alert"]: r for g in yaml.safe_load(RULES.read_text())["groups"] for r in g["rules"]}
 VARIABLES = {"__rate_interval": "1m", "model_name": ".*"}
-# Made by Prometheus itself for each target.
+# Prometheus itself makes this series for each target.
 OF_THE_SCRAPE = {"up"}
 
 
@@ -31,11 +31,11 @@ OF_THE_SCRAPE = {"up"}
         ("max(up == bool 0) offset 5m or vector(0)", "up"),
     ],
 )
-def test_the_names_in_a_query(query, names):
+def test_metric_names_of_query_are_its_series(query, names):
     assert metric_names(query) == set(names.split())
 
 
-async def test_every_series_is_in_a_live_scrape(served):
+async def test_series_of_alerts_and_dashboard_are_in_a_live_scrape(served):
     await served.chat()
     text = (await served.http.get("/metrics")).text
     there = {s.name for f in text_string_to_metric_families(text) for s in f.samples}
@@ -45,20 +45,20 @@ async def test_every_series_is_in_a_live_scrape(served):
         names = metric_names(query) - OF_THE_SCRAPE
         assert names <= there, f"{where} reads {names - there}: {query}"
     read = set().union(*map(metric_names, wanted))
-    assert len(read) > 30, "the names were not found in the queries"
+    assert len(read) > 30, "no names were found in the queries"
 
 
-async def test_the_series_that_alerts_match_by_label_begin_at_zero(served):
-    """One that comes up with its first fault shows no increase, and the first fault no alert."""
+async def test_series_that_alerts_match_by_label_begin_at_zero(served):
+    """A series that first appears with a fault has no increase, so no alert would fire."""
     assert await served.metric("http_requests_total", status="500") == 0
     text = (await served.http.get("/metrics")).text
     for labels in ('reason="numerical"', 'code="server_overloaded"', 'status="500"'):
         assert re.search(rf"_total{{.*{labels}.*}} 0\.0", text), labels
 
 
-def test_alerts_are_complete():
+def test_alerts_have_runbook_summary_severity_and_duration():
     headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.M)
-    assert headings == list(ALERTS), "one runbook for each alert, in their order"
+    assert headings == list(ALERTS), "one runbook section per alert, in the same order"
     for name, rule in ALERTS.items():
         assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
         assert rule["annotations"]["summary"]
@@ -66,13 +66,13 @@ def test_alerts_are_complete():
         assert rule["for"]
 
 
-def test_prometheus_accepts_rules_and_configuration():
+def test_rules_and_configuration_pass_promtool():
     for what, file in (("rules", RULES), ("config", PROMETHEUS / "prometheus.yml")):
         status, said = promtool("check", what, file)
         assert status == 0, said
 
 
-def test_each_alert_fires_on_its_fault_and_none_in_a_healthy_hour():
+def test_alerts_fire_on_their_fault_and_not_in_a_healthy_hour():
     status, said = promtool("test", "rules", RULES_TEST)
     assert status == 0, said
     cases = [
@@ -85,7 +85,7 @@ def test_each_alert_fires_on_its_fault_and_none_in_a_healthy_hour():
         assert tested == ALERTS.keys()
 
 
-def test_alerts_that_no_longer_fire_are_noticed(tmp_path):
+def test_rules_test_with_silent_alerts_fails(tmp_path):
     deaf = yaml.safe_load(RULES.read_text())
     for rule in deaf["groups"][0]["rules"]:
         rule["for"] = "10h"
@@ -96,7 +96,7 @@ def test_alerts_that_no_longer_fire_are_noticed(tmp_path):
     assert set(re.findall(r"alertname: (\w+)", said)) == ALERTS.keys()
 
 
-def test_prometheus_accepts_every_query_of_the_dashboard(tmp_path):
+def test_dashboard_queries_pass_promtool(tmp_path):
     queries = [q for panel in panels() for q, _ in panel.queries]
     rules = [
         {"record": f"panel:{i}", "expr": substitute(query, VARIABLES)}
@@ -109,7 +109,7 @@ def test_prometheus_accepts_every_query_of_the_dashboard(tmp_path):
     assert f"{len(queries)} rules found" in said
 
 
-def test_the_dashboard_is_whole():
+def test_dashboard_panels_have_unique_ids_places_and_model_filters():
     dashboard = load()
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert max(Counter(ids).values()) == 1
@@ -124,16 +124,16 @@ def test_the_dashboard_is_whole():
         )
         assert panel.x + panel.width <= 24
         for query, _ in panel.queries:
-            # A panel of another model, or of all, would mislead.
+            # A panel that shows another model, or all models, would mislead.
             assert "$model_name" in query or "penstock:" not in query, panel.title
-    assert max(cells.values()) == 1, "panels lie on each other"
+    assert max(cells.values()) == 1, "panels overlap"
     for panel in dashboard["panels"]:
         if panel["type"] != "row":
             assert panel["description"]
             assert {t["datasource"]["uid"] for t in panel["targets"]} == {"${datasource}"}
 
 
-def test_grafanas_provisioning_names_the_data_source_of_compose():
+def test_grafana_provisioning_names_the_data_source_of_compose():
     folder = ROOT / "deploy" / "grafana" / "provisioning"
     [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())[
         "datasources"

@@ -1,4 +1,4 @@
-"""Keys: everything is closed but the probes, whatever the path looks like."""
+"""API keys: every path except the probes needs a key, however the path is written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def routed_paths(routes) -> set[str]:
     return paths.union(*(routed_paths(router.routes) for router in included))
 
 
-async def test_every_route_and_method_needs_a_key(locked):
+async def test_every_route_and_method_without_key_returns_401(locked):
     paths = {re.sub(r"\{.*?\}", "x", path) for path in routed_paths(locked.app.routes)}
     assert {"/metrics", "/tokenize", "/v1/models/x", "/openapi.json"} <= paths
     odd = {f"{path}/" for path in paths} | {f"/{path}" for path in paths}
@@ -53,11 +53,11 @@ async def test_every_route_and_method_needs_a_key(locked):
 
 
 @pytest.mark.parametrize("host", ["/health", "x/health?", "localhost/health", "evil.example"])
-async def test_no_host_opens_a_door(locked, host):
+async def test_forged_host_header_does_not_bypass_key(locked, host):
     assert await raw_status(locked, "GET", "/v1/models", host) in (400, 401)
 
 
-async def test_probes_are_open(locked):
+async def test_probes_without_key_return_200(locked):
     for path in ("/health", "/ready"):
         assert (await locked.http.get(path)).status_code == 200
         assert (await locked.http.head(path)).status_code == 200
@@ -75,7 +75,7 @@ KEYS = {
 }
 
 
-async def test_keys(locked):
+async def test_authorization_header_needs_bearer_scheme_and_valid_key(locked):
     for header, status in KEYS.items():
         headers = {"authorization": header.encode("latin-1")}
         response = await locked.http.get("/v1/models", headers=headers)
@@ -85,7 +85,7 @@ async def test_keys(locked):
             assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_refused_scrape_is_counted_as_little_as_one_that_is_let_in(locked):
+async def test_refused_metrics_scrape_is_not_counted(locked):
     for path in ("/metrics", "/v1/models"):
         assert (await locked.http.get(path)).status_code == 401
     locked.http.headers["authorization"] = "Bearer alpha"
@@ -93,7 +93,7 @@ async def test_a_refused_scrape_is_counted_as_little_as_one_that_is_let_in(locke
     assert await locked.metric("http_requests_total", status="401") == 1
 
 
-async def test_all_keys_are_compared(locked, monkeypatch):
+async def test_key_check_that_matches_first_key_compares_all_keys(locked, monkeypatch):
     compared = []
 
     def spy(left, right):
@@ -106,14 +106,14 @@ async def test_all_keys_are_compared(locked, monkeypatch):
     assert len(compared) == 2
 
 
-async def test_a_key_is_the_bytes_that_were_sent(model, says):
+async def test_non_ascii_key_matches_only_its_utf8_bytes(model, says):
     async with serving(FakeEngine(says("x")), model, api_key=("schlüssel",)) as served:
         for sent, status in (("schlüssel".encode(), 200), ("schlüssel".encode("latin-1"), 401)):
             headers = {"authorization": b"Bearer " + sent}
             assert (await served.http.get("/v1/models", headers=headers)).status_code == status
 
 
-async def test_tenants_do_not_share_prefixes(locked):
+async def test_requests_with_different_keys_get_different_cache_salts(locked):
     for key in ("alpha", "beta", "alpha"):
         headers = {"authorization": f"Bearer {key}"}
         await locked.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
@@ -121,16 +121,16 @@ async def test_tenants_do_not_share_prefixes(locked):
         await locked.http.post("/v1/completions", json=salted, headers=headers)
     salts = [request.salt for request in locked.engine.requests]
     assert salts[:2] == salts[4:]
-    assert len(set(salts)) == 4, "of each key, with a salt and without"
+    assert len(set(salts)) == 4, "one for each key, with and without a salt"
 
 
-async def test_one_key_is_one_tenant(model, says):
+async def test_single_key_adds_no_cache_salt(model, says):
     async with serving(FakeEngine(says("x")), model, key="k", api_key=("k",)) as served:
         await served.complete()
         assert served.engine.requests[0].salt == ""
 
 
-def test_key_files(tmp_path):
+def test_read_keys_reads_file_and_rejects_invalid_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# ours\n\n one \ntwo\n")
     assert read_keys(ServerConfig(api_key=("zero",), api_key_file=str(file))) == [
@@ -141,10 +141,10 @@ def test_key_files(tmp_path):
     file.write_bytes("\ufeffschlüssel\r\n".encode())
     assert read_keys(ServerConfig(api_key_file=str(file))) == ["schlüssel"]
     file.write_text("# ours\n\nsk-a  # Alice\n")
-    with pytest.raises(ConfigError, match=r"keys, line 3: a key has no white space"):
+    with pytest.raises(ConfigError, match=r"keys, line 3: an API key must not"):
         read_keys(ServerConfig(api_key_file=str(file)))
     for key in ("b c", ""):
-        with pytest.raises(ConfigError, match=r"--api-key, key 2: a key has no white space"):
+        with pytest.raises(ConfigError, match=r"--api-key, key 2: an API key must not"):
             read_keys(ServerConfig(api_key=("a", key)))
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no API key"):

@@ -1,4 +1,4 @@
-"""What is made to cost the server much is refused before it does."""
+"""Bodies built to be expensive are refused before they cost much time or memory."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ HOSTILE: list[tuple[type[Body], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "body"), HOSTILE)
-def test_a_million_errors_are_one(kind: type[Body], body: dict[str, Any]) -> None:
-    """Each takes a kilobyte, and all are made before the first can be told."""
+def test_validation_of_many_bad_items_stops_at_first_error(
+    kind: type[Body], body: dict[str, Any]
+) -> None:
+    """Without `fail_fast` pydantic would collect an error of a kilobyte for each item."""
     with pytest.raises(pydantic.ValidationError) as refused:
         kind.model_validate(body)
     assert refused.value.error_count() <= 2  # an empty object lacks two members
@@ -61,10 +63,10 @@ def test_a_million_errors_are_one(kind: type[Body], body: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "embedding"])
-async def test_of_a_crowd_only_those_with_a_place_are_tokenised(
+async def test_burst_of_requests_tokenises_only_those_with_queue_place(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """They come at once, so the queue is empty when each is looked at first."""
+    """The requests arrive together, so the queue is still empty when each one is first checked."""
     encode, encoded = Tokenizer.encode, []
 
     def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
@@ -91,7 +93,7 @@ async def test_of_a_crowd_only_those_with_a_place_are_tokenised(
         assert (await served.http.post(path, json=body)).status_code == 200
 
 
-async def test_work_that_nothing_admits_leaves_threads_for_prompts(
+async def test_tokenize_requests_leave_threads_for_prompts(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, decode = Tokenizer.encode, Tokenizer.decode
@@ -116,12 +118,12 @@ async def test_work_that_nothing_admits_leaves_threads_for_prompts(
             patched.setattr(Tokenizer, "encode", lambda t, x, **o: held(encode.__get__(t), x, **o))
             patched.setattr(Tokenizer, "decode", lambda t, x, **o: held(decode.__get__(t), x, **o))
             asked = [asyncio.create_task(served.http.post(p, json=body)) for p, body in bodies]
-            await eventually(lambda: now == 2, "two work")
+            await eventually(lambda: now == 2, "two run")
             short = await served.http.post("/tokenize", json={"prompt": "", "return_token_strs": 1})
-            assert short.status_code == 400, "refused without a turn"
+            assert short.status_code == 400, "refused without waiting"
         assert (await served.complete(prompt=text[:20])).status_code == 200
         longer = await served.complete(prompt=text, max_tokens=1)
-        assert longer.json()["error"]["code"] == "context_length_exceeded", "it had a thread"
+        assert longer.json()["error"]["code"] == "context_length_exceeded", "it was tokenised"
         assert most == 2
         let_go.set()
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
@@ -129,7 +131,7 @@ async def test_work_that_nothing_admits_leaves_threads_for_prompts(
 
 
 async def send_part(served: Any, size: int) -> tuple[Any, Any]:
-    """Begins a request, and sends `size` bytes of a body twice as long."""
+    """Start a request, and send `size` bytes of a body of twice that length."""
     reader, writer = await asyncio.open_connection(*served.address)
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {size * 2}\r\n\r\n".encode() + b" " * size)
@@ -145,14 +147,16 @@ async def send_part(served: Any, size: int) -> tuple[Any, Any]:
         (EmbeddingBody, {"input": "a", **{f"k{i}": 1 for i in range(MANY)}}),
     ],
 )
-def test_an_object_has_few_members(kind: type[Body], body: dict[str, Any]) -> None:
-    with pytest.raises(pydantic.ValidationError, match="may have 1024 members, not 400") as refused:
+def test_validation_object_with_too_many_members_is_refused(
+    kind: type[Body], body: dict[str, Any]
+) -> None:
+    with pytest.raises(pydantic.ValidationError, match="at most 1024 members, not 400") as refused:
         kind.model_validate(body)
     assert refused.value.error_count() == 1
 
 
-def test_what_nobody_knows_is_not_kept() -> None:
-    """It could be 200 MB, for as long as the answer takes; its name is told."""
+def test_validation_unknown_members_are_dropped_and_listed() -> None:
+    """Unknown members could take 200 MB until the answer is complete. `ignored` lists them."""
     message = {**USER, "audio": [[]], "refusal": None}
     text = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
     body = ChatBody.model_validate(
@@ -164,7 +168,7 @@ def test_what_nobody_knows_is_not_kept() -> None:
     assert [p.model_extra for p in (body, first, second, second.content[0])] == [{}] * 4
 
 
-async def test_a_long_key_is_not_told_again(model: Path, says: Any) -> None:
+async def test_error_about_long_key_does_not_repeat_it(model: Path, says: Any) -> None:
     async with serving(FakeEngine(says("x")), model) as served:
         long = "a" * 100_000
         for field in ({"logit_bias": {long: 1000}}, {"chat_template_kwargs": {long: 1}}):
@@ -174,7 +178,7 @@ async def test_a_long_key_is_not_told_again(model: Path, says: Any) -> None:
             assert answer.json()["error"]["param"] == next(iter(field))
 
 
-async def test_bodies_on_their_way_are_bounded_together(
+async def test_bodies_in_transit_over_total_limit_return_503(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 100_000
@@ -192,19 +196,19 @@ async def test_bodies_on_their_way_are_bounded_together(
         assert b"connection: close" in refused
         for _, writer in senders:
             writer.close()
-        while (await served.complete()).status_code == 503:  # noqa: ASYNC110 - their ends come in
+        while (await served.complete()).status_code == 503:  # noqa: ASYNC110 - wait for their ends
             await asyncio.sleep(0.01)
         assert (await served.complete(user="a" * size)).status_code == 200
 
 
-async def test_after_a_large_body_the_next_large_one_waits_and_no_other(
+async def test_large_body_delays_next_large_body_but_no_small_one(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sender of bodies that take long to read would keep every stream from the event loop."""
+    """Otherwise one sender of slow-to-parse bodies would block the event loop for every stream."""
     monkeypatch.setattr("server.schemas.body.PAUSE", 1e9)
     async with serving(FakeEngine(says("x")), model) as served:
         large = {"unknown": "a" * LARGE}
-        assert (await served.complete(**large)).status_code == 200  # not kept back itself
+        assert (await served.complete(**large)).status_code == 200  # the first one does not wait
         second = asyncio.create_task(served.complete(**large))
         body = {"prompt": "a", **large}
         tokenised = asyncio.create_task(served.http.post("/tokenize", json=body))
@@ -217,10 +221,10 @@ async def test_after_a_large_body_the_next_large_one_waits_and_no_other(
         assert (await second).status_code == (await tokenised).status_code == 200
 
 
-async def test_whoever_leaves_while_a_large_body_waits_has_no_turn(
+async def test_large_body_of_disconnected_client_is_not_parsed(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crowd that sends and leaves would keep everybody's large bodies waiting."""
+    """Otherwise clients that send and disconnect would delay all other large bodies."""
     read: list[int] = []
 
     def validated(raw: bytes, kind: type[Body]) -> Any:
@@ -245,9 +249,9 @@ async def test_whoever_leaves_while_a_large_body_waits_has_no_turn(
     assert [size // LARGE for size in read] == [1, 3]
 
 
-async def test_large_bodies_follow_each_other_all_the_same(model: Path, says: Any) -> None:
+async def test_large_bodies_sent_together_are_all_answered(model: Path, says: Any) -> None:
     async with serving(FakeEngine(says("x")), model) as served:
         many = [served.complete(unknown="a" * LARGE) for _ in range(5)]
-        wrong = served.complete(unknown="a" * LARGE, max_tokens="many")  # must leave its turn, too
+        wrong = served.complete(unknown="a" * LARGE, max_tokens="many")  # must end its turn too
         answers = await asyncio.gather(wrong, *many)
         assert [answer.status_code for answer in answers] == [400, *[200] * 5]

@@ -1,4 +1,4 @@
-"""Chat completions that are not streamed, and what reaches the engine."""
+"""Chat completions without streaming: the answers, and the requests that reach the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def params_of(served: Served, **fields: Any) -> SamplingParams:
     return served.engine.requests[-1].params
 
 
-async def test_the_answer(served):
+async def test_chat_openai_client_receives_complete_answer(served):
     answer = await served.openai.chat.completions.create(model="tiny", messages=[USER])
     choice = answer.choices[0]
     assert (choice.index, choice.finish_reason) == (0, "stop")
@@ -39,13 +39,13 @@ async def test_the_answer(served):
     assert answer.id.startswith("chatcmpl-")
     assert answer.object == "chat.completion"
     assert answer.model == "tiny"
-    assert answer.usage.completion_tokens == 14  # 13 bytes and the end token
+    assert answer.usage.completion_tokens == 14  # 13 bytes and EOS
     assert answer.usage.prompt_tokens == len(served.engine.requests[0].prompt)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 14
     assert answer._request_id.startswith("req_")
 
 
-async def test_defaults_come_from_the_checkpoint_then_from_openai(served):
+async def test_chat_defaults_come_from_checkpoint_then_from_openai(served):
     params = await params_of(served)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 20, 1.0, 0.1)
     assert params.max_tokens == 512 - len(served.engine.requests[-1].prompt)
@@ -56,7 +56,7 @@ async def test_defaults_come_from_the_checkpoint_then_from_openai(served):
     assert (await params_of(served, min_p=0)).min_p == 0
 
 
-async def test_every_parameter_reaches_the_engine(served):
+async def test_chat_every_parameter_reaches_the_engine(served):
     fields = {
         "max_tokens": 5,
         "max_completion_tokens": 7,
@@ -97,12 +97,12 @@ async def test_every_parameter_reaches_the_engine(served):
     assert (request.priority, request.salt) == (-3, "tenant")
 
 
-async def test_an_empty_nucleus_is_greedy(served):
+async def test_chat_top_p_0_is_greedy(served):
     params = await params_of(served, top_p=0)
     assert (params.top_k, params.top_p) == (1, 1.0)
 
 
-async def test_choices_have_seeds_of_their_own(served):
+async def test_chat_choices_have_different_seeds(served):
     response = await served.chat(n=3, seed=2**63 - 2)
     seeds = [request.params.seed for request in served.engine.requests]
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
@@ -112,13 +112,13 @@ async def test_choices_have_seeds_of_their_own(served):
     assert len({request.params.seed for request in served.engine.requests}) == 5
 
 
-async def test_a_seed_of_minus_one_is_none(served):
+async def test_chat_seed_minus_one_is_random(served):
     seeds = [(await params_of(served, seed=-1)).seed for _ in range(3)]
     assert len(set(seeds)) == 3
     assert min(seeds) >= 0
 
 
-async def test_the_prompt_is_rendered_once_and_has_one_bos(served):
+async def test_chat_prompt_is_rendered_once_and_has_one_bos(served):
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -128,7 +128,7 @@ async def test_the_prompt_is_rendered_once_and_has_one_bos(served):
     )
 
 
-async def test_only_the_template_writes_special_tokens(model, tmp_path, says):
+async def test_chat_template_without_bos_gives_prompt_without_bos(model, tmp_path, says):
     (tmp_path / "bare.jinja").write_text("{{ messages[0].content }}")
     async with serving(
         FakeEngine(says("x")), model, chat_template=str(tmp_path / "bare.jinja")
@@ -137,7 +137,7 @@ async def test_only_the_template_writes_special_tokens(model, tmp_path, says):
         assert BOS not in served.engine.requests[0].prompt
 
 
-async def test_tool_history_reaches_the_template(served):
+async def test_chat_tool_history_reaches_the_template(served):
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     messages = [
         USER,
@@ -149,7 +149,7 @@ async def test_tool_history_reaches_the_template(served):
     assert "<tool>2" in prompt
 
 
-async def test_every_known_field_of_a_message_reaches_the_template(model, tmp_path, says):
+async def test_chat_every_known_message_field_reaches_the_template(model, tmp_path, says):
     fields = ("role", "name", "tool_call_id", "reasoning_content")
     shown = "/".join(f"{{{{ m.{name} }}}}" for name in fields)
     path = tmp_path / "all.jinja"
@@ -164,7 +164,7 @@ async def test_every_known_field_of_a_message_reaches_the_template(model, tmp_pa
     assert prompt == "user/ann// assistant///why tool//c1/ "
 
 
-async def test_generation_prompt_and_continuation(served):
+async def test_chat_continue_final_message_ends_prompt_inside_it(served):
     assert await prompt_of(served, add_generation_prompt=False) == "<user>Hi\n"
     begun = [USER, {"role": "assistant", "content": [{"type": "text", "text": " Well, "}]}]
     for more in ({}, {"add_generation_prompt": False}):
@@ -175,16 +175,16 @@ async def test_generation_prompt_and_continuation(served):
     assert ids == served.engine.requests[-1].prompt
 
 
-async def test_what_cannot_be_continued_is_refused(model, tmp_path, says):
+async def test_chat_message_that_cannot_be_continued_returns_400(model, tmp_path, says):
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     called = {"role": "assistant", "content": "x", "tool_calls": [call]}
     thought = {"role": "assistant", "content": "<think>a</think>b"}
     last = "{{ messages[-1].content"
     for source, message, why in (
-        (f"{last} }}}}", called, "does not end with a text"),
-        ("{{ messages[0].content }}", thought, "does not show the last message"),
-        (f"{last}.split('</think>')[-1] }}}}", thought, "does not show the last message"),
-        (f"{last} }}}}{last} }}}}", thought, "does not show the last message"),
+        (f"{last} }}}}", called, "text content and no tool_calls"),
+        ("{{ messages[0].content }}", thought, "does not render its content"),
+        (f"{last}.split('</think>')[-1] }}}}", thought, "does not render its content"),
+        (f"{last} }}}}{last} }}}}", thought, "does not render its content"),
     ):
         (tmp_path / "own.jinja").write_text(source)
         async with serving(
@@ -198,24 +198,24 @@ async def test_what_cannot_be_continued_is_refused(model, tmp_path, says):
             assert refused.json()["error"]["param"] == "continue_final_message"
 
 
-async def test_template_arguments(served):
+async def test_chat_template_kwargs_reach_template_or_are_listed_as_ignored(served):
     prompt = await prompt_of(served, chat_template_kwargs={"enable_thinking": True})
     assert prompt.endswith("<think>")
     response = await served.chat(chat_template_kwargs={"reasoning_effort": "high"})
     assert response.headers["x-ignored-params"] == "reasoning_effort"
 
 
-async def test_unknown_fields_are_named_and_accepted_ones_are_not(served):
+async def test_chat_ignored_header_lists_unknown_fields_only(served):
     response = await served.chat(user="u", store=True, metadata={"a": "b"}, foo=1, **{"b\r\nar": 2})
     assert response.headers["x-ignored-params"] == "foo, b__ar"
     assert "x-ignored-params" not in (await served.chat(user="u")).headers
     nameless = await served.chat(**{"": 1})  # a header may not end in a space
     assert nameless.headers["x-ignored-params"] == "_"
     brief = await served.chat(verbosity="low")
-    assert brief.headers["x-ignored-params"] == "verbosity", "it asks for another answer"
+    assert brief.headers["x-ignored-params"] == "verbosity", "it would change the answer"
 
 
-async def test_unknown_members_of_objects_inside_are_named(served):
+async def test_chat_ignored_header_lists_unknown_nested_members(served):
     parts = [{"type": "text", "text": "a", "cache_control": {}}] * 2
     messages = [
         {"role": "user", "content": parts},
@@ -247,11 +247,11 @@ async def test_unknown_members_of_objects_inside_are_named(served):
         {"top_logprobs": 0},
     ],
 )
-async def test_values_that_ask_for_nothing_are_accepted(served, fields):
+async def test_chat_values_without_effect_are_accepted(served, fields):
     assert (await served.chat(**fields)).status_code == 200
 
 
-async def test_logprobs(served):
+async def test_chat_logprobs_have_bytes_and_top_logprobs(served):
     answer = await served.openai.chat.completions.create(
         model="tiny", messages=[USER], logprobs=True, top_logprobs=3
     )
@@ -265,25 +265,25 @@ async def test_logprobs(served):
     assert answer.choices[0].logprobs.content[0].top_logprobs == []
 
 
-async def test_token_ids(served, encode):
+async def test_chat_return_token_ids_returns_prompt_and_answer_ids(served, encode):
     body = (await served.chat(return_token_ids=True)).json()
     assert body["prompt_token_ids"] == served.engine.requests[0].prompt
     assert body["choices"][0]["token_ids"] == [*encode("Hello wörld!"), EOS]
 
 
-async def test_the_end_token_can_be_shown(served):
+async def test_chat_include_stop_str_shows_end_token(served):
     body = (await served.chat(include_stop_str_in_output=True, skip_special_tokens=False)).json()
     assert body["choices"][0]["message"]["content"] == "Hello wörld!</s>"
 
 
-async def test_length_ends_inside_a_character(served):
+async def test_chat_max_tokens_inside_character_ends_with_replacement(served):
     body = (await served.chat(max_tokens=8)).json()
     assert body["choices"][0]["message"]["content"] == "Hello w\ufffd"
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == 8
 
 
-async def test_cached_tokens(served):
+async def test_usage_cached_tokens_count_each_prompt_once(served):
     served.engine.cached_tokens = 16
     usage = (await served.chat(n=3)).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
@@ -291,7 +291,7 @@ async def test_cached_tokens(served):
     assert usage["prompt_tokens_details"] == {"cached_tokens": 32}
 
 
-async def test_a_model_without_template(model, tmp_path, says):
+async def test_chat_model_without_template_returns_400(model, tmp_path, says):
     for file in model.iterdir():
         (tmp_path / file.name).write_text(file.read_text().replace("chat_template", "other"))
     async with serving(FakeEngine(says("x")), tmp_path) as served:
@@ -311,17 +311,19 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": "x" * 9000}}
         {"role": "assistant", "content": "a", "reasoning_content": "a" * 9000},
     ],
 )
-async def test_a_long_chat_is_rendered_and_tokenised_beside_the_loop(served, monkeypatch, message):
+async def test_chat_long_messages_are_rendered_and_tokenised_in_a_thread(
+    served, monkeypatch, message
+):
     beside = spied_threads(served, monkeypatch)
     await served.chat(messages=[message])
     assert beside["render"] == [True]
-    # The template of these tests shows no reasoning, so that the text is short again.
+    # The template of these tests renders no reasoning, so the prompt is short in that case.
     assert beside["encode"] == ["reasoning_content" not in message]
     await served.chat()
     assert beside["render"] == [True, False]
 
 
-async def test_a_long_prompt_is_tokenised_beside_the_loop(served, monkeypatch):
+async def test_completions_long_prompt_is_tokenised_in_a_thread(served, monkeypatch):
     beside = spied_threads(served, monkeypatch)
     await served.complete(prompt="a" * 9000)
     await served.complete(prompt="a")
@@ -331,7 +333,8 @@ async def test_a_long_prompt_is_tokenised_beside_the_loop(served, monkeypatch):
 
 
 def spied_threads(served, monkeypatch) -> dict[str, list[bool]]:
-    """For each call of these three, whether it is made beside the loop."""
+    """Record for each call of `render`, `encode` and `decode` whether it runs in a thread other
+    than the event loop's."""
     service, beside = served.app.state.service, {"render": [], "encode": [], "decode": []}
 
     def spy(owner, name):

@@ -1,4 +1,4 @@
-"""`penstock chat` as a process, against a small server that answers like the real API."""
+"""`penstock chat` as a process, against a small server that imitates the API."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ REFUSAL = json.dumps({"error": {"message": "Give a valid API key.", "code": "inv
 
 
 class Api:
-    """An ASGI app: /v1/models, and chat completions that stream `words`. Keeps what it was asked.
+    """An ASGI app with /v1/models and chat completions, which stream `words`.
 
-    `pause` is slept between words; `last` is the data of an event that ends each stream in place of
-    the usage; `listed` is the answer of /v1/models where it is not empty.
+    It keeps the bodies of requests. `pause` is the time between words in seconds. `last`, if set,
+    is the event that ends a stream instead of the usage. `listed`, if not empty, is the response of
+    /v1/models.
     """
 
     def __init__(self) -> None:
@@ -121,17 +122,17 @@ def talk(api: Api) -> subprocess.CompletedProcess[str]:
     return chat("--url", api.url, "--quick", "hi")
 
 
-def test_quick_prints_the_answer_on_stdout_and_the_numbers_on_stderr(api: Api) -> None:
+def test_chat_quick_prints_answer_to_stdout_and_statistics_to_stderr(api: Api) -> None:
     api.key = "k1"
     answer = chat("--url", api.url, "--quick", "hi", "--max-tokens", "9", "--temperature", "0")
     assert (answer.returncode, answer.stdout) == (0, "Hello there\n")
-    assert answer.stderr.startswith("17 tokens, first after "), "of two pieces no rate is told"
+    assert answer.stderr.startswith("17 tokens, first after "), "two pieces give no rate"
     [asked] = api.asked
     assert asked["model"] == "first"
     assert (asked["max_tokens"], asked["temperature"], asked["stream"]) == (9, 0, True)
 
 
-def test_the_rate_is_of_the_tokens_after_the_first(api: Api) -> None:
+def test_chat_rate_excludes_the_first_token(api: Api) -> None:
     api.words, api.pause = ["a"] * 5, 0.1
     found = re.search(r"^17 tokens, (\S+) tok/s, first after ", talk(api).stderr)
     assert found
@@ -145,7 +146,9 @@ def test_the_rate_is_of_the_tokens_after_the_first(api: Api) -> None:
         ("stdout", 1, "penstock: Cannot write to stdout: No space left on device.\n"),
     ],
 )
-def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: str) -> None:
+def test_chat_on_a_full_disk_prints_no_traceback(
+    api: Api, stream: str, status: int, said: str
+) -> None:
     with open("/dev/full", "w") as full:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
         answer = subprocess.run(**command("--url", api.url, "--quick", "hi"), **streams, timeout=60)
@@ -153,7 +156,7 @@ def test_a_full_disk_is_no_traceback(api: Api, stream: str, status: int, said: s
 
 
 @pytest.mark.parametrize("key", [b"\x04", b"\x03"], ids=["Ctrl-D", "Ctrl-C"])
-def test_leaving_ends_the_line_of_the_prompt(api: Api, key: bytes) -> None:
+def test_chat_left_in_a_terminal_ends_the_prompt_line(api: Api, key: bytes) -> None:
     ours, theirs = os.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     terminal = subprocess.Popen(
@@ -165,7 +168,7 @@ def test_leaving_ends_the_line_of_the_prompt(api: Api, key: bytes) -> None:
         shown = b""
         while not shown.endswith(b"> "):
             shown += os.read(ours, 999)
-        time.sleep(0.5)  # a signal just before it waits for a key, Python sees at the next key
+        time.sleep(0.5)  # Python would see a signal that comes before `input` only at the next key
         os.write(ours, key)
         assert terminal.wait(60) == 0
         assert os.read(ours, 999).endswith(b"\r\n")
@@ -175,7 +178,7 @@ def test_leaving_ends_the_line_of_the_prompt(api: Api, key: bytes) -> None:
         os.close(ours)
 
 
-def test_what_a_terminal_cannot_show_is_a_question_mark(api: Api) -> None:
+def test_chat_with_undisplayable_characters_prints_question_marks(api: Api) -> None:
     api.words = ["sm\u00f6r", " \ud83d", "!"]
     answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="ascii")
     assert (answer.returncode, answer.stdout) == (0, "sm?r ?!\n"), answer.stderr
@@ -183,19 +186,19 @@ def test_what_a_terminal_cannot_show_is_a_question_mark(api: Api) -> None:
     assert (answer.returncode, answer.stdout) == (0, "sm\u00f6r ?!\n"), answer.stderr
 
 
-def test_a_host_that_is_no_name_is_one_line() -> None:
+def test_chat_with_invalid_host_name_prints_one_line() -> None:
     answer = chat("--url", f"http://{'a' * 64}.x", "--quick", "hi")
     assert (answer.returncode, answer.stderr.count("\n")) == (1, 1)
     assert "Give --url one like" in answer.stderr
 
 
-def test_the_url_may_end_with_v1(api: Api) -> None:
+def test_chat_url_with_v1_suffix_works(api: Api) -> None:
     api.url += "/v1/"
     assert talk(api).stdout == "Hello there\n"
 
 
-def test_the_url_may_go_without_http(api: Api) -> None:
-    """As that of `penstock bench` may."""
+def test_chat_url_without_scheme_works(api: Api) -> None:
+    """`penstock bench` accepts such a URL, too."""
     api.url = api.url.replace("http://127.0.0.1", "localhost")
     assert talk(api).stdout == "Hello there\n"
 
@@ -207,18 +210,18 @@ def test_the_url_may_go_without_http(api: Api) -> None:
         (["--url", "http://[::1"], "http://[::1: "),
         (["--url", "ftp://a"], "ftp://a is not the URL of a server; give --url one like http://"),
         (["--url", ""], "is not the URL of a server"),
-        (["--api-key", "k\u00e9y"], "The API key has characters that no header can carry"),
-        (["--temperature", "nan"], "--temperature: nan is no finite number"),
+        (["--api-key", "k\u00e9y"], "The API key has characters that are not allowed in an HTTP"),
+        (["--temperature", "nan"], "--temperature: nan is not a finite number"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(arguments: list[str], said: str) -> None:
+def test_chat_with_invalid_argument_prints_one_line(arguments: list[str], said: str) -> None:
     answer = chat(*arguments, "--quick", "hi")
     assert (answer.returncode, len(answer.stderr.splitlines())) == (1, 1), answer.stderr
     assert said in answer.stderr
 
 
 @pytest.mark.parametrize("listed", ["<html>", '{"data":[]}', "{}", "[]", '{"data":["a"]}'])
-def test_a_url_that_lists_no_models_is_one_line(api: Api, listed: str) -> None:
+def test_chat_with_server_that_lists_no_models_prints_one_line(api: Api, listed: str) -> None:
     api.listed = listed
     answer = talk(api)
     assert (answer.returncode, len(answer.stderr.splitlines())) == (1, 1), answer.stderr
@@ -226,7 +229,7 @@ def test_a_url_that_lists_no_models_is_one_line(api: Api, listed: str) -> None:
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_bytes_that_are_no_text_cost_one_question(api: Api, locale: str) -> None:
+def test_chat_with_invalid_utf8_input_fails_one_question(api: Api, locale: str) -> None:
     started = command("--url", api.url)
     environ = {**started.pop("env"), "LC_ALL": locale}
     del started["text"]
@@ -234,11 +237,11 @@ def test_bytes_that_are_no_text_cost_one_question(api: Api, locale: str) -> None
     answer = subprocess.run(**started, env=environ, input=said, capture_output=True, timeout=60)
     assert answer.returncode == 1
     assert answer.stdout == b"\nHello there\n"
-    assert answer.stderr.startswith(b"penstock: What was given or typed is no UTF-8")
+    assert answer.stderr.startswith(b"penstock: The input is not valid UTF-8")
     assert [asked["messages"][-1]["content"] for asked in api.asked] == ["hi"]
 
 
-def test_the_conversation_is_kept_until_it_is_reset(api: Api) -> None:
+def test_chat_keeps_the_conversation_until_reset(api: Api) -> None:
     said = "one\n\ntwo\n/reset\n/help\nthree\n/exit\nnever\n"
     answer = chat("--url", api.url, "--model", "second", "--system", "Be kind.", said=said)
     assert answer.returncode == 0
@@ -253,14 +256,14 @@ def test_the_conversation_is_kept_until_it_is_reset(api: Api) -> None:
     ]
 
 
-def test_a_model_that_reads_one_text_is_sent_one(api: Api) -> None:
+def test_chat_with_encoder_decoder_sends_one_message(api: Api) -> None:
     api.models = [{"id": "first", "kind": "encoder-decoder"}]
     assert chat("--url", api.url, said="one\ntwo\n").returncode == 0
     talks = [[(m["role"], m["content"]) for m in asked["messages"]] for asked in api.asked]
     assert talks == [[("user", "one")], [("user", "two")]]
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_came(api: Api) -> None:
+def test_chat_interrupted_answer_is_kept_in_the_conversation(api: Api) -> None:
     api.words, api.pause = ["One", " two"] + [" more"] * 1000, 0.05
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(**command("--url", api.url), **pipes) as process:
@@ -275,7 +278,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(api: Api) -> None:
         process.stdin.write("again\n")
         process.stdin.flush()
         assert process.stdout.readline() == "Done\n"
-        process.send_signal(signal.SIGINT)  # now it waits for a line: leave
+        process.send_signal(signal.SIGINT)  # it waits for a line now, so this ends the chat
         assert process.wait(30) == 0
     [user, partial, again] = api.asked[1]["messages"]
     assert (user["content"], again["content"]) == ("count", "again")
@@ -283,7 +286,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(api: Api) -> None:
     assert partial["content"].startswith("One two")
 
 
-def test_no_server_is_one_line_that_says_how_to_start_it() -> None:
+def test_chat_without_a_server_says_how_to_start_one() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         answer = chat("--url", f"http://127.0.0.1:{unused.getsockname()[1]}", "--quick", "hi")
@@ -293,7 +296,7 @@ def test_no_server_is_one_line_that_says_how_to_start_it() -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"HTTPS_PROXY": "http://127.0.0.1:9"}], ids=str)
-def test_a_server_without_tls_is_told_from_none(api: Api, environ: dict[str, str]) -> None:
+def test_chat_with_https_to_a_plain_server_names_ssl(api: Api, environ: dict[str, str]) -> None:
     answer = chat("--url", api.url.replace("http:", "https:"), "--quick", "hi", **environ)
     assert answer.returncode == 1
     assert re.fullmatch(r"penstock: No server answers at https://\S+ \(.*SSL.*\n", answer.stderr)
@@ -301,9 +304,7 @@ def test_a_server_without_tls_is_told_from_none(api: Api, environ: dict[str, str
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
-def test_no_proxy_is_asked_for_a_server_of_this_machine(
-    api: Api, variable: str, proxy: str
-) -> None:
+def test_chat_with_loopback_server_ignores_proxies(api: Api, variable: str, proxy: str) -> None:
     answer = chat("--url", api.url, "--quick", "hi", **{variable: proxy})
     assert (answer.returncode, answer.stdout) == (0, "Hello there\n"), answer.stderr
 
@@ -311,14 +312,14 @@ def test_no_proxy_is_asked_for_a_server_of_this_machine(
 @pytest.mark.parametrize(
     ("environ", "cause"),
     [
-        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "SOCKS"),  # which asks for a package of its own
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "SOCKS"),  # SOCKS needs an extra package
         ({"HTTP_PROXY": "::"}, "Invalid port"),
         ({"HTTP_PROXY": "ftp://proxy"}, "ftp://proxy"),
         ({"SSL_CERT_FILE": "/nowhere.pem"}, "No such file"),
     ],
     ids=str,
 )
-def test_an_environment_that_cannot_be_used_is_one_line(
+def test_chat_with_invalid_proxy_or_certificates_prints_one_line(
     environ: dict[str, str], cause: str
 ) -> None:
     answer = chat("--url", "http://nowhere.invalid", "--quick", "hi", **environ)
@@ -328,13 +329,13 @@ def test_an_environment_that_cannot_be_used_is_one_line(
     assert "--url" not in answer.stderr
 
 
-def test_refusals_are_one_line(api: Api) -> None:
+def test_chat_refused_by_the_server_prints_one_line(api: Api) -> None:
     unknown = chat("--url", api.url, "--model", "third", "--quick", "hi")
     assert (unknown.returncode, len(unknown.stderr.splitlines())) == (1, 1)
     assert "first, second" in unknown.stderr
     encoder = chat("--url", api.url, "--model", "vectors", "--quick", "hi")
     assert (encoder.returncode, len(encoder.stderr.splitlines())) == (1, 1)
-    assert "vectors makes embeddings" in encoder.stderr
+    assert "vectors computes embeddings" in encoder.stderr
     assert not api.asked
     api.key = "other"
     denied = chat("--url", api.url, "--quick", "hi")
@@ -347,13 +348,13 @@ def test_refusals_are_one_line(api: Api) -> None:
     ("last", "words"),
     [
         ({"error": {"message": "The engine died."}}, "The engine died."),
-        ({"error": "overloaded"}, "overloaded"),  # as servers that are not OpenAI's have it
-        (5, "an event is no JSON object (5)."),
-        ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "the stream ended early."),
-        ({"choices": None, "usage": {"completion_tokens": 2}}, "the stream ended early."),
+        ({"error": "overloaded"}, "overloaded"),  # some other servers send only a string
+        (5, "an event is not a JSON object (5)."),
+        ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "the stream ended without [DONE]."),
+        ({"choices": None, "usage": {"completion_tokens": 2}}, "the stream ended without [DONE]."),
     ],
 )
-def test_an_answer_that_breaks_off_is_said_so(api: Api, last: Any, words: str) -> None:
+def test_chat_with_broken_stream_reports_the_cut(api: Api, last: Any, words: str) -> None:
     api.last = last
     answer = chat("--url", api.url, said="hi\n")
     assert answer.returncode == 1

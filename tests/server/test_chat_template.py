@@ -1,4 +1,4 @@
-"""Chat templates: equal to transformers' renderer, and harmless when hostile."""
+"""Chat templates render as in transformers, and hostile templates are harmless."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def template_of(tmp_path: Path, source: str) -> ChatTemplate:
     return template
 
 
-def test_every_template_renders_as_in_transformers(
+def test_render_every_published_template_equals_transformers(
     assets: Path, checkpoint: Path, transformers_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     files = sorted((assets / "chat-templates").glob("*.jinja"))
@@ -137,7 +137,7 @@ def test_every_template_renders_as_in_transformers(
         "{{ strftime_now('%Y') }}",
     ],
 )
-def test_details_as_in_transformers(
+def test_render_template_details_equal_transformers(
     tmp_path: Path, source: str, transformers_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     messages = CONVERSATIONS["turns"]["messages"]
@@ -149,13 +149,13 @@ def test_details_as_in_transformers(
     assert template_of(tmp_path, source).render(messages) == expected
 
 
-def test_the_templates_own_words_reach_the_caller(tmp_path: Path) -> None:
+def test_render_raise_exception_raises_its_message(tmp_path: Path) -> None:
     template = template_of(tmp_path, "{{ raise_exception('Roles must alternate.') }}")
     with pytest.raises(TemplateError, match=r"^Roles must alternate\.$"):
         template.render([USER])
 
 
-def test_rendering_leaves_the_messages_alone(tmp_path: Path) -> None:
+def test_render_does_not_change_the_messages(tmp_path: Path) -> None:
     message = {"role": "user", "content": None, "reasoning": "r"}
     template = template_of(tmp_path, "{{ messages }}")
     assert template.render([message]) == str(
@@ -164,12 +164,12 @@ def test_rendering_leaves_the_messages_alone(tmp_path: Path) -> None:
     assert message == {"role": "user", "content": None, "reasoning": "r"}
 
 
-def test_arguments_cannot_replace_what_is_fixed(tmp_path: Path) -> None:
+def test_render_arguments_cannot_replace_builtins(tmp_path: Path) -> None:
     template = template_of(tmp_path, "{{ range(2) | list }}{{ tools }}{{ extra }}")
     assert template.render([USER], range="no", extra=3) == "[0, 1]None3"
 
 
-def test_variables_tell_what_a_template_reads(checkpoint: Path, assets: Path) -> None:
+def test_variables_are_the_names_a_template_reads(checkpoint: Path, assets: Path) -> None:
     def variables(name: str) -> frozenset[str]:
         template = ChatTemplate.from_folder(checkpoint, assets / "chat-templates" / name)
         assert template is not None
@@ -210,7 +210,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_sandbox_escapes_raise(tmp_path: Path, source: str) -> None:
+def test_render_sandbox_escape_raises(tmp_path: Path, source: str) -> None:
     with pytest.raises(TemplateError):
         template_of(tmp_path, source).render([dict(USER)])
 
@@ -241,17 +241,17 @@ def test_sandbox_escapes_raise(tmp_path: Path, source: str) -> None:
         "{{ self.a() }}{{ self.a() }}{% endif %}{% set ns.n = ns.n - 1 %}{% endblock %}",
     ],
 )
-def test_runaway_templates_are_cut(tmp_path: Path, source: str) -> None:
+def test_render_runaway_template_raises_within_10_s(tmp_path: Path, source: str) -> None:
     started = time.monotonic()
     with pytest.raises(TemplateError):
         template_of(tmp_path, source).render([{"role": "user", "content": "x" * 50_000}])
     assert time.monotonic() - started < 10
 
 
-def test_a_published_template_that_looks_through_all_messages_for_each(
+def test_render_template_quadratic_in_messages_raises_within_time_limit(
     assets: Path, tmp_path: Path
 ) -> None:
-    """Anybody's 400 KB would otherwise take a minute."""
+    """Without the time limit, a request of 400 KB would take a minute with this template."""
     file = "chat-templates/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja"
     template = template_of(tmp_path, (assets / file).read_text())
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -266,13 +266,13 @@ def test_a_published_template_that_looks_through_all_messages_for_each(
     assert time.thread_time() - started < 5
 
 
-def test_long_conversations_are_not_cut(tmp_path: Path) -> None:
+def test_render_long_conversation_is_complete(tmp_path: Path) -> None:
     template = template_of(tmp_path, "{% for m in messages %}[{{ m.content }}]{% endfor %}")
     messages = [{"role": "user", "content": "word " * 1000}] * 1000
     assert len(template.render(messages)) == 5_002_000
 
 
-def test_where_templates_are_found(tmp_path: Path) -> None:
+def test_from_folder_uses_first_template_source(tmp_path: Path) -> None:
     def render(override: Path | None = None) -> str | None:
         template = ChatTemplate.from_folder(tmp_path, override)
         return template and template.render([USER])
@@ -305,7 +305,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("chat_template.json", '{"chat_template": [{"name": "x", "template": ""}]}', "default"),
     ],
 )
-def test_broken_templates_are_named(
+def test_from_folder_broken_template_raises_error_naming_file(
     tmp_path: Path, name: str, content: str | bytes, problem: str
 ) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -313,12 +313,12 @@ def test_broken_templates_are_named(
         ChatTemplate.from_folder(tmp_path, None)
 
 
-def test_a_missing_override_is_named(tmp_path: Path) -> None:
+def test_from_folder_missing_override_raises_error_naming_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.jinja"):
         ChatTemplate.from_folder(tmp_path, tmp_path / "nowhere.jinja")
 
 
-def test_a_template_that_only_refuses_some_messages_loads(tmp_path: Path) -> None:
+def test_from_folder_template_failing_on_some_messages_loads(tmp_path: Path) -> None:
     template = template_of(tmp_path, "{{ messages[0].content.nothing.more }}")
     with pytest.raises(TemplateError, match="nothing"):
         template.render([USER])

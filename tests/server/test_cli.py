@@ -1,4 +1,4 @@
-"""The command: what it costs to start, what it prints, and the status it ends with."""
+"""The command `penstock`: its start-up cost, its output and its exit status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def penstock(
     )
 
 
-def test_help_is_quick_and_loads_neither_torch_nor_the_web_framework() -> None:
+def test_serve_help_is_quick_and_imports_no_heavy_module() -> None:
     code = (
         "import sys; from server.cli import app\n"
         "try: app(['serve', '--help'])\n"
@@ -50,7 +50,7 @@ def test_help_is_quick_and_loads_neither_torch_nor_the_web_framework() -> None:
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
-def test_help_shows_every_setting_with_its_variable(columns: str) -> None:
+def test_serve_help_shows_every_setting_with_its_variable(columns: str) -> None:
     text = penstock("serve", "--help", environ={"COLUMNS": columns}).stdout
     for setting in settings():
         assert f"  {setting.flag} " in text
@@ -59,22 +59,22 @@ def test_help_shows_every_setting_with_its_variable(columns: str) -> None:
     assert "needs the extra [otel]. (default: false)" in words
     for panel in ("Model", "KV cache and scheduling", "HTTP", "Logging", "Exit statuses"):
         assert f"\n{panel}:\n" in text
-    assert "--plan  " in text, "a switch takes no value"
+    assert "--plan  " in text, "--plan takes no value"
     assert "--help  " in text
 
 
 @pytest.mark.parametrize("arguments", [(), ("bench",), ("import",)])
-def test_the_list_of_commands_is_not_cut_off(arguments: tuple[str, ...]) -> None:
+def test_help_at_80_columns_truncates_no_command(arguments: tuple[str, ...]) -> None:
     text = penstock(*arguments, "--help", environ={"COLUMNS": "80"}).stdout
     assert "Commands:" in text
     assert "..." not in text.partition("Commands:")[2]
 
 
-def test_version() -> None:
+def test_version_option_prints_the_version() -> None:
     assert penstock("--version").stdout.startswith("penstock ")
 
 
-def test_the_flags_page_is_up_to_date() -> None:
+def test_flags_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
     assert page == flags_page(), "run `penstock flags > docs/flags.md`"
     assert penstock("flags").stdout == page
@@ -87,23 +87,27 @@ def test_the_flags_page_is_up_to_date() -> None:
         (["serve"], {"PENSTOCK_DTYPE": "int3"}, "PENSTOCK_DTYPE: 'int3' is not one of auto"),
         (["serve", "--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
         (["serve", "/no/such/model"], {}, "No model folder at /no/such/model"),
-        (["serve", ""], {}, "'' names no model"),
+        (["serve", ""], {}, "'' is not a model name"),
         (["serve"], {"PENSTOCK_MODEL": "https://huggingface.co/a/b"}, "ORG/NAME on huggingface.co"),
-        (["serve", __file__], {}, "test_cli.py is a file: give the folder it is in"),
-        (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is no usable path"),
-        (["serve", "x" * 300], {}, "Cannot look for a model folder: "),
-        (["import", "nanochat", "~nobody-of-that-name/d20"], {}, "d20 is no usable path"),
-        (["merge", "demo", "demo", "--method=linear", "-o", "~nobody-of-that-name/x"], {}, "no us"),
+        (["serve", __file__], {}, "test_cli.py is a file; give its folder"),
+        (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is not a usable path"),
+        (["serve", "x" * 300], {}, "Cannot access the model folder: "),
+        (["import", "nanochat", "~nobody-of-that-name/d20"], {}, "d20 is not a usable path"),
+        (
+            ["merge", "demo", "demo", "--method=linear", "-o", "~nobody-of-that-name/x"],
+            {},
+            "usable",
+        ),
         (["merge", "demo", "demo", "--method=linear", "-o", "x" * 300], {}, "name too long"),
         (["import", "nanochat", "x" * 300], {}, "name too long"),
-        (["serve", "a", "--model", "b"], {}, "give the model once"),
+        (["serve", "a", "--model", "b"], {}, "The model was given twice"),
         (["serve", "--no-such-flag"], {}, "--no-such-flag"),
-        (["pull", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "A variable HF_* of the environment"),
-        (["serve", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "A variable HF_* of the environment"),
-        (["pull", "a/b"], {"HF_TOKEN": "k\u00e9y"}, "HF_TOKEN has characters that no header"),
+        (["pull", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
+        (["serve", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
+        (["pull", "a/b"], {"HF_TOKEN": "k\u00e9y"}, "HF_TOKEN has characters that are not"),
     ],
 )
-def test_what_cannot_be_used_ends_with_status_2(
+def test_command_with_invalid_input_exits_with_2(
     arguments: list[str], environ: dict[str, str], words: str
 ) -> None:
     answer = penstock(*arguments, environ=environ)
@@ -115,13 +119,15 @@ def test_what_cannot_be_used_ends_with_status_2(
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("models: &a [*a]", "cannot be followed: Circular"),
-        ("2001-01-01: 1", "cannot be followed: keys must be"),
+        ("models: &a [*a]", "not valid: Circular"),
+        ("2001-01-01: 1", "not valid: keys must be"),
         (f"models: [{{model: {'m' * 140_000}}}]", "Argument list too long"),
     ],
     ids=lambda value: value[:20],
 )
-def test_a_recipe_that_cannot_be_passed_on(tmp_path: Path, recipe: str, words: str) -> None:
+def test_merge_with_unserialisable_recipe_exits_with_2(
+    tmp_path: Path, recipe: str, words: str
+) -> None:
     (tmp_path / "r.yaml").write_text(recipe)
     answer = penstock("merge", "--recipe", f"{tmp_path}/r.yaml", "-o", f"{tmp_path}/x")
     assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
@@ -129,13 +135,13 @@ def test_a_recipe_that_cannot_be_passed_on(tmp_path: Path, recipe: str, words: s
 
 
 @pytest.mark.parametrize("name", DEMO_FOLDERS)
-def test_what_comes_with_penstock_is_pulled_already(name: str) -> None:
+def test_pull_demo_model_prints_its_folder(name: str) -> None:
     answer = penstock("pull", name)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert Path(answer.stdout.strip()) == model_folder(name)
 
 
-def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
+def test_serve_warnings_go_to_stderr_and_hide_the_secret() -> None:
     answer = penstock("serve", "/none", "--api-key", "s3cret", environ={"PENSTOCK_POTR": "1"})
     assert "Did you mean PENSTOCK_PORT?" in answer.stderr
     assert "--api-key shows the secret" in answer.stderr
@@ -143,7 +149,7 @@ def test_warnings_go_to_stderr_and_hide_the_secret() -> None:
     assert answer.stdout == ""
 
 
-def test_links_in_a_circle_are_no_model_folder(tmp_path: Path) -> None:
+def test_serve_with_circular_symlink_exits_with_2(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("a")
     answer = penstock("serve", f"{tmp_path}/a")
     assert answer.returncode == 2
@@ -152,27 +158,27 @@ def test_links_in_a_circle_are_no_model_folder(tmp_path: Path) -> None:
 
 
 def without(redirections: str, *arguments: str) -> list[str]:
-    """The command `penstock`, started with standard streams that are closed."""
+    """Return a command that runs `penstock` after closing standard streams."""
     run = [sys.executable, "-m", "server", *arguments]
     return ["sh", "-c", f'exec "$@" {redirections}', "sh", *run]
 
 
 @pytest.mark.parametrize("redirections", ["2>&-", "<&- >&- 2>&-"])
-def test_it_serves_with_standard_streams_that_are_closed(redirections: str) -> None:
+def test_serve_with_closed_standard_streams_becomes_ready(redirections: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     command = without(redirections, "serve", "--port", port, "--threads", "1")
     server = subprocess.Popen(command, cwd=ROOT, env={"PATH": "/usr/bin:/bin"})
 
     def ready() -> bool:
-        assert server.poll() is None, "it has ended"
+        assert server.poll() is None, "the server has exited"
         try:
             return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
         except httpx2.TransportError:
             return False
 
     try:
-        eventually(ready, "it is ready", START_S)
+        eventually(ready, "the server is ready", START_S)
         server.terminate()
         assert server.wait(STOP_S) == 0
     finally:
@@ -181,14 +187,14 @@ def test_it_serves_with_standard_streams_that_are_closed(redirections: str) -> N
 
 
 @pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-"])
-def test_a_command_with_a_closed_stream_ends_as_it_would(redirections: str) -> None:
+def test_serve_plan_with_a_closed_stream_exits_with_0(redirections: str) -> None:
     command = without(redirections, "serve", "--plan", "--port", "0")
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
-def test_unbuffered_streams_stay_so() -> None:
-    """As PYTHONUNBUFFERED asks in our images: a line is out even where the process is killed."""
+def test_standard_streams_with_python_u_stay_unbuffered() -> None:
+    """Our images set PYTHONUNBUFFERED, so that a killed process has written all its lines."""
     code = (
         "import os, sys\n"
         "from engine.command import standard_streams\n"
@@ -207,20 +213,20 @@ def test_unbuffered_streams_stay_so() -> None:
     [["--help"], ["--version"], ["bench", "--help"], ["flags"], ["doctor"], ["serve", "--plan"]],
     ids=" ".join,
 )
-def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
+def test_command_with_stdout_on_a_full_disk_fails_in_one_line(arguments: list[str]) -> None:
     command = without(">/dev/full", *arguments)
     answer = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
     said = "penstock: Cannot write to stdout: No space left on device.\n"
     assert (answer.returncode, answer.stderr) == (1, said)
 
 
-def test_words_on_a_full_disk_do_not_change_the_status() -> None:
+def test_command_with_stderr_on_a_full_disk_keeps_its_status() -> None:
     command = without("2>/dev/full", "serve", "--plan", "--max-model-len", "99999")
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 2
 
 
-def test_a_stream_that_somebody_made_non_blocking_is_waited_for() -> None:
-    """As node leaves the terminal it shares."""
+def test_flags_with_non_blocking_stdout_waits_for_the_reader() -> None:
+    """Node.js leaves a terminal that it shares in non-blocking mode."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(writer, False)
@@ -228,15 +234,15 @@ def test_a_stream_that_somebody_made_non_blocking_is_waited_for() -> None:
         [sys.executable, "-m", "server", "flags"], cwd=ROOT, stdout=writer
     ) as run:
         os.close(writer)
-        eventually(lambda: select.select([reader], [], [], 0)[0], "there is a first word", START_S)
-        time.sleep(0.5)  # the pipe is full then
+        eventually(lambda: select.select([reader], [], [], 0)[0], "output has begun", START_S)
+        time.sleep(0.5)  # until the pipe is full
         with open(reader, encoding="utf-8") as page:
             assert page.read().strip() == flags_page().strip()
     assert run.returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["flags"], ["serve", "--plan"]], ids=" ".join)
-def test_nothing_is_said_to_a_reader_that_has_gone(arguments: list[str]) -> None:
+def test_command_with_closed_pipe_exits_silently(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "server", *arguments]
@@ -255,10 +261,10 @@ def test_nothing_is_said_to_a_reader_that_has_gone(arguments: list[str]) -> None
         ("torch", ["merge", "demo", "demo", "--method=linear", "-o", "x"]),
     ],
 )
-def test_ctrl_c_amid_imports_ends_in_silence(
+def test_ctrl_c_during_imports_exits_silently(
     tmp_path: Path, module: str, arguments: list[str]
 ) -> None:
-    """`sitecustomize` is imported before our first line; here it waits for the second process."""
+    """`sitecustomize` is imported before our first line; here it acts in the second process."""
     (tmp_path / f"{module}.py").write_text(
         "import os, signal, sys\n"
         f"if {module != 'sitecustomize'} or 'engine.command' in sys.orig_argv:\n"

@@ -1,4 +1,4 @@
-"""/v1/completions: the shapes of prompts, echo, logprobs."""
+"""/v1/completions: shapes of prompts, echo and logprobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.conftest import BOS, EOS
         ([[1, 2], [3]], [[1, 2], [3]]),
     ],
 )
-async def test_prompts(served, prompt, ids):
+async def test_completions_prompt_of_any_shape_reaches_the_engine(served, prompt, ids):
     body = (await served.complete(prompt=prompt, n=2)).json()
     requests = served.engine.requests
     assert [r.prompt for r in requests] == [p for p in ids for _ in range(2)]
@@ -28,26 +28,26 @@ async def test_prompts(served, prompt, ids):
     assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
 
 
-async def test_the_official_client(served):
+async def test_completions_openai_client_receives_answer(served):
     answer = await served.openai.completions.create(model="tiny", prompt="Hi", best_of=1)
     assert answer.object == "text_completion"
     assert answer.choices[0].text == "Hello wörld!"
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_each_prompt_may_fill_the_context(served):
+async def test_completions_default_max_tokens_fill_context_per_prompt(served):
     await served.complete(prompt=["a" * 10, "b" * 100])
     assert [r.params.max_tokens for r in served.engine.requests] == [501, 411]
 
 
-async def test_the_chats_name_for_most_tokens(served):
-    """Who sends it means it; with both, it wins, as in chats."""
+async def test_completions_max_completion_tokens_overrides_max_tokens(served):
+    """The field belongs to the chat API. Completions accept it, with the same precedence."""
     await served.complete(prompt="a", max_completion_tokens=3)
     await served.complete(prompt="a", max_completion_tokens=3, max_tokens=5)
     assert [r.params.max_tokens for r in served.engine.requests] == [3, 3]
 
 
-async def test_echo(served):
+async def test_completions_echo_begins_with_prompt(served):
     body = (await served.complete(prompt=["ab", "cd"], echo=True)).json()
     assert [c["text"] for c in body["choices"]] == ["abHello wörld!", "cdHello wörld!"]
     body = (await served.complete(prompt=[64, 65], echo=True)).json()
@@ -59,7 +59,7 @@ async def test_echo(served):
     assert '"text":"abHello' in text
 
 
-async def test_logprobs(served):
+async def test_completions_logprobs_have_openai_format(served):
     answer = await served.openai.completions.create(model="tiny", prompt="Hi", logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert logprobs.tokens[:3] == ["H", "e", "l"]
@@ -68,7 +68,7 @@ async def test_logprobs(served):
     assert logprobs.text_offset == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
 
 
-async def test_the_sampled_token_is_among_the_likeliest_or_comes_after_them(served, encode):
+async def test_completion_logprobs_sampled_token_outside_top_comes_last(served, encode):
     choice = (await served.complete(logprobs=0)).json()["choices"][0]
     assert choice["logprobs"]["top_logprobs"][:2] == [{"H": -0.5}, {"e": -0.5}]
     sampled, first, second = encode("Hxy")
@@ -77,14 +77,14 @@ async def test_the_sampled_token_is_among_the_likeliest_or_comes_after_them(serv
     assert list(found[0].items()) == [("x", -0.1), ("y", -0.2), ("H", -3.0)]
 
 
-async def test_tokens_of_one_text_count_as_the_likelier(served, encode):
+async def test_completion_logprobs_tokens_of_equal_text_keep_higher_logprob(served, encode):
     sampled, first, _, second = encode("éñ")  # halves of characters
     item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
     found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
     assert found == [{"\ufffd": -0.1}]
 
 
-async def test_token_ids(served, encode):
+async def test_completions_return_token_ids_returns_prompt_and_answer_ids(served, encode):
     for stream in (False, True):
         response = await served.complete(prompt=[1, 2], return_token_ids=True, stream=stream)
         text = response.text

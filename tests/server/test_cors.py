@@ -1,4 +1,4 @@
-"""Scripts of web pages: let in by origin, refused otherwise, and told why they were refused."""
+"""CORS: web pages are accepted by origin, and a refused page learns the reason."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ async def open_to(model, says, request):
 @pytest.mark.parametrize(
     ("open_to", "answer"), [((PAGE,), PAGE), (("*",), "*")], indirect=["open_to"]
 )
-async def test_a_page_may_ask_and_read(open_to, answer):
+async def test_page_of_allowed_origin_sends_requests_and_reads_responses(open_to, answer):
     http = open_to.http
     wish = {"origin": PAGE, **WISH, "access-control-request-private-network": "true"}
-    asked = await http.options("/v1/chat/completions", headers=wish)  # a browser sends no key here
+    asked = await http.options("/v1/chat/completions", headers=wish)  # preflights carry no key
     assert asked.status_code == 200
     assert asked.headers["access-control-allow-origin"] == answer
     assert "POST" in asked.headers["access-control-allow-methods"]
     assert asked.headers["access-control-allow-headers"] == WISH["access-control-request-headers"]
     assert asked.headers["access-control-allow-private-network"] == "true"
-    assert "access-control-allow-credentials" not in asked.headers, "no cookies"
+    assert "access-control-allow-credentials" not in asked.headers, "cookies are not allowed"
 
     key = {"authorization": "Bearer alpha"}
     body = {"prompt": "Hi", "stream": True, "max_tokens": 1}
     for headers, status in ((key, 200), ({}, 401)):
         headers = {"origin": PAGE, **headers}
         told = await http.post("/v1/completions", json=body, headers=headers)
-        assert told.status_code == status, "the key is asked for as ever"
+        assert told.status_code == status, "a page needs a key, too"
         assert told.headers["access-control-allow-origin"] == answer, (
-            "or the page could not read it"
+            "without it the page cannot read the response"
         )
         exposed = told.headers["access-control-expose-headers"].split(", ")
         assert {"x-request-id", "retry-after", "x-should-retry"} <= set(exposed)
@@ -54,7 +54,7 @@ async def test_a_page_may_ask_and_read(open_to, answer):
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "http://chat.example", f"{PAGE}:8443", "null"]
 )
-async def test_other_pages_may_not(open_to, origin):
+async def test_preflight_from_other_origin_returns_400(open_to, origin):
     refused = await open_to.http.options("/v1/completions", headers={"origin": origin, **WISH})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("Disallowed CORS origin: see --allowed-")
@@ -64,7 +64,7 @@ async def test_other_pages_may_not(open_to, origin):
     assert metric(scraped.text, "http_requests_total", status="400") == 1
 
 
-async def test_no_page_may_by_default(served):
+async def test_preflight_without_allowed_origins_returns_405(served):
     refused = await served.http.options("/v1/completions", headers={"origin": PAGE, **WISH})
     assert refused.status_code == 405
     assert "--allowed-origins" in refused.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""openapi.json: clients are generated from it, so it has to say what is served."""
+"""openapi.json must match the served API, because clients are generated from it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fits(document: dict[str, Any], schema: dict[str, Any], value: Any) -> bool:
     return Draft202012Validator(whole).is_valid(value)
 
 
-async def test_it_is_whole(document: dict[str, Any]) -> None:
+async def test_openapi_document_covers_every_route_and_reference(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
     other_names = {"/score"}
     assert set(document["paths"]) == {p.replace(":path", "") for p in PATHS} - other_names
@@ -72,7 +72,7 @@ async def test_it_is_whole(document: dict[str, Any]) -> None:
         ("/detokenize", {"tokens": ["a"]}, 400),
     ],
 )
-async def test_bodies_are_described_as_they_are_checked(served, document, path, body, status):
+async def test_body_schema_accepts_the_same_bodies_as_server(served, document, path, body, status):
     answer = await served.http.post(path, json=body)
     assert answer.status_code == status
     operation = document["paths"][path]["post"]
@@ -82,7 +82,7 @@ async def test_bodies_are_described_as_they_are_checked(served, document, path, 
     assert fits(document, refusal["schema"], answer.json()) == (status != 200)
 
 
-async def test_streams_and_text_are_told(served, document) -> None:
+async def test_openapi_content_types_match_responses(served, document) -> None:
     for (path, verb), operation in operations(document).items():
         kinds = set(operation["responses"]["200"]["content"])
         assert ("text/event-stream" in kinds) == path.endswith("completions"), path
@@ -95,7 +95,7 @@ async def test_streams_and_text_are_told(served, document) -> None:
 
 
 @pytest.mark.parametrize("keys", [(), ("alpha",)])
-async def test_keys_are_told(model, says, keys) -> None:
+async def test_openapi_security_matches_routes_that_need_a_key(model, says, keys) -> None:
     headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
     async with serving(FakeEngine(says("x")), model, api_key=keys) as served:
         document = (await served.http.get("/openapi.json", headers=headers)).json()

@@ -1,4 +1,4 @@
-"""Streamed text equals the whole decoding, for every family, however the ids are grouped."""
+"""Streamed text equals the text of decoding all ids, for every family and any grouping of ids."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def regroup(ids: list[int], rng: random.Random) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_vector_texts(tokenizer: Tokenizer, texts: list[str], skip: bool) -> None:
+def test_stream_vector_texts_equals_decode(
+    tokenizer: Tokenizer, texts: list[str], skip: bool
+) -> None:
     rng = random.Random(0)
     for text in texts:
         ids = tokenizer.encode(text)
@@ -62,7 +64,9 @@ def test_vector_texts(tokenizer: Tokenizer, texts: list[str], skip: bool) -> Non
 
 @settings(deadline=None, max_examples=150)
 @given(text=st.text(max_size=60), seed=st.integers(0, 99), skip=st.booleans())
-def test_any_text(tokenizer: Tokenizer, text: str, seed: int, skip: bool) -> None:
+def test_stream_any_text_equals_decode(
+    tokenizer: Tokenizer, text: str, seed: int, skip: bool
+) -> None:
     ids = tokenizer.encode(text)
     groups = regroup(ids, random.Random(seed))
     assert stream(tokenizer, groups, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
@@ -70,9 +74,11 @@ def test_any_text(tokenizer: Tokenizer, text: str, seed: int, skip: bool) -> Non
 
 @settings(deadline=None, max_examples=400)
 @given(data=st.data(), skip=st.booleans())
-def test_any_ids(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
-    """Low ids are the special tokens and single bytes, so parts of characters come in masses;
-    the highest ones lie outside the vocabulary."""
+def test_stream_any_ids_equals_decode(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    """Low ids are special tokens and single bytes, so partial characters are frequent. The highest
+    ids lie outside the vocabulary."""
     anywhere = st.integers(0, tokenizer.vocab_size + 1)
     one = st.one_of(st.integers(0, 270), st.sampled_from(sorted(tokenizer.special_ids)), anywhere)
     groups = data.draw(st.lists(st.lists(one, max_size=5), max_size=8))
@@ -87,8 +93,8 @@ def test_any_ids(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
         max_size=8,
     )
 )
-def test_any_bytes(byte_fallback: Tokenizer, parts: list[bytes]) -> None:
-    """Valid and invalid runs of bytes, with special tokens and ordinary ones between."""
+def test_stream_any_byte_runs_equals_decode(byte_fallback: Tokenizer, parts: list[bytes]) -> None:
+    """Valid and invalid runs of bytes, with special and ordinary tokens between them."""
     word = byte_fallback.encode("a", add_special_tokens=False)
     ids: list[int] = []
     for part in parts:
@@ -99,8 +105,8 @@ def test_any_bytes(byte_fallback: Tokenizer, parts: list[bytes]) -> None:
         assert stream(byte_fallback, [[i] for i in ids], skip) == whole
 
 
-def test_nothing_certain_is_held(tokenizer: Tokenizer, texts: list[str]) -> None:
-    """All but an unfinished character, or an unfinished run of byte tokens, is out at once."""
+def test_push_returns_all_text_that_is_certain(tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Only an unfinished character or an unfinished run of byte tokens is held back."""
     for text in texts:
         if "\ufffd" in text:
             continue
@@ -112,7 +118,7 @@ def test_nothing_certain_is_held(tokenizer: Tokenizer, texts: list[str]) -> None
                 assert emitted == tokenizer.decode(ids[:count]).rstrip("\ufffd")
 
 
-def test_no_half_character_is_pushed(assets: Path) -> None:
+def test_push_partial_character_returns_nothing(assets: Path) -> None:
     gpt2 = Tokenizer.from_folder(assets / "tokenizers/gpt2")
     ids = gpt2.encode("👋 é")
     detokenizer = Detokenizer(gpt2)
@@ -126,8 +132,8 @@ def test_no_half_character_is_pushed(assets: Path) -> None:
     assert pushed == ["x", "", "", "", "", "👋y"]
 
 
-def test_a_continuation_keeps_its_leading_space(assets: Path) -> None:
-    """Whole decoding strips the first space, which belongs to the text after a prompt."""
+def test_detokenizer_continuing_a_prompt_keeps_leading_space(assets: Path) -> None:
+    """Decoding all ids strips the first space, but after a prompt it is part of the text."""
     for family in [*BYTE_FALLBACK, *OTHERS]:
         tokenizer = Tokenizer.from_folder(assets / family)
         ids = tokenizer.encode("the day", add_special_tokens=False)
@@ -136,15 +142,15 @@ def test_a_continuation_keeps_its_leading_space(assets: Path) -> None:
         assert stream(tokenizer, [ids]) == "the day"
 
 
-def test_special_tokens_only_when_asked(assets: Path) -> None:
+def test_stream_skips_special_tokens_unless_disabled(assets: Path) -> None:
     qwen = Tokenizer.from_folder(assets / "tokenizers/qwen2.5")
     ids = qwen.encode("Hi<|im_end|>\n<|endoftext|>")
     assert stream(qwen, [ids]) == "Hi\n"
     assert stream(qwen, [ids], skip=False) == "Hi<|im_end|>\n<|endoftext|>"
 
 
-def test_cost_is_linear_in_invalid_bytes(tokenizer: Tokenizer) -> None:
-    """A window that grows with undecodable bytes would take minutes here."""
+def test_stream_invalid_bytes_takes_linear_time(tokenizer: Tokenizer) -> None:
+    """A decoding window that grows with the invalid bytes would take minutes here."""
     invalid = [*tokenizer.byte_values] or [
         i for i in range(256) if "\ufffd" in tokenizer.token_text(i)
     ]

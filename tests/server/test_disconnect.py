@@ -1,4 +1,4 @@
-"""Clients that leave, stall, wait, or send odd ids: their work stops, and nobody else notices."""
+"""Clients that disconnect, stall, wait or send odd request ids; other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def slow(model, encode):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["queued", "generating"])
-async def test_leaving_aborts(slow, stream, when, caplog):
+async def test_client_disconnect_aborts_all_choices(slow, stream, when, caplog):
     engine = slow.engine
     if when == "queued":
         engine.gate.clear()
@@ -52,7 +52,7 @@ async def test_leaving_aborts(slow, stream, when, caplog):
     assert "Traceback" not in caplog.text
 
 
-async def test_leaving_with_one_choice_done_aborts_the_other(model, encode):
+async def test_client_disconnect_aborts_only_unfinished_choices(model, encode):
     def script(request):
         return [257] if request.params.seed == 1 else encode("a")
 
@@ -63,7 +63,7 @@ async def test_leaving_with_one_choice_done_aborts_the_other(model, encode):
         await eventually(lambda: served.engine.aborted == [2], "the second is aborted")
 
 
-async def test_finished_requests_are_not_aborted(served):
+async def test_finished_request_is_not_aborted(served):
     for stream in (False, True):
         await served.complete(stream=stream)
     assert served.engine.aborted == []
@@ -71,7 +71,7 @@ async def test_finished_requests_are_not_aborted(served):
 
 
 async def stall(served: Served, **fields) -> socket.socket:
-    """A client that asks and never reads."""
+    """Send a request, and return the socket without reading from it."""
     loop, sock = asyncio.get_running_loop(), socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
@@ -83,7 +83,7 @@ async def stall(served: Served, **fields) -> socket.socket:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs TCP_USER_TIMEOUT")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reader_that_stops_is_cut_off(model, encode, stream, caplog):
+async def test_client_that_stops_reading_is_cut_off_at_send_timeout(model, encode, stream, caplog):
     engine = FakeEngine(lambda r: encode("a"), delay=0.01 if stream else 0.0)
     async with serving(engine, model, send_buffer=4096, send_timeout=1.0) as served:
         with await stall(served, stream=stream):
@@ -95,7 +95,7 @@ async def test_a_reader_that_stops_is_cut_off(model, encode, stream, caplog):
     assert "ASGI callable" not in caplog.text
 
 
-async def test_where_the_kernel_cuts_off_nobody_streams_do(model, encode, monkeypatch):
+async def test_stalled_stream_without_tcp_user_timeout_is_aborted(model, encode, monkeypatch):
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
     monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
     engine = FakeEngine(lambda r: encode("a"), delay=0.01)
@@ -105,7 +105,7 @@ async def test_where_the_kernel_cuts_off_nobody_streams_do(model, encode, monkey
             assert await served.metric("aborts_total", reason="send_timeout") == 1
 
 
-async def test_a_reader_that_only_pauses_gets_everything(model, encode, monkeypatch):
+async def test_client_that_pauses_reads_whole_stream(model, encode, monkeypatch):
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
     monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
     engine = FakeEngine(lambda r: encode("a"))
@@ -120,8 +120,8 @@ async def test_a_reader_that_only_pauses_gets_everything(model, encode, monkeypa
         assert await served.metric("aborts_total") == 0
 
 
-async def test_a_reader_that_is_slow_gets_everything(model, encode, monkeypatch):
-    """All of it takes longer than the clock allows; no part of it does."""
+async def test_client_that_reads_slowly_reads_whole_stream(model, encode, monkeypatch):
+    """The whole stream takes longer than the send timeout, but no single chunk does."""
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
     monkeypatch.setattr("server.stream.AFTER_KERNEL_S", 0)
     engine = FakeEngine(lambda r: encode("a"))
@@ -141,16 +141,16 @@ HALF_A_HEAD = b"GET /version HTTP/1.1\r\nHost: local"
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, request(), request() + HALF_A_HEAD])
-async def test_who_asks_nothing_is_not_kept(model, says, sent):
+async def test_connection_without_request_is_closed_after_keep_alive(model, says, sent):
     async with serving(FakeEngine(says("x")), model, keep_alive=0.5) as served:
         reader, writer = await asyncio.open_connection(*served.address)
         writer.write(sent)
         await asyncio.wait_for(reader.read(-1), 10)
-        await eventually(lambda: not served.connections, "the server has let it go")
+        await eventually(lambda: not served.connections, "the server has closed it")
         writer.close()
 
 
-async def test_half_a_head_does_not_live_on_by_single_bytes(model, says):
+async def test_head_sent_byte_by_byte_is_closed_after_keep_alive(model, says):
     async with serving(FakeEngine(says("x")), model, keep_alive=0.5) as served:
         reader, writer = await asyncio.open_connection(*served.address)
         writer.write(request())
@@ -163,12 +163,12 @@ async def test_half_a_head_does_not_live_on_by_single_bytes(model, says):
                 await asyncio.sleep(0.05)
 
         dripping = asyncio.create_task(drip())
-        await eventually(lambda: not served.connections, "the server has let it go")
+        await eventually(lambda: not served.connections, "the server has closed it")
         dripping.cancel()
         writer.close()
 
 
-async def test_who_waits_for_an_answer_is_kept(model, says):
+async def test_connection_with_open_request_outlives_keep_alive(model, says):
     engine = FakeEngine(says("x"))
     engine.gate.clear()
     async with serving(engine, model, keep_alive=1.0) as served:
@@ -183,18 +183,18 @@ async def test_who_waits_for_an_answer_is_kept(model, says):
         writer.close()
 
 
-async def test_request_ids_are_cleaned(served):
+async def test_invalid_request_id_is_replaced(served):
     response = await served.http.get("/v1/models", headers={"x-request-id": "client-7.a:b_c"})
     assert response.headers["x-request-id"] == "client-7.a:b_c"
     for bad in ("a b", "x" * 129, "\x1b[31m", "é", ""):
         headers = {"x-request-id": bad.encode("latin-1")}
         if bad == "\x1b[31m":
-            continue  # h11 refuses it before us
+            continue  # h11 refuses it first
         response = await served.http.get("/v1/models", headers=headers)
         assert response.headers["x-request-id"].startswith("req_")
 
 
-async def test_equal_request_ids_do_not_meet(slow):
+async def test_concurrent_requests_with_equal_ids_all_complete(slow):
     headers = {"x-request-id": "same"}
     body = {"prompt": "x", "max_tokens": 5}
     answers = await asyncio.gather(
@@ -204,13 +204,13 @@ async def test_equal_request_ids_do_not_meet(slow):
 
 
 def asking_first(length: int) -> bytes:
-    """The head of a request whose body is sent only when it is asked for."""
+    """The head of a request with `Expect: 100-continue`."""
     head = f"content-type: application/json\r\ncontent-length: {length}\r\n"
     head += "host: localhost\r\nexpect: 100-continue\r\n"
     return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode()
 
 
-async def test_who_asks_before_sending_is_invited(served):
+async def test_expect_continue_gets_100_then_200(served):
     reader, writer = await asyncio.open_connection(*served.address)
     writer.write(asking_first(14))
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
@@ -219,7 +219,7 @@ async def test_who_asks_before_sending_is_invited(served):
     writer.close()
 
 
-async def test_who_asks_before_sending_too_much_is_not(served):
+async def test_expect_continue_with_too_large_length_gets_413(served):
     reader, writer = await asyncio.open_connection(*served.address)
     writer.write(asking_first(10**9))
     answer = await asyncio.wait_for(reader.read(-1), 30)
@@ -227,7 +227,7 @@ async def test_who_asks_before_sending_too_much_is_not(served):
     writer.close()
 
 
-async def test_leaving_inside_the_body(served, caplog):
+async def test_client_disconnect_inside_body_is_logged_as_499(served, caplog):
     _, writer = await asyncio.open_connection(*served.address)
     writer.write(request()[:-5])
     await writer.drain()

@@ -1,4 +1,4 @@
-"""`penstock doctor`: each trouble it knows is found and comes with a line that mends it."""
+"""`penstock doctor`: each problem is found and comes with advice."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def by_name(**environ: str) -> Mapping[str, Finding]:
     return {finding.name: finding for finding in findings}
 
 
-def test_the_machine_is_described() -> None:
+def test_examine_describes_the_machine() -> None:
     found = by_name()
     assert found["python"].text.startswith(".".join(map(str, sys.version_info[:3])))
     for name in ("torch", "cpu", "gpu", "port"):
         assert name in found
 
 
-def test_the_dtype_is_the_engines() -> None:
+def test_examine_reports_the_dtype_that_the_engine_selects() -> None:
     dtype = str(select_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
-    assert by_name()["cpu"].text.endswith(f"--dtype auto is {dtype} on it")
+    assert by_name()["cpu"].text.endswith(f"--dtype auto selects {dtype}")
 
 
 OF_CONTAINERS = {
@@ -65,10 +65,10 @@ def control_group(folder: Path, files: dict[str, str], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("files", "free"), [(OF_CONTAINERS, 0.4), (OF_VERSION_1, 0.5)])
-def test_a_containers_limits_are_the_machine(
+def test_examine_in_a_container_reports_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], free: float
 ) -> None:
-    """They are what the engine goes by."""
+    """The engine uses the same limits."""
     control_group(tmp_path, files, monkeypatch)
     found = by_name()
     assert "cores for this process: 1;" in found["cpu"].text
@@ -84,7 +84,7 @@ def test_a_containers_limits_are_the_machine(
         | {"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"},
     ],
 )
-def test_a_container_without_limits_is_the_machine(
+def test_machine_facts_in_a_container_without_limits_are_the_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
 ) -> None:
     monkeypatch.setattr("engine.machine.CGROUP", tmp_path / "none")
@@ -94,13 +94,13 @@ def test_a_container_without_limits_is_the_machine(
     assert free_memory() > 1 << 20
 
 
-def test_settings_are_linted() -> None:
+def test_examine_checks_the_settings() -> None:
     assert by_name()["settings"].level == "ok"
     assert "at least 1" in by_name(PENSTOCK_THREADS="0")["settings"].text
     assert "/no/model" in by_name(PENSTOCK_MODEL="/no/model")["settings"].text
     absent = by_name(PENSTOCK_MODEL="org/name")["settings"]
     assert (absent.level, absent.text) == (
-        "ok", "can be used; org/name is not here yet: serve will pull it"
+        "ok", "valid; org/name is not in the cache, `penstock serve` will download it"
     )  # fmt: skip
     unknown = by_name(PENSTOCK_TREADS="1")["settings"]
     assert (unknown.level, "PENSTOCK_THREADS?" in unknown.text) == ("warn", True)
@@ -115,7 +115,9 @@ def test_settings_are_linted() -> None:
         ("KV_CACHE_MEMORY_BYTES", "100TB", "KV blocks"),
     ],
 )
-def test_what_serve_would_refuse_cannot_be_used(variable: str, value: str, said: str) -> None:
+def test_examine_with_setting_that_serve_rejects_fails(
+    variable: str, value: str, said: str
+) -> None:
     finding = by_name(**{f"PENSTOCK_{variable}": value})["settings"]
     assert finding.level == "fail"
     assert said in finding.text
@@ -131,7 +133,7 @@ def test_what_serve_would_refuse_cannot_be_used(variable: str, value: str, said:
         ("config.json", b'{"architectures": ["Phi3ForCausalLM"]}', "Phi3ForCausalLM is not served"),
     ],
 )
-def test_a_folder_that_serve_would_refuse_cannot_be_used(
+def test_examine_with_folder_that_serve_rejects_fails(
     tmp_path: Path, file: str, content: bytes | None, said: str
 ) -> None:
     folder = shutil.copytree(model_folder("demo"), tmp_path / "model")
@@ -143,19 +145,21 @@ def test_a_folder_that_serve_would_refuse_cannot_be_used(
     assert (finding.level, said in finding.text) == ("fail", True), finding.text
 
 
-def test_a_model_that_may_not_be_pulled_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examine_offline_without_cached_model_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.pull.is_offline_mode", lambda: True)
     finding = by_name(PENSTOCK_MODEL="org/name")["settings"]
     assert (finding.level, "HF_HUB_OFFLINE forbids" in finding.text) == ("fail", True)
 
 
-def test_a_model_in_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examine_with_cached_model_reports_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.pull.cached", lambda name: model_folder("demo"))
     found = by_name(PENSTOCK_MODEL="org/name")["settings"]
-    assert found.text == f"can be used, with the model in {model_folder('demo')}"
+    assert found.text == f"valid, with the model in {model_folder('demo')}"
 
 
-def test_a_taken_port_fails() -> None:
+def test_examine_with_port_in_use_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         finding = by_name(PENSTOCK_PORT=str(port))["port"]
@@ -163,7 +167,7 @@ def test_a_taken_port_fails() -> None:
     assert f"by process {os.getpid()}" in finding.text
 
 
-def test_the_command_prints_the_findings_and_fails_without_loading_torch() -> None:
+def test_doctor_command_prints_findings_without_importing_torch() -> None:
     code = (
         "import sys; from server.cli import app\n"
         "try: app(sys.argv[1:])\n"
@@ -180,4 +184,4 @@ def test_the_command_prints_the_findings_and_fails_without_loading_torch() -> No
     assert "ok    settings" in healthy.stdout
     broken = doctor(PENSTOCK_THREADS="0")
     assert broken.returncode == 1
-    assert "fix: correct the value named" in broken.stdout
+    assert "fix: correct the named setting" in broken.stdout

@@ -1,4 +1,4 @@
-"""/v1/embeddings and /v1/score over a fake encoder: shapes, formats, limits, ends of all kinds."""
+"""/v1/embeddings and /v1/score with a fake encoder: inputs, formats, limits, errors, aborts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def encoder(model: Path) -> AsyncIterator[Served]:
 
 
 def ids(text: str) -> list[int]:
-    """As the byte tokenizer of conftest, for letters."""
+    """Return the ids that conftest's byte tokenizer gives for ASCII letters."""
     return [BOS, *(ord(char) - 33 for char in text)]
 
 
@@ -50,7 +50,9 @@ async def refusal(served: Served, path: str = "/v1/embeddings", **body: Any) -> 
         ([[1, 2], [3]], [[1, 2], [3]]),
     ],
 )
-async def test_inputs_of_every_shape(encoder: Served, given: Any, tokens: list[list[int]]) -> None:
+async def test_embeddings_input_of_any_shape_returns_a_vector_per_text(
+    encoder: Served, given: Any, tokens: list[list[int]]
+) -> None:
     body = (await post(encoder, input=given)).json()
     assert [text.tokens for text in encoder.engine.texts] == tokens
     assert [text.pooling for text in encoder.engine.texts] == ["mean"] * len(tokens)
@@ -63,21 +65,23 @@ async def test_inputs_of_every_shape(encoder: Served, given: Any, tokens: list[l
         assert entry["embedding"] == vector(expected).tolist()
 
 
-async def test_base64_is_little_endian_float32_and_the_official_client_reads_it(
+async def test_embeddings_base64_is_little_endian_float32_and_openai_client_decodes_it(
     encoder: Served,
 ) -> None:
     body = (await post(encoder, input=["ab", "x"], encoding_format="base64")).json()
     for entry, text in zip(body["data"], ("ab", "x"), strict=True):
         raw = base64.b64decode(entry["embedding"])
         assert np.array_equal(np.frombuffer(raw, "<f4"), vector(ids(text)))
-    # Without encoding_format the client asks for base64 and decodes it.
+    # Without encoding_format the client requests base64 and decodes it.
     answer = await encoder.openai.embeddings.create(model="tiny", input=["ab", "x"])
     assert [entry.embedding for entry in answer.data] == [
         vector(ids(text)).tolist() for text in ("ab", "x")
     ]
 
 
-async def test_normalised_and_cut_to_dimensions(model: Path, tmp_path: Path) -> None:
+async def test_embeddings_with_dimensions_are_cut_then_normalised(
+    model: Path, tmp_path: Path
+) -> None:
     folder = encoder_folder(tmp_path / "unit", model, normalise=True)
     for path, unit in ((model, False), (folder, True)):
         async with serving(FakeEncoder(lambda r: []), path) as served:
@@ -90,7 +94,7 @@ async def test_normalised_and_cut_to_dimensions(model: Path, tmp_path: Path) -> 
 
 
 def encoder_folder(folder: Path, model: Path, **wanted: bool) -> Path:
-    """`model` with the files of a sentence encoder: CLS pooling, texts of up to 12 tokens."""
+    """Copy `model` and add the files of a sentence encoder: CLS pooling, up to 12 tokens."""
     folder.mkdir()
     for file in model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -112,11 +116,11 @@ def encoder_folder(folder: Path, model: Path, **wanted: bool) -> Path:
     return folder
 
 
-async def test_what_the_sentence_files_say_is_done(model: Path, tmp_path: Path) -> None:
+async def test_embeddings_follow_sentence_transformers_files(model: Path, tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path / "cls", model)
     async with serving(FakeEncoder(lambda r: []), folder) as served:
         assert (await post(served, input=["ABc"[:2], "a" * 11])).status_code == 200
-        assert served.engine.texts[0].tokens == ids("ab"), "lower case was asked for"
+        assert served.engine.texts[0].tokens == ids("ab"), "do_lower_case is set"
         assert {text.pooling for text in served.engine.texts} == {"cls"}
         assert (await served.http.get("/v1/models/cls")).json()["max_model_len"] == 12
         _, param, code, message = await refusal(served, input=["a", "a" * 12])
@@ -125,7 +129,7 @@ async def test_what_the_sentence_files_say_is_done(model: Path, tmp_path: Path) 
         assert "13" in message
 
 
-async def test_a_text_far_too_long_is_refused_by_its_beginning(
+async def test_embeddings_text_far_over_limit_is_refused_after_its_start(
     encoder: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.tokenizer.BEGINNING", 9000)
@@ -137,7 +141,7 @@ async def test_a_text_far_too_long_is_refused_by_its_beginning(
     assert not encoder.engine.texts
 
 
-async def test_truncation_only_where_asked_for(encoder: Served) -> None:
+async def test_embeddings_truncate_only_with_truncate_prompt_tokens(encoder: Served) -> None:
     long = "abcdefghij" * 60
     _, param, code, message = await refusal(encoder, input=long)
     assert (param, code) == ("input", "context_length_exceeded")
@@ -151,7 +155,7 @@ async def test_truncation_only_where_asked_for(encoder: Served) -> None:
         assert short.tokens == ids("a")
         await post(encoder, input=[[7] * 600], truncate_prompt_tokens=asked)
         assert encoder.engine.texts[-1].tokens == [7] * kept
-    for asked in (513, 0, 1):  # one token is the BOS's
+    for asked in (513, 0, 1):  # with 1 there would only be room for BOS
         status, param, _, message = await refusal(encoder, input="a", truncate_prompt_tokens=asked)
         assert (status, param) == (400, "truncate_prompt_tokens")
         assert f"at most 512 here, not {asked}" in message
@@ -178,7 +182,7 @@ async def test_truncation_only_where_asked_for(encoder: Served) -> None:
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
 )
-async def test_wrong_parameters_are_named(
+async def test_embeddings_bad_parameter_returns_400_naming_it(
     encoder: Served, body: dict[str, Any], param: str, code: str
 ) -> None:
     status, named, given, message = await refusal(encoder, **body)
@@ -187,13 +191,13 @@ async def test_wrong_parameters_are_named(
     assert not encoder.engine.texts
 
 
-async def test_both_numbers_of_dimensions(encoder: Served) -> None:
+async def test_embeddings_too_many_dimensions_names_limit_and_value(encoder: Served) -> None:
     *_, message = await refusal(encoder, input="a", dimensions=7)
     assert f"from 1 to {SIZE}" in message
     assert "not 7" in message
 
 
-async def test_the_largest_batch_keeps_its_order(encoder: Served) -> None:
+async def test_embeddings_largest_batch_keeps_order(encoder: Served) -> None:
     encoder.engine.delay = 0
     lists = [[1 + i % 60] * (1 + i % 3) for i in range(2048)]
     body = (await post(encoder, input=lists, priority=-5)).json()
@@ -202,7 +206,7 @@ async def test_the_largest_batch_keeps_its_order(encoder: Served) -> None:
     assert {text.priority for text in encoder.engine.texts} == {-5}
 
 
-async def test_an_unknown_model_and_an_alias(model: Path) -> None:
+async def test_encoder_routes_unknown_model_is_404_and_alias_works(model: Path) -> None:
     names = ("org/mini", "alias")
     async with serving(FakeEncoder(lambda r: []), model, served_model_name=names) as served:
         for path in PATHS:
@@ -213,7 +217,7 @@ async def test_an_unknown_model_and_an_alias(model: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
-async def test_scores_are_cosines_of_pairs(encoder: Served, path: str) -> None:
+async def test_score_pairs_returns_cosines(encoder: Served, path: str) -> None:
     def cosine(one: str, other: str) -> float:
         a, b = vector(ids(one)), vector(ids(other))
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
@@ -229,7 +233,7 @@ async def test_scores_are_cosines_of_pairs(encoder: Served, path: str) -> None:
         for index, (entry, pair) in enumerate(zip(body["data"], pairs, strict=True)):
             assert (entry["object"], entry["index"]) == ("score", index)
             assert entry["score"] == pytest.approx(cosine(*pair), abs=1e-6)
-    # Each text is read once: two and two letters, and a BOS each.
+    # Each text is encoded once: four texts with six letters in total, and a BOS each.
     assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
     for first, second in ((["a", "b"], "x"), (["a", "b"], ["x", "y", "z"])):
         status, param, _, message = await refusal(encoder, path, text_1=first, text_2=second)
@@ -240,7 +244,7 @@ async def test_scores_are_cosines_of_pairs(encoder: Served, path: str) -> None:
     assert (await refusal(encoder, path, text_1="a", text_2="x", queries="q"))[1] == "queries"
 
 
-async def test_an_encoder_does_not_chat_and_a_decoder_does_not_embed(
+async def test_routes_of_other_model_kind_return_unsupported_model(
     encoder: Served, served: Served
 ) -> None:
     for response in (await encoder.chat(), await encoder.complete()):
@@ -255,7 +259,7 @@ async def test_an_encoder_does_not_chat_and_a_decoder_does_not_embed(
     assert kinds == ["encoder", "decoder"]
 
 
-async def test_metrics_without_a_single_block(encoder: Served) -> None:
+async def test_embeddings_are_counted_in_metrics_without_kv_blocks(encoder: Served) -> None:
     encoder.engine.delay = 0.002
     await post(encoder, input=["ab", "abde"])
     metric = encoder.metric
@@ -273,7 +277,9 @@ async def test_metrics_without_a_single_block(encoder: Served) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_leaving_aborts_what_is_left(encoder: Served, path: str) -> None:
+async def test_encoder_routes_client_disconnect_aborts_waiting_texts(
+    encoder: Served, path: str
+) -> None:
     engine = encoder.engine
     engine.gate.clear()
     fields = {"input": ["a", "b"]} if "emb" in path else {"text_1": "a", "text_2": "b"}
@@ -291,19 +297,19 @@ async def test_leaving_aborts_what_is_left(encoder: Served, path: str) -> None:
     assert (await post(encoder, path, **fields)).status_code == 200
 
 
-async def test_broken_numbers_are_a_500_and_abort_the_others(encoder: Served) -> None:
+async def test_embeddings_non_finite_vector_returns_500_and_aborts_others(encoder: Served) -> None:
     encoder.engine.delay = 0.01
-    response = await post(encoder, input=["a", "b", "c"])  # the last goes first
+    response = await post(encoder, input=["a", "b", "c"])  # the fake encodes the last one first
     assert (response.status_code, response.json()["error"]["code"]) == (500, "numerical_error")
     assert sorted(encoder.engine.aborted) == [1, 2]
     assert await encoder.metric("aborts_total", reason="numerical") == 1
     assert (await post(encoder, input=["a", "b"])).status_code == 200
 
 
-async def test_overload_and_death(encoder: Served) -> None:
+async def test_encoder_routes_overloaded_or_dead_engine_returns_503(encoder: Served) -> None:
     engine = encoder.engine
     engine.overloaded = True
-    for path in PATHS:  # before the body is looked at
+    for path in PATHS:  # refused before the body is validated
         response = await post(encoder, path, nonsense=1)
         assert (response.status_code, response.headers["retry-after"]) == (503, "7")
     engine.overloaded = False
@@ -317,7 +323,7 @@ async def test_overload_and_death(encoder: Served) -> None:
     assert (await post(encoder, input="a")).status_code == 503
 
 
-async def test_loading(model: Path) -> None:
+async def test_encoder_routes_loading_model_returns_503(model: Path) -> None:
     async with serving(FakeEncoder(lambda r: [], state="loading", info=None), model) as served:
         for path in PATHS:
             response = await post(served, path, input="a")

@@ -1,4 +1,4 @@
-"""Refusals: each names what is wrong, has OpenAI's shape, and comes before any work."""
+"""Error responses: they name the invalid field, have OpenAI's format, and precede any work."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ COMPLETION_CASES: Cases = [
 ]
 
 
-async def test_chat_refusals(served):
+async def test_invalid_chat_request_names_field_and_code(served):
     for fields, param, code in CHAT_CASES:
         response = await served.chat(**fields)
         assert response.status_code == (404 if code == "model_not_found" else 400), fields
@@ -141,14 +141,14 @@ async def test_chat_refusals(served):
     assert not served.engine.requests
 
 
-async def test_a_refusal_says_what_is_served_instead(served):
-    says = {"response_format": ', only {"type":"text"} is.', "tools": "(in Open WebUI: Legacy)."}
+async def test_unsupported_field_message_lists_accepted_values_or_hint(served):
+    says = {"response_format": 'values: {"type":"text"}.', "tools": "(in Open WebUI: Legacy)."}
     for field, instead in says.items():
         response = await served.chat(**{field: {"type": "json_object"}})
         assert response.json()["error"]["message"].endswith(instead)
 
 
-async def test_completion_refusals(served):
+async def test_invalid_completion_request_names_field_and_code(served):
     for fields, param, code in COMPLETION_CASES:
         response = await served.complete(**fields)
         assert response.status_code == 400, fields
@@ -158,7 +158,7 @@ async def test_completion_refusals(served):
 
 
 @pytest.mark.parametrize("chat", [True, False])
-async def test_a_prompt_far_too_long_is_refused_by_its_beginning(served, monkeypatch, chat):
+async def test_very_long_prompt_is_refused_without_tokenizing_all_of_it(served, monkeypatch, chat):
     read, encode = [], Tokenizer.encode
 
     def spy(self, text, **options):
@@ -177,7 +177,7 @@ async def test_a_prompt_far_too_long_is_refused_by_its_beginning(served, monkeyp
     assert re.search(r"512 tokens, .* alone has \d{4} in its first 9000 char", error["message"])
     assert max(read) == 9000
     told = (await served.http.post("/tokenize", json={"prompt": text})).json()
-    assert told["count"] >= 100_000, "to count it is what was asked for"
+    assert told["count"] >= 100_000, "/tokenize must count all tokens"
 
 
 TOLD = [
@@ -198,14 +198,14 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "words"), TOLD)
-def test_messages_tell_what_was_given_in_the_words_of_json(kind, fields, words):
+def test_validation_message_describes_value_in_json_terms(kind, fields, words):
     base = {"messages": [USER]} if kind is ChatBody else {}
     with pytest.raises(ValueError, match="error") as caught:
         kind.model_validate(base | fields)
     assert words in to_api_error(caught.value).message
 
 
-async def test_the_context_is_used_to_its_last_token(served):
+async def test_request_that_fills_context_exactly_is_accepted(served):
     assert (await served.complete(prompt="a" * 500, max_tokens=11)).status_code == 200
     message = (await served.complete(prompt="a" * 500, max_tokens=12)).json()["error"]["message"]
     assert "512" in message
@@ -232,7 +232,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_numbers_are_bounded_on_both_sides(name):
+def test_number_outside_its_bounds_is_rejected(name):
     low, high = BOUNDS[name]
     base = {"messages": [USER], "logprobs": True}
     for value in (low, high):
@@ -243,7 +243,7 @@ def test_numbers_are_bounded_on_both_sides(name):
 
 
 CALLS = {"role": "assistant", "tool_calls": [TOOL] * 128}
-# A value at its limit, and one beyond it.
+# (body type, value at its limit, value beyond its limit)
 LIMITS = [
     (ChatBody, {"stop": "a" * 4096}, {"stop": "a" * 4097}),
     (ChatBody, {"stop": ["a"] * 4}, {"stop": ["a", ""]}),
@@ -271,7 +271,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("kind", "most", "more"), LIMITS, ids=lambda value: str(value)[:40])
-def test_texts_and_lists_are_taken_up_to_their_limits(kind, most, more):
+def test_text_or_list_beyond_its_limit_is_rejected(kind, most, more):
     base = {"messages": [USER], "prompt": "a", "input": "a"}
     base = {name: value for name, value in base.items() if name in kind.model_fields}
     kind.model_validate(base | most)
@@ -290,7 +290,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([ChatBody, CompletionBody]), st.data())
-def test_no_value_of_any_field_escapes_the_error_table(kind, data):
+def test_random_field_values_are_valid_or_become_400(kind, data):
     names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))
     body = {"messages": [USER], "prompt": "x"} | {name: data.draw(JSON) for name in names}
     try:
@@ -324,7 +324,7 @@ MALFORMED = [
 ]
 
 
-async def test_malformed_bodies(served):
+async def test_malformed_body_returns_400(served):
     headers = {"content-type": "application/json"}
     for body in MALFORMED:
         for path in ("/v1/completions", "/v1/chat/completions", "/detokenize"):
@@ -333,13 +333,13 @@ async def test_malformed_bodies(served):
     assert not served.engine.requests
 
 
-async def test_all_tokens_but_one_may_stop_an_answer(served):
+async def test_stop_token_ids_that_leave_one_token_are_accepted(served):
     stops = {"stop_token_ids": [*range(1, 258)], "min_tokens": 1}
     assert (await served.complete(prompt="a", **stops)).status_code == 200
     assert (await served.complete(prompt="a", stop_token_ids=[*range(258)])).status_code == 200
 
 
-async def test_nul_and_duplicate_keys_are_harmless(served):
+async def test_nul_character_and_duplicate_json_keys_are_accepted(served):
     assert (await served.complete(prompt="a\0b")).status_code == 200
     raw = b'{"prompt":"x","n":99,"n":2}'
     headers = {"content-type": "application/json"}
@@ -347,7 +347,7 @@ async def test_nul_and_duplicate_keys_are_harmless(served):
     assert len(response.json()["choices"]) == 2
 
 
-async def test_http_level_refusals(served):
+async def test_http_level_errors_have_expected_status_and_code(served):
     http = served.http
     for path in ("/", "/v1", "/v1/chat/completions/", "/v1/images", "/%2e%2e/x", "/docs"):
         for response in (await http.get(path), await http.post(path, content=b"x")):
@@ -369,7 +369,7 @@ async def test_http_level_refusals(served):
         assert (await http.get("/v1/models", headers={"host": host})).status_code == 200
 
 
-async def test_a_compressed_body_is_refused_as_such(served):
+async def test_compressed_body_returns_415(served):
     kind = {"content-type": "application/json"}
     for coding, status in (("gzip", 415), ("br, Zstd", 415), ("identity", 400), ("", 400)):
         headers = {**kind, "content-encoding": coding}
@@ -380,13 +380,13 @@ async def test_a_compressed_body_is_refused_as_such(served):
             assert response.headers["accept-encoding"] == "identity"
 
 
-async def test_a_server_on_the_network_answers_to_any_name(model, says):
+async def test_server_bound_to_network_accepts_any_host_header(model, says):
     async with serving(FakeEngine(says("x")), model, host="0.0.0.0") as served:
         response = await served.http.get("/v1/models", headers={"host": "model.example"})
         assert response.status_code == 200
 
 
-async def test_large_bodies(model, says):
+async def test_body_over_max_body_bytes_returns_413(model, says):
     async with serving(FakeEngine(says("x")), model, max_body_bytes=2000) as served:
         response = await served.complete(prompt="a" * 2000)
         assert response.status_code == 413
@@ -402,13 +402,13 @@ async def test_large_bodies(model, says):
         seen: list[int] = []
         response = await served.http.post("/v1/completions", content=chunks(6), headers=headers)
         assert response.status_code == 413
-        with contextlib.suppress(httpx2.NetworkError):  # closed in the middle of the sending
+        with contextlib.suppress(httpx2.NetworkError):  # closed while sending
             await served.http.post("/v1/completions", content=chunks(10**6), headers=headers)
         assert len(seen) < 10**5
         assert await served.metric("rejects_total", code="request_too_large") == 3
 
 
-async def test_a_body_that_does_not_come(served, monkeypatch):
+async def test_incomplete_body_returns_408_after_deadline(served, monkeypatch):
     monkeypatch.setattr("server.schemas.body.BODY_DEADLINE", 0.1)
     monkeypatch.setattr("server.middleware.LINGER", 0.1)
     reader, writer = await asyncio.open_connection(*served.address)
@@ -416,12 +416,12 @@ async def test_a_body_that_does_not_come(served, monkeypatch):
     writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n{{".encode())
     answer = await asyncio.wait_for(reader.read(), 10)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"connection: close" in answer, "and closed it is, or this would not have ended"
+    assert b"connection: close" in answer, "otherwise the read would not have ended"
     writer.close()
 
 
-async def test_two_lengths_of_a_body_are_refused(served):
-    """A proxy in front that reads the other one would take what follows for a request."""
+async def test_content_length_with_transfer_encoding_returns_400(served):
+    """A proxy that used the other header would see a second request (request smuggling)."""
     reader, writer = await asyncio.open_connection(*served.address)
     head = "content-type: application/json\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n"
     writer.write(
@@ -434,15 +434,15 @@ async def test_two_lengths_of_a_body_are_refused(served):
     writer.close()
 
 
-async def test_headers_tell_no_program(served):
-    """Nor is the address a proxy claims for its client believed."""
+async def test_response_has_no_server_header_and_proxy_headers_are_ignored(served):
+    """X-Forwarded-For is not trusted, so `proxy_headers` is off."""
     answer = await served.http.get("/health", headers={"x-forwarded-for": "192.0.2.1"})
     assert "server" not in answer.headers
     config = uvicorn_config(served.app)
     assert (config.proxy_headers, config.timeout_keep_alive) == (False, 75)
 
 
-async def test_states_of_the_engine(served):
+async def test_unavailable_engine_state_returns_503_with_its_code(served):
     engine = served.engine
     for state, code in (("loading", "model_loading"), ("draining", "shutting_down")):
         engine.state = state
@@ -464,7 +464,7 @@ async def test_states_of_the_engine(served):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failures_before_the_first_token_have_a_status(served, stream):
+async def test_failure_before_first_token_returns_error_status(served, stream):
     served.engine.reject = RequestRejectedError("context_length_exceeded", "too long for the cache")
     response = await served.chat(stream=stream)
     assert response.status_code == 400
@@ -480,7 +480,7 @@ async def test_failures_before_the_first_token_have_a_status(served, stream):
     assert "secret" not in response.text
 
 
-async def test_a_bug_of_ours_leaks_nothing(served, monkeypatch, caplog):
+async def test_unexpected_exception_returns_500_without_its_text(served, monkeypatch, caplog):
     def broken(*args, **kwargs):
         raise RuntimeError("secret at /home/user 0x7f00")
 
@@ -494,7 +494,7 @@ async def test_a_bug_of_ours_leaks_nothing(served, monkeypatch, caplog):
     assert (await served.http.get("/health")).status_code == 200
 
 
-def test_every_code_is_in_the_documents():
+def test_every_error_code_is_in_docs_clients_md():
     text = "".join(path.read_text() for path in Path("server").rglob("*.py"))
     written = re.findall(r'ApiError\(\s*\d+,\s*"([a-z_]+)"|invalid\(.*, "([a-z_]+)"\)', text)
     tables = [*VALIDATION_CODES.values(), *HTTP_CODES.values()]

@@ -1,4 +1,4 @@
-"""How a server starts and ends: real processes and signals, a fake engine (fake_serve.py)."""
+"""Start and end of a server: real processes and signals, with a fake engine (fake_serve.py)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start(tmp_path: Path, model: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def streaming(server: Process, tokens: int) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has begun; the server is known to be ready."""
+    """Yield the remaining lines of a stream whose first line has arrived."""
     server.wait_for("try  ")
     body = {"prompt": "Hello", "max_tokens": tokens, "stream": True}
     with httpx2.stream(
@@ -60,11 +60,11 @@ def streaming(server: Process, tokens: int) -> Iterator[Iterator[str]]:
         yield lines
 
 
-def test_the_banner_says_the_facts_in_under_15_lines(start: Any) -> None:
+def test_banner_with_public_host_warns_and_has_under_15_lines(start: Any) -> None:
     server = start(host="0.0.0.0")
     server.wait_for("warning .*without an API key")
     banner = server.log[server.log.index("penstock 0") :]
-    assert "64 blocks of 16 tokens (4 bytes): 2.0 requests of full length (512" in banner
+    assert "4 bytes (64 blocks of 16 tokens): room for 2.0 requests of 512 tokens" in banner
     assert "serves tiny: Fake, 1 parameters, float32" in banner
     assert len(banner.splitlines()) < 15
 
@@ -80,7 +80,7 @@ def test_the_banner_says_the_facts_in_under_15_lines(start: Any) -> None:
     ],
     ids=["no key", "one key", "two keys", "file"],
 )
-def test_the_curl_line_works_as_printed(
+def test_banner_curl_line_works_as_printed(
     start: Any, tmp_path: Path, keys: list[str], variable: str, file: str
 ) -> None:
     environ = {"PENSTOCK_API_KEY": variable} if variable else {}
@@ -94,14 +94,14 @@ def test_the_curl_line_works_as_printed(
     assert json.loads(answer.stdout)["choices"][0]["finish_reason"] == "length", answer
 
 
-def test_a_key_the_shell_does_not_know_is_asked_for(start: Any) -> None:
+def test_banner_with_key_unknown_to_the_shell_shows_a_placeholder(start: Any) -> None:
     server = start(api_key=["s3cret"], PENSTOCK_API_KEY="another")
-    line = server.wait_for(r"try +(curl .*)\n +with a key of yours for KEY\n")[1]
+    line = server.wait_for(r"try +(curl .*)\n +\(replace KEY by one of your API keys\)\n")[1]
     assert "Bearer KEY" in line
     assert "s3cret" not in server.log
 
 
-def test_with_json_logs_every_line_is_a_record(start: Any) -> None:
+def test_json_log_of_a_failed_server_has_only_records(start: Any) -> None:
     server = start(log_format="json", fatal="The engine broke.", dies_after_s=2)
     assert server.status() == 3
     records = [json.loads(line) for line in server.log.splitlines()]
@@ -111,7 +111,7 @@ def test_with_json_logs_every_line_is_a_record(start: Any) -> None:
     assert (records[-1]["event"], records[-1]["level"]) == ("The engine broke.", "error")
 
 
-def test_with_json_logs_a_clean_end_is_a_record(start: Any) -> None:
+def test_json_log_after_sigterm_ends_with_a_record(start: Any) -> None:
     server = start(log_format="json")
     server.wait_for("try ")
     server.signal(signal.SIGTERM)
@@ -120,7 +120,7 @@ def test_with_json_logs_a_clean_end_is_a_record(start: Any) -> None:
     assert (last["event"], last["level"]) == ("stopped by SIGTERM", "info")
 
 
-def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
+def test_serve_with_port_in_use_fails_before_loading(start: Any) -> None:
     secret = "key-of-another-process"
     held = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); " + (
         "sys.stderr.write(f'listening on http://127.0.0.1:{s.getsockname()[1]},\\n'); "
@@ -142,7 +142,7 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(start: Any) -> None:
     assert len(other.log.splitlines()) == 1
 
 
-def test_while_loading_it_listens_and_says_how_far_it_is(start: Any) -> None:
+def test_server_while_loading_listens_and_reports_the_stage(start: Any) -> None:
     server = start(load_s=60)
     answer = httpx2.get(f"{server.base_url}/ready")
     assert (answer.status_code, answer.json()["stage"]) == (503, "reading weights")
@@ -153,7 +153,7 @@ def test_while_loading_it_listens_and_says_how_far_it_is(start: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
+def test_first_signal_drains_open_requests(start: Any, number: signal.Signals) -> None:
     server = start(token_s=0.05)
     with streaming(server, tokens=40) as lines:
         server.signal(number)
@@ -170,7 +170,7 @@ def test_the_first_signal_drains(start: Any, number: signal.Signals) -> None:
     assert "Traceback" not in server.log
 
 
-def test_what_nohup_ignores_stays_ignored(start: Any, model: Path) -> None:
+def test_sighup_under_nohup_is_ignored(start: Any, model: Path) -> None:
     given = json.dumps({"model": str(model)})
     server = start.run(["nohup", sys.executable, str(FAKE), given])
     server.wait_for("try  ")
@@ -179,7 +179,7 @@ def test_what_nohup_ignores_stays_ignored(start: Any, model: Path) -> None:
     assert httpx2.get(f"{server.base_url}/ready").status_code == 200
 
 
-def test_sighup_reads_the_key_file_again(start: Any, tmp_path: Path) -> None:
+def test_sighup_with_key_file_rereads_it(start: Any, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("old\n")
     server = start(api_key_file=str(file))
@@ -197,12 +197,12 @@ def test_sighup_reads_the_key_file_again(start: Any, tmp_path: Path) -> None:
     assert statuses() == [401, 200, 200]
     file.write_text("")
     server.signal(signal.SIGHUP)
-    server.wait_for("the API keys stay as they were: .*no API key")
+    server.wait_for("the API keys are unchanged: .*no API key")
     assert statuses() == [401, 200, 200]
 
 
-def test_a_log_that_nobody_reads_ends_no_answer(model: Path) -> None:
-    """Its reader may be `head`, or have crashed, or the disk may be full."""
+def test_stream_with_closed_stderr_is_finished(model: Path) -> None:
+    """The log's reader may be `head` or may have crashed, or the disk may be full."""
     given = json.dumps({"model": str(model), "token_s": 0.02})
     command = [sys.executable, str(FAKE), given]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "."}
@@ -226,15 +226,15 @@ def test_a_log_that_nobody_reads_ends_no_answer(model: Path) -> None:
             server.kill()
 
 
-def test_another_event_loop_is_not_taken_where_it_is_installed(start: Any, tmp_path: Path) -> None:
-    """On uvloop a server that is out of descriptors would say nothing."""
+def test_server_with_uvloop_installed_uses_asyncio(start: Any, tmp_path: Path) -> None:
+    """On uvloop a server that runs out of descriptors would not report it."""
     (tmp_path / "uvloop.py").write_text("raise SystemExit('uvloop was imported')")
     server = start(PYTHONPATH=f"{tmp_path}:.")
     server.wait_for("try  ")
 
 
-def test_metrics_are_of_this_process_alone(start: Any, tmp_path: Path) -> None:
-    """PROMETHEUS_MULTIPROC_DIR would have them kept in files."""
+def test_metrics_ignore_prometheus_multiproc_dir(start: Any, tmp_path: Path) -> None:
+    """PROMETHEUS_MULTIPROC_DIR makes prometheus_client keep metrics in shared files."""
     server = start(PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "none"))
     server.wait_for("try  ")
     assert "penstock:time_to_first_token_seconds" in httpx2.get(f"{server.base_url}/metrics").text
@@ -242,7 +242,7 @@ def test_metrics_are_of_this_process_alone(start: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def few_files(start: Any, model: Path) -> Any:
-    """A server that may have 64 files open, of which it needs some 20 for itself."""
+    """A server that may have 64 open files; it needs about 20 of them for itself."""
     script = f'ulimit -Sn 48; ulimit -Hn 64; exec {sys.executable} {FAKE} "$0"'
     server = start.run(["bash", "-c", script, json.dumps({"model": str(model)})])
     server.wait_for("try  ")
@@ -270,33 +270,33 @@ def crowd(server: Any, sent: bytes) -> Iterator[list[socket.socket]]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_who_asks_nothing_gives_way_where_files_run_out(few_files: Any, sent: bytes) -> None:
-    """Or a probe of /health would wait for one of them to leave."""
+def test_idle_connections_are_closed_when_files_run_out(few_files: Any, sent: bytes) -> None:
+    """Otherwise a probe of /health would wait until a connection ends."""
     with crowd(few_files, sent) as connections:
         for _ in range(60):
             assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
         while connections[0].recv(65536):
-            pass  # the first to come is the first to go
+            pass  # the oldest connection is closed first
         connections[-1].setblocking(False)
-        with contextlib.suppress(BlockingIOError):  # that one is open
+        with contextlib.suppress(BlockingIOError):  # the newest connection is still open
             assert connections[-1].recv(65536)
     few_files.signal(signal.SIGTERM)
     assert few_files.status(10) == 0
     assert "Traceback" not in few_files.log
 
 
-def test_out_of_files_for_open_requests_it_says_so_once_and_recovers(few_files: Any) -> None:
+def test_server_out_of_files_logs_once_and_recovers(few_files: Any) -> None:
     with crowd(few_files, HALF_A_REQUEST):
         few_files.wait_for("new connections wait")
-        time.sleep(2.5)  # asyncio tries again each second
+        time.sleep(2.5)  # asyncio retries every second
     assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
     assert few_files.log.count("Too many open files") == 1
     assert "Traceback" not in few_files.log
 
 
-def test_out_of_files_it_leaves_without_a_word_of_asyncio(few_files: Any) -> None:
-    """Which tries once more on the closed socket: for each connection it may accept at once, unless
-    that is one, and after each such second for so many times as many."""
+def test_server_out_of_files_exits_without_asyncio_traceback(few_files: Any) -> None:
+    """asyncio retries on the closed socket. With a backlog of N, each second has N times as many
+    retries as the one before."""
     with crowd(few_files, HALF_A_REQUEST):
         few_files.wait_for("new connections wait")
         time.sleep(2.5)
@@ -308,12 +308,12 @@ def test_out_of_files_it_leaves_without_a_word_of_asyncio(few_files: Any) -> Non
 
 
 def last_event(lines: Iterator[str]) -> Any:
-    """Of a stream that is cut off."""
+    """Return the last event of a stream that is interrupted."""
     *_, last = (line for line in lines if line)
     return json.loads(last.removeprefix("data: "))
 
 
-def test_what_outlasts_the_drain_timeout_gets_an_error_and_the_status_is_0(start: Any) -> None:
+def test_drain_timeout_ends_streams_with_an_error_and_exits_with_0(start: Any) -> None:
     server = start(token_s=0.1, drain_timeout=0.5)
     with streaming(server, tokens=400) as lines:
         server.signal(signal.SIGTERM)
@@ -323,26 +323,26 @@ def test_what_outlasts_the_drain_timeout_gets_an_error_and_the_status_is_0(start
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_second_signal_ends_it_at_once(start: Any, number: signal.Signals, status: int) -> None:
+def test_second_signal_exits_at_once(start: Any, number: signal.Signals, status: int) -> None:
     server = start(token_s=0.1)
     with streaming(server, tokens=400):
         server.signal(number)
-        server.wait_for("once more to leave at once")
+        server.wait_for("send the signal again to exit at once")
         time.sleep(ECHO_S)
         server.signal(number)
         assert server.status(5) == status
 
 
-def test_a_signal_that_comes_twice_at_a_time_is_one(start: Any) -> None:
+def test_two_signals_at_the_same_time_count_as_one(start: Any) -> None:
     server = start(token_s=0.1)
     with streaming(server, tokens=10) as lines:
         server.signal(signal.SIGTERM)
-        server.signal(signal.SIGINT)  # of one kind the kernel would make one
+        server.signal(signal.SIGINT)  # the kernel would merge two signals of the same kind
         assert "data: [DONE]" in lines
     assert server.status() == 0
 
 
-def test_a_dead_engine_is_told_by_health_and_then_ends_the_process_with_3(start: Any) -> None:
+def test_engine_death_makes_health_fail_and_exits_with_3(start: Any) -> None:
     server = start(token_s=0.1, fatal="The engine process was killed.", dies_after_s=3.0)
     with contextlib.suppress(httpx2.HTTPError), streaming(server, tokens=400) as lines:
         assert any("engine_unavailable" in line for line in lines)
@@ -352,7 +352,7 @@ def test_a_dead_engine_is_told_by_health_and_then_ends_the_process_with_3(start:
     assert "Traceback" not in server.log
 
 
-def test_a_configuration_the_engine_refuses_ends_the_process_with_2(start: Any) -> None:
+def test_configuration_refused_by_the_engine_exits_with_2(start: Any) -> None:
     server = start(load_s=60, fatal="config.json has no vocab_size.", config_error=True)
     assert server.status() == 2
     assert server.log.splitlines()[-1] == "penstock: config.json has no vocab_size."
@@ -360,7 +360,7 @@ def test_a_configuration_the_engine_refuses_ends_the_process_with_2(start: Any) 
 
 
 def patched(model: Path, patch: str) -> subprocess.CompletedProcess[str]:
-    """The fake server in which `patch`, a line of Python, has changed the module `f`."""
+    """Run the fake server (module `f`) after `patch`, a line of Python."""
     plan = json.dumps({"model": str(model)})
     code = (
         "import sys; sys.path.insert(0, 'tests/server')\n"
@@ -373,20 +373,20 @@ def patched(model: Path, patch: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
 
 
-def test_a_lifespan_that_fails_ends_the_process_with_1(model: Path) -> None:
+def test_failing_lifespan_exits_with_1(model: Path) -> None:
     answer = patched(model, "f.PlannedEngine.start = lambda self: 1 / 0")
     assert answer.returncode == 1
     assert "ZeroDivisionError" in answer.stderr
 
 
-def test_a_server_that_lost_its_watch_does_not_linger(model: Path) -> None:
+def test_failing_background_task_exits_with_1(model: Path) -> None:
     answer = patched(model, "server.launch.banner = lambda *facts: 1 / 0")
     assert answer.returncode == 1
     assert "ZeroDivisionError" in answer.stderr
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_same_with_the_real_engine_and_its_death(start: Any, assets: Path) -> None:
+def test_killed_real_engine_exits_with_3_after_serving(start: Any, assets: Path) -> None:
     folder = assets / "checkpoints" / "stories260K-llama"
     server = start.run([sys.executable, "-m", "server", "serve", str(folder), "--port", "0"])
     line = server.wait_for(r"try +(curl .*)\n")[1]

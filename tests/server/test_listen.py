@@ -1,4 +1,4 @@
-"""What `--host` means: judged by the address it stands for, however that is written."""
+"""`--host` is judged by the address that it resolves to, however it is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.middleware import allowed_hosts
     "host",
     ["127.0.0.1", "127.1", "2130706433", "0x7f.1", "127.9.9.9", "localhost", "LOCALHOST"],
 )
-def test_the_loopback_address_has_many_names(host: str) -> None:
+def test_is_loopback_accepts_all_notations_of_ipv4(host: str) -> None:
     assert is_loopback(host)
     with contextlib.closing(listen(ServerConfig(host=host, port=0))) as listener:
         bound = listener.getsockname()[0]
@@ -25,7 +25,7 @@ def test_the_loopback_address_has_many_names(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1"])
-def test_so_has_that_of_ipv6(host: str) -> None:
+def test_is_loopback_accepts_all_notations_of_ipv6(host: str) -> None:
     assert is_loopback(host)
     assert "localhost" in allowed_hosts(host)
     try:
@@ -39,12 +39,12 @@ def test_so_has_that_of_ipv6(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["0", "0.0.0.0", "0x0", "::", "0::0", "::ffff:0.0.0.0", "10.1.2.3", "nowhere.invalid"]
 )
-def test_all_addresses_and_others_are_no_loopback_address(host: str) -> None:
+def test_is_loopback_rejects_wildcard_and_other_addresses(host: str) -> None:
     assert not is_loopback(host)
     assert allowed_hosts(host) == frozenset()
 
 
-def test_without_a_look_up_names_are_no_addresses() -> None:
+def test_address_of_without_look_up_resolves_no_names() -> None:
     assert address_of("localhost", look_up=False) is None
     assert is_loopback("localhost", look_up=False)
     assert is_loopback("127.1", look_up=False)
@@ -58,5 +58,5 @@ def test_without_a_look_up_names_are_no_addresses() -> None:
         ("[fe80::1]", "http://[fe80::1]:8"),
     ],
 )  # fmt: skip
-def test_the_url_told_works_from_this_machine(host: str, url: str) -> None:
+def test_base_url_replaces_wildcard_with_loopback(host: str, url: str) -> None:
     assert base_url(host, 8) == url

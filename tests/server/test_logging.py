@@ -1,4 +1,4 @@
-"""Logs: a record is a line, knows its request, and holds no prompt."""
+"""Logs: each record is one line with its request's id, and contains no prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = "a\r\nb\x1b[31mc\u2028d\x85e\x7f"
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_no_value_breaks_a_line(capsys, form):
+def test_log_value_with_control_characters_stays_on_one_line(capsys, form):
     configure(ServerConfig(log_format=form))
     structlog.get_logger("x").info("event", path=HOSTILE, listed=[HOSTILE])
     logging.getLogger("uvicorn.error").warning("said %s", HOSTILE)
@@ -39,8 +39,8 @@ def test_no_value_breaks_a_line(capsys, form):
     assert not {"\x1b", "\u2028", "\x85", "\x7f", "\r"} & set(text)
 
 
-def test_an_exception_is_part_of_its_record(capsys):
-    """The engine's too, which comes as text from another process."""
+def test_log_exception_is_part_of_its_record(capsys):
+    """Also for the engine's exceptions, which arrive as text from another process."""
     configure(ServerConfig(log_format="json"))
     traceback = "Traceback (most recent call last):\n  File ...\nKeyError: 7"
     error = RemoteTraceback(traceback)
@@ -51,14 +51,14 @@ def test_an_exception_is_part_of_its_record(capsys):
     assert record["exception"].endswith(traceback)
 
 
-def test_levels(capsys):
+def test_log_level_hides_lower_levels(capsys):
     configure(ServerConfig(log_format="json", log_level="warning"))
     structlog.get_logger("x").info("quiet")
     structlog.get_logger("x").warning("loud")
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["loud"]
 
 
-def test_chunks_are_not_logged_at_any_level(capsys):
+def test_log_of_sse_chunks_is_off_even_at_debug_level(capsys):
     configure(ServerConfig(log_format="json", log_level="debug"))
     logging.getLogger("sse_starlette.sse").debug("chunk: secret")
     logging.getLogger("other").debug("shown")
@@ -67,7 +67,7 @@ def test_chunks_are_not_logged_at_any_level(capsys):
     assert "shown" in text
 
 
-async def test_a_request_is_one_line_without_its_text(capsys, model, says):
+async def test_access_log_request_is_one_line_without_its_text(capsys, model, says):
     headers = {"x-request-id": "mine"}
     body = {"prompt": "TOPSECRET", "stream": True, "foo": 1}
     async with serving(FakeEngine(says("wörld")), model) as served:
@@ -90,7 +90,7 @@ def access(text: str) -> list[dict[str, object]]:
     return [r for r in records if r["logger"] == "server.access" and r["level"] == "info"]
 
 
-async def test_what_went_well_is_sampled_and_what_went_wrong_is_not(capsys, model, says):
+async def test_access_log_sample_0_keeps_failed_requests_only(capsys, model, says):
     engine = FakeEngine(says("x"))
     async with serving(engine, model, access_log_sample=0.0) as served:
         for _ in range(5):
@@ -104,16 +104,16 @@ async def test_what_went_well_is_sampled_and_what_went_wrong_is_not(capsys, mode
     assert statuses == [400] * 5 + [500, 503]
 
 
-async def test_the_sample_is_the_share_asked_for(capsys, model, says):
+async def test_access_log_sample_keeps_the_configured_share(capsys, model, says):
     random.seed(7)
     async with serving(FakeEngine(says("x")), model, access_log_sample=0.25) as served:
         for _ in range(200):
             await served.http.get("/version")
-    # Of 200 at 0.25 fewer than 26 or more than 76 are seen once in 40 000 runs.
+    # Of 200 requests at 0.25, the count leaves the range of 26 to 76 once in 40 000 runs.
     assert 26 <= len(access(capsys.readouterr().err)) <= 76
 
 
-async def test_no_access_log_means_none(capsys, model, says):
+async def test_access_log_disabled_logs_no_request(capsys, model, says):
     async with serving(FakeEngine(says("x")), model, access_log=False) as served:
         await served.complete(temperature=9)
     assert access(capsys.readouterr().err) == []

@@ -1,4 +1,4 @@
-"""The exposition: vLLM's names beside ours, what promtool says of it, and the page about it."""
+"""/metrics: our series, vLLM's names, promtool's check, and the page that documents them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.server.fake_engine import NOT_FINITE, FakeEngine
 from tests.server.rig import Served, eventually, serving
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-# What dashboards, KEDA triggers and endpoint pickers for vLLM ask for: names, types, own labels.
+# Series that dashboards, KEDA triggers and endpoint pickers for vLLM read: type, name, own labels.
 VLLM = {
     "gauge": {
         "num_requests_running": set(),
@@ -66,15 +66,15 @@ async def compatible(model, says) -> AsyncIterator[Served]:
 async def families(served: Served) -> dict[str, Metric]:
     text = (await served.http.get("/metrics")).text
     found = list(text_string_to_metric_families(text))
-    assert len({f.name for f in found}) == len(found), "a family is there twice"
+    assert len({f.name for f in found}) == len(found), "a family appears twice"
     return {f.name: f for f in found}
 
 
-async def test_vllms_names_are_off_unless_asked_for(served):
+async def test_metrics_default_has_no_vllm_names(served):
     assert not any(name.startswith("vllm:") for name in await families(served))
 
 
-async def test_vllms_names_and_types(compatible):
+async def test_metrics_vllm_compat_has_vllm_names_types_and_labels(compatible):
     found = await families(compatible)
     theirs = {n.removeprefix("vllm:"): f for n, f in found.items() if n.startswith("vllm:")}
     assert theirs.keys() == {name for group in VLLM.values() for name in group}
@@ -85,7 +85,7 @@ async def test_vllms_names_and_types(compatible):
             assert seen == {"model_name", "engine"} | labels, name
 
 
-async def test_vllms_series_have_our_values(compatible):
+async def test_metrics_vllm_compat_has_equal_values(compatible):
     found = await families(compatible)
     for name in ("generation_tokens", "request_success", "e2e_request_latency_seconds"):
         ours, theirs = found[f"penstock:{name}"], found[f"vllm:{name}"]
@@ -95,7 +95,7 @@ async def test_vllms_series_have_our_values(compatible):
     assert steps["vllm:iteration_tokens_total_count"] == compatible.engine.stats.step
 
 
-async def test_waiting_and_corrupted_requests_under_vllms_names(model):
+async def test_metrics_vllm_compat_counts_waiting_and_corrupted_requests(model):
     engine = FakeEngine(lambda request: [65, NOT_FINITE])
     async with serving(engine, model, metrics_compat="vllm") as served:
         assert (await served.complete()).status_code == 500
@@ -107,7 +107,7 @@ async def test_waiting_and_corrupted_requests_under_vllms_names(model):
     assert {s.labels["reason"]: s.value for s in waiting} == {"capacity": 5, "deferred": 0}
 
 
-async def test_stages_of_one_answer(served):
+async def test_stage_histograms_of_one_answer_are_consistent(served):
     served.engine.delay = 0.002
     await served.complete(max_tokens=5, ignore_eos=True)
     metric = served.metric
@@ -118,12 +118,12 @@ async def test_stages_of_one_answer(served):
     inference = await metric("request_inference_time_seconds_sum")
     assert inference == pytest.approx(prefill + decode)
     assert await metric("request_params_max_tokens_sum") == 5
-    await served.complete(max_tokens=1)  # has no time between tokens
+    await served.complete(max_tokens=1)  # no time between tokens
     assert await metric("request_time_per_output_token_seconds_count") == 1
 
 
-async def test_a_clock_that_is_set_changes_no_time(model, encode, monkeypatch):
-    """Reliability T-29: an hour on and back again, at every look."""
+async def test_metrics_wall_clock_jumps_change_no_interval(model, encode, monkeypatch):
+    """At each call, time.time() may jump an hour forward or back."""
     jumps = itertools.cycle((0, 3600, -3600))
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
@@ -148,8 +148,8 @@ def samples(text: str, ending: str) -> Iterator[tuple[str, Sample]]:
                 yield sample.name, sample
 
 
-async def test_the_simulator_reads_our_exposition(served):
-    """loadtest/step_time.py, which fits the time of a step to it."""
+async def test_step_time_scrape_parses_our_metrics(served):
+    """loadtest/step_time.py fits the step time of its simulator to this exposition."""
 
     async def scrape() -> Scrape:
         return Scrape.parse(0.0, (await served.http.get("/metrics")).text)
@@ -159,29 +159,31 @@ async def test_the_simulator_reads_our_exposition(served):
     answer = await served.http.post("/v1/completions", json=body)
     generated = answer.json()["usage"]["completion_tokens"]
     after = await scrape()
-    assert after.decode - before.decode == generated - 1, "the first token ends the prompt"
+    assert after.decode - before.decode == generated - 1, "the prefill computes the first token"
     assert after.requests - before.requests == 1
     assert after.steps > before.steps
     assert after.waited > before.waited
 
 
-async def test_requests_are_counted_by_how_they_ended(served):
+async def test_http_requests_are_counted_by_final_status(served):
     async def counted() -> dict[str, float]:
         samples = (await families(served))["penstock:http_requests"].samples
         return {s.labels["status"]: s.value for s in samples if s.name.endswith("_total")}
 
-    assert await counted() == {"200": 0, "500": 0, "503": 0}  # and no probe is among them
+    assert await counted() == {"200": 0, "500": 0, "503": 0}  # probes are not counted
     await served.complete()
     await served.complete(temperature=9)
     served.engine.overloaded = True
     await served.complete()
     served.engine.overloaded = False
     served.engine.script = lambda request: [65, NOT_FINITE]
-    assert (await served.complete(stream=True)).status_code == 200, "what its status line said"
+    assert (await served.complete(stream=True)).status_code == 200, (
+        "the status line was sent already"
+    )
     assert await counted() == {"200": 1, "400": 1, "500": 1, "503": 1}
 
 
-async def test_a_client_that_left_counts_as_499(served):
+async def test_http_requests_client_disconnect_counts_as_499(served):
     served.engine.gate.clear()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -193,14 +195,14 @@ async def test_a_client_that_left_counts_as_499(served):
     raise AssertionError("no 499 was counted")
 
 
-async def test_a_stream_that_the_drain_cuts_is_no_fault_of_the_server(served):
+async def test_http_requests_stream_cut_by_drain_counts_as_503(served):
     served.engine.gate.clear()
     asking = asyncio.create_task(served.complete(stream=True))
     await eventually(lambda: served.engine.busy, "the request runs")
     served.engine.burst = 1
     served.engine.delay = 60
-    served.engine.gate.set()  # one token, so that the answer has begun
-    await eventually(lambda: served.engine.stats.step == 1, "a token has come")
+    served.engine.gate.set()  # one token, so that the answer has started
+    await eventually(lambda: served.engine.stats.step == 1, "a token arrives")
     await asyncio.sleep(0.1)
     served.engine.drain()
     served.engine.die()
@@ -209,24 +211,24 @@ async def test_a_stream_that_the_drain_cuts_is_no_fault_of_the_server(served):
     assert await served.metric("http_requests_total", status="500") == 0
 
 
-async def test_draining_is_a_gauge(served):
+async def test_draining_gauge_is_1_during_drain(served):
     assert await served.metric("draining") == 0
     served.engine.drain()
     assert await served.metric("draining") == 1
 
 
-async def test_contention_is_told_where_it_is_known(served):
-    assert "penstock:engine_cpu_contention" not in await families(served), "not measured is not 0"
+async def test_contention_gauges_exist_only_if_measured(served):
+    assert "penstock:engine_cpu_contention" not in await families(served), "absent if not measured"
     stats = replace(served.engine.stats, cpu_contention=0.45, cpu_contended=True)
     served.engine.stats = stats
     assert await served.metric("engine_cpu_contention") == 0.45
     assert await served.metric("engine_cpu_contended") == 1
 
 
-async def test_promtool_accepts_the_exposition(compatible):
+async def test_metrics_exposition_passes_promtool(compatible):
     exposition = (await compatible.http.get("/metrics")).text
     status, said = await asyncio.to_thread(promtool, "check", "metrics", stdin=exposition)
-    # 3 is said of a style: the colon is vLLM's, and so is a histogram named _total.
+    # Status 3 means style warnings. The colon and the histogram named _total are vLLM's style.
     assert status == 3, said
     style = re.compile(
         r"\S+ metric names should not contain ':'"
@@ -235,7 +237,7 @@ async def test_promtool_accepts_the_exposition(compatible):
     assert [line for line in said.splitlines() if line and not style.fullmatch(line)] == []
 
 
-async def test_the_page_lists_every_series_and_no_other(served):
+async def test_metrics_page_lists_exactly_the_exported_series(served):
     listed = {}
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| `(penstock:\w+|process_\w+)(?:\{(\S*)\})?` \| (\w+) \|", line):

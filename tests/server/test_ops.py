@@ -1,4 +1,4 @@
-"""Probes, metrics, models, tokenize, and what importing the app costs."""
+"""Probes, metrics, models, tokenize, and the imports of the app."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def probe(served) -> tuple[int, int, str]:
     return health.status_code, ready.status_code, status
 
 
-async def test_probes_follow_the_engine(served):
+async def test_probes_report_engine_state(served):
     engine = served.engine
     assert await probe(served) == (200, 200, "ok")
     engine.overloaded = True
@@ -40,8 +40,8 @@ async def test_probes_follow_the_engine(served):
 
 
 @pytest.mark.parametrize("host", ["", "Host: 10.1.2.3\r\n"])
-async def test_probes_need_no_name(served, host):
-    """HTTP/1.0 has no Host, and a probe through a proxy may have any."""
+async def test_probes_accept_missing_or_foreign_host(served, host):
+    """HTTP/1.0 has no Host header, and a probe through a proxy may have any host."""
     for path in ("/health", "/ready"):
         reader, writer = await asyncio.open_connection(*served.address)
         writer.write(f"GET {path} HTTP/1.0\r\n{host}\r\n".encode())
@@ -49,7 +49,7 @@ async def test_probes_need_no_name(served, host):
         writer.close()
 
 
-async def test_what_answers_get_answers_head(served):
+async def test_head_on_get_routes_returns_empty_body(served):
     for path in (*("/health", "/ready", "/metrics", "/version"), "/v1/models", "/openapi.json"):
         got, head = await served.http.get(path), await served.http.head(path)
         assert (head.status_code, head.content) == (200, b"")
@@ -60,7 +60,7 @@ async def test_what_answers_get_answers_head(served):
     assert (await served.http.head("/v1/completions")).headers["allow"] == "POST"
 
 
-async def test_loading(model, says):
+async def test_routes_while_model_loads_return_503(model, says):
     engine = FakeEngine(says("x"), state="loading", info=None)
     engine.progress = Progress("reading weights", 0.25)
     async with serving(engine, model) as served:
@@ -82,7 +82,7 @@ async def test_loading(model, says):
         assert await served.metric("cache_config_info", num_gpu_blocks="64", block_size="16") == 1
 
 
-async def test_models(model, says):
+async def test_models_with_several_names_lists_each_name(model, says):
     names = ("org/tiny", "alias")
     async with serving(FakeEngine(says("x")), model, served_model_name=names) as served:
         models = await served.openai.models.list()
@@ -97,7 +97,7 @@ async def test_models(model, says):
         assert (await served.complete(model="tiny")).status_code == 404
 
 
-async def test_tokenize_and_detokenize(served, encode):
+async def test_tokenize_and_detokenize_return_tokens_and_text(served, encode):
     http = served.http
     body = (await http.post("/tokenize", json={"prompt": "Hé"})).json()
     ids = [BOS, *encode("Hé")]
@@ -124,7 +124,7 @@ async def test_tokenize_and_detokenize(served, encode):
         assert (await http.post(path, json=bad)).status_code == 400
 
 
-async def test_tokenize_and_detokenize_name_what_they_do_not_know(served):
+async def test_tokenize_and_detokenize_report_ignored_fields(served):
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     unread = {"chat_template_kwargs": {"thinking": True}}
     for path, body, names in (
@@ -140,14 +140,14 @@ async def test_tokenize_and_detokenize_name_what_they_do_not_know(served):
         assert response.headers.get("x-ignored-params") == names
 
 
-async def test_metrics_are_right_and_their_labels_closed(served):
+async def test_metrics_have_expected_values_and_known_labels(served):
     served.engine.delay = 0.002
     await served.chat(n=2, model="tiny")
     await served.chat(stream=True, max_tokens=3, user="somebody")
     await served.chat(temperature=9)
     await served.http.get("/" + "x" * 30)
     response = await served.http.get("/metrics")
-    # Prometheus 3 refuses a scrape that does not say what it is.
+    # Prometheus 3 refuses a scrape without a known content type.
     assert response.headers["content-type"].startswith("text/plain; version=")
     text = response.text
     families = {f.name: f for f in text_string_to_metric_families(text)}
@@ -193,7 +193,7 @@ async def test_metrics_are_right_and_their_labels_closed(served):
     assert decode >= 28 * 0.002
 
 
-async def test_gauges_are_live(served):
+async def test_gauges_follow_engine_stats(served):
     served.engine.gate.clear()
     served.engine.stats = served.engine.stats.__class__(
         running=3, waiting=5, blocks_held=16, blocks_total=64
@@ -203,7 +203,7 @@ async def test_gauges_are_live(served):
     assert await served.metric("kv_cache_usage_perc") == 0.25
 
 
-async def test_version_and_description(served):
+async def test_version_and_openapi_document_are_served(served):
     assert (await served.http.get("/version")).json()["version"]
     document = (await served.http.get("/openapi.json")).json()
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
@@ -211,7 +211,7 @@ async def test_version_and_description(served):
     assert "messages" in body["content"]["application/json"]["schema"]["properties"]
 
 
-async def test_an_engine_that_dies_while_loading(model, says):
+async def test_engine_death_while_loading_returns_503(model, says):
     engine = FakeEngine(says("x"), state="loading", info=None)
     async with serving(engine, model) as served:
         engine.die()
@@ -220,7 +220,7 @@ async def test_an_engine_that_dies_while_loading(model, says):
         assert (await served.http.get("/v1/models")).json()["error"]["code"] == "engine_unavailable"
 
 
-def test_the_server_imports_no_model_code():
+def test_server_app_import_loads_no_torch_or_transformers():
     code = (
         "import sys, server.app; heavy = {'torch', 'transformers'} & sys.modules.keys();"
         "sys.exit(', '.join(heavy) or 0)"

@@ -1,4 +1,4 @@
-"""What sentence-transformers files say, and what of it is refused, by name."""
+"""Pooling settings in sentence-transformers files: those read, and those refused by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def switches(*on: str) -> dict[str, Any]:
         (NEW, {"pooling_mode": ["cls"], "pooling_mode_mean_tokens": True}, "cls", False),
     ],
 )
-def test_modes(tmp_path: Path, listed: Any, pooling: Any, mode: str, normalised: bool) -> None:
+def test_from_folder_reads_mode_and_normalisation(
+    tmp_path: Path, listed: Any, pooling: Any, mode: str, normalised: bool
+) -> None:
     write(tmp_path, "modules.json", listed)
     write(tmp_path, "1_M/config.json", pooling)
     config = PoolingConfig.from_folder(tmp_path)
@@ -56,18 +58,18 @@ def test_modes(tmp_path: Path, listed: Any, pooling: Any, mode: str, normalised:
     assert config.limit(512) == 512
 
 
-def test_without_files_it_does_as_sentence_transformers_and_says_so(tmp_path: Path) -> None:
+def test_from_folder_without_modules_json_uses_mean_pooling(tmp_path: Path) -> None:
     config = PoolingConfig.from_folder(tmp_path)
     assert (config.mode, config.normalised, config.longest) == ("mean", False, None)
     assert str(config) == "mean pooling, not normalised (no modules.json)"
 
 
-def test_lengths(tmp_path: Path) -> None:
+def test_limit_uses_configured_maximum_length(tmp_path: Path) -> None:
     write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": True})
     config = PoolingConfig.from_folder(tmp_path)
     assert (config.longest, config.lowercase) == (128, True)
     assert (config.limit(512), config.limit(100)) == (128, 100)
-    assert PoolingConfig.from_folder(tmp_path, 300).limit(300) == 300, "what was asked for wins"
+    assert PoolingConfig.from_folder(tmp_path, 300).limit(300) == 300, "an explicit limit wins"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,9 @@ def test_lengths(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refused_by_name(tmp_path: Path, name: str, content: Any, said: list[str]) -> None:
+def test_from_folder_unsupported_setting_raises_error_naming_it(
+    tmp_path: Path, name: str, content: Any, said: list[str]
+) -> None:
     write(tmp_path, "modules.json", OLD)
     write(tmp_path, "1_M/config.json", switches("mean_tokens"))
     write(tmp_path, "config_sentence_transformers.json", {"default_prompt_name": None})
@@ -107,7 +111,7 @@ def test_refused_by_name(tmp_path: Path, name: str, content: Any, said: list[str
         assert part in str(caught.value)
 
 
-def test_a_missing_pooling_config_is_named(tmp_path: Path) -> None:
+def test_from_folder_missing_pooling_config_raises_error_naming_it(tmp_path: Path) -> None:
     write(tmp_path, "modules.json", OLD)
     with pytest.raises(ConfigError, match=r"1_M/config\.json"):
         PoolingConfig.from_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Reliability T-47: a network that cuts answers into bytes, breaks them off, or closes one way."""
+"""Networks that slice responses into bytes, reset connections, or close one direction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.rig import Served, eventually, serving
 from tests.server.test_disconnect import request
 
 USER = {"role": "user", "content": "Hi"}
-TEXT = "Zoë said: 🌍 is “round”.\n\n\u2028data: [DONE]\n"  # what a careless parser trips over
+TEXT = "Zoë said: 🌍 is “round”.\n\n\u2028data: [DONE]\n"  # hard for careless parsers
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def client(proxy: Proxy) -> openai.AsyncOpenAI:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-async def test_the_official_client_reads_what_comes_in_slices(talking, size):
+async def test_openai_client_reads_sliced_responses(talking, size):
     async with proxied(talking.address, slice_bytes=size) as proxy, client(proxy) as sdk:
         fields = {"model": "tiny", "messages": [USER], "n": 2}
         whole = await sdk.chat.completions.create(**fields)
@@ -50,7 +50,7 @@ async def test_the_official_client_reads_what_comes_in_slices(talking, size):
 
 
 @pytest.mark.parametrize("most", [0, 20, 300, 700, 1500])
-async def test_a_reset_at_any_byte_is_an_error_there_and_an_abort_here(talking, encode, most):
+async def test_connection_reset_raises_in_client_and_aborts_in_server(talking, encode, most):
     talking.engine.script = lambda r: encode("again and ")
     async with proxied(talking.address, slice_bytes=10, most=most) as proxy, client(proxy) as sdk:
         with pytest.raises((openai.APIConnectionError, httpx2.TransportError)):  # noqa: PT012
@@ -65,9 +65,11 @@ async def test_a_reset_at_any_byte_is_an_error_there_and_an_abort_here(talking, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_closes_its_half_has_left(talking, stream):
-    """A FIN is all that tells of a client that has gone while nothing is sent to it; that it might
-    still read cannot be known."""
+async def test_client_half_close_aborts_request(talking, stream):
+    """While nothing is sent, a FIN is the only sign that a client has left.
+
+    The server cannot know whether the client would still read.
+    """
     talking.engine.gate.clear()
     reader, writer = await asyncio.open_connection(*talking.address)
     writer.write(request(stream=stream))

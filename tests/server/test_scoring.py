@@ -1,4 +1,4 @@
-"""How likely a prompt was: `echo` with `logprobs`, and vLLM's `prompt_logprobs`."""
+"""Prompt logprobs: `echo` with `logprobs`, and vLLM's `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "Hello wörld!"
 
 
 def joined(text: str) -> dict[str, Any]:
-    """The one choice of a stream, put together."""
+    """Return the single choice of a stream, with its deltas joined."""
     whole: dict[str, Any] = {"text": "", "logprobs": {}}
     for event in text.split("\n\n"):
         if not event.startswith("data: {"):
@@ -29,12 +29,12 @@ def joined(text: str) -> dict[str, Any]:
     return whole
 
 
-async def test_an_echo_has_its_logprobs(served: Served) -> None:
+async def test_completions_echo_with_logprobs_includes_prompt_logprobs(served: Served) -> None:
     fields: dict[str, Any] = {"prompt": "abö", "echo": True, "logprobs": 1}
     choice = (await served.complete(**fields)).json()["choices"][0]
     found = choice["logprobs"]
     assert choice["text"] == "abö" + TEXT
-    # "ö" is two tokens, each half a character; the special token at the beginning is no text.
+    # "ö" is two tokens, each half a character. The special token at the start has no text.
     assert found["tokens"][:6] == ["<s>", "a", "b", "\ufffd", "\ufffd", "H"]
     assert found["token_logprobs"][:6] == [None, -1, -2, -3, -4, -0.5]
     assert found["top_logprobs"][:3] == [None, {"b": -0.25, "a": -1}, {"a": -0.25, "b": -2}]
@@ -55,10 +55,10 @@ async def test_an_echo_has_its_logprobs(served: Served) -> None:
         ([BOS, 64, EOS, 65], False, [0, 3, 4, 8, 9, 10]),
     ],
 )
-async def test_offsets_are_places_in_the_text(
+async def test_text_offset_with_echo_is_position_in_text(
     served: Served, prompt: Any, skip: bool, offsets: list[int]
 ) -> None:
-    """Of the prompt's tokens and the answer's two."""
+    """`offsets` are those of the prompt's tokens and of the answer's two tokens."""
     fields = {"prompt": prompt, "skip_special_tokens": skip, "max_tokens": 2}
     choice = (await served.complete(**fields, echo=True, logprobs=0)).json()["choices"][0]
     assert choice["logprobs"]["text_offset"] == offsets
@@ -70,8 +70,9 @@ async def test_offsets_are_places_in_the_text(
         assert text[start:end] in (token, "")
 
 
-async def test_choices_of_one_prompt_share_its_scores(served: Served) -> None:
-    """Which are computed once, but in a stream that shows each choice as it comes."""
+async def test_choices_of_one_prompt_share_prompt_logprobs(served: Served) -> None:
+    """Prompt logprobs are computed once per prompt. A stream computes them for each choice, because
+    it sends each choice as soon as it can."""
     fields: dict[str, Any] = {"prompt": [[64, 65], [66, 67]], "n": 2, "max_tokens": 1}
     fields |= {"echo": True, "logprobs": 1, "prompt_logprobs": 1}
     body = (await served.complete(**fields)).json()
@@ -95,20 +96,20 @@ async def test_choices_of_one_prompt_share_its_scores(served: Served) -> None:
         ({"echo": True, "logprobs": 2, "n": 2}, "logprobs"),
     ],
 )
-async def test_scores_of_prompts_are_bounded(
+async def test_prompt_logprobs_over_limit_are_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], named: str
 ) -> None:
-    """They are there in a moment, and each takes a kilobyte."""
+    """Prompt logprobs are computed quickly, and each takes a kilobyte of memory."""
     monkeypatch.setattr("server.plan.MOST_SCORES", 29)
     error = (await served.complete(prompt=[64] * 5, **fields)).json()["error"]
     assert (error["param"], "log-probabilities" in error["message"]) == (named, True)
     assert (await served.complete(prompt=[64] * 4, logprobs=5)).status_code == 200
 
 
-async def test_scores_of_several_answers_are_bounded(
+async def test_logprobs_of_several_choices_over_limit_are_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are held to the end, which of a stream they are not."""
+    """Without streaming, all logprobs are kept until the end; a stream does not keep them."""
     monkeypatch.setattr("server.plan.MOST_ANSWER_SCORES", 23)
     fields = {"prompt": ["a", "b"], "max_tokens": 2, "n": 2, "logprobs": 2}
     error = (await served.complete(**fields)).json()["error"]
@@ -123,8 +124,8 @@ async def test_scores_of_several_answers_are_bounded(
     assert alone.status_code == 200
 
 
-async def test_tokens_of_a_prompt_stay_as_many_as_they_were(served: Served) -> None:
-    """As evaluation harnesses read them, who count the tokens they have sent."""
+async def test_echo_token_id_prompt_keeps_number_of_tokens(served: Served) -> None:
+    """Evaluation harnesses rely on this: they count the tokens that they have sent."""
     for prompt in ([64, 65, 66], [[64, 65, 66], [BOS, 66]]):
         body = (await served.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=1)).json()
         prompts = prompt if isinstance(prompt[0], list) else [prompt]
@@ -137,7 +138,7 @@ async def test_tokens_of_a_prompt_stay_as_many_as_they_were(served: Served) -> N
                 assert logprob in top.values()
 
 
-async def test_the_official_client_scores_without_generating(served: Served) -> None:
+async def test_openai_client_max_tokens_0_with_echo_returns_prompt_logprobs(served: Served) -> None:
     answer = await served.openai.completions.create(
         model="tiny", prompt=[[64, 65], [66]], echo=True, logprobs=0, max_tokens=0
     )
@@ -149,7 +150,7 @@ async def test_the_official_client_scores_without_generating(served: Served) -> 
     assert await served.metric("generation_tokens_total") == 0
 
 
-async def test_no_token_is_shown_where_none_is_wanted(served: Served) -> None:
+async def test_completions_max_tokens_0_returns_no_generated_token(served: Served) -> None:
     fields: dict[str, Any] = {"prompt": [64, 65], "max_tokens": 0, "return_token_ids": True}
     choice = (await served.complete(**fields, echo=True)).json()["choices"][0]
     assert (choice["text"], choice["token_ids"]) == ("ab", [])
@@ -166,7 +167,7 @@ async def test_no_token_is_shown_where_none_is_wanted(served: Served) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_prompt_logprobs_as_vllm_has_them(served: Served, chat: bool) -> None:
+async def test_prompt_logprobs_have_vllm_format(served: Served, chat: bool) -> None:
     body = (await (served.chat if chat else served.complete)(prompt_logprobs=2)).json()
     found = (body if chat else body["choices"][0])["prompt_logprobs"]
     (request,) = served.engine.requests
@@ -182,14 +183,14 @@ async def test_prompt_logprobs_as_vllm_has_them(served: Served, chat: bool) -> N
     assert "logprobs" not in str(body.get("usage"))
 
 
-async def test_a_token_that_is_not_among_the_likeliest_has_no_rank(served: Served) -> None:
+async def test_prompt_logprobs_token_outside_top_has_no_rank(served: Served) -> None:
     choice = (await served.complete(prompt=[64, 65], prompt_logprobs=1)).json()["choices"][0]
     own = {"logprob": -1.0, "rank": None, "decoded_token": "b"}
     assert choice["prompt_logprobs"][1]["65"] == own
     assert choice["prompt_logprobs"][1]["64"]["rank"] == 1
 
 
-async def test_each_field_gets_as_many_as_it_asked_for(served: Served) -> None:
+async def test_logprobs_and_prompt_logprobs_have_their_own_counts(served: Served) -> None:
     fields: dict[str, Any] = {"prompt": [64, 65], "echo": True, "logprobs": 0}
     choice = (await served.complete(**fields, prompt_logprobs=3)).json()["choices"][0]
     assert choice["logprobs"]["top_logprobs"][1] == {"b": -1.0}
@@ -199,13 +200,15 @@ async def test_each_field_gets_as_many_as_it_asked_for(served: Served) -> None:
     assert choice["prompt_logprobs"][1]["200"]["logprob"] == -9999, "JSON has no infinity"
     fields = {"prompt": [64, 65], "logprobs": 0, "prompt_logprobs": 0}
     choice = (await served.complete(**fields)).json()["choices"][0]
-    assert choice["logprobs"]["tokens"][0] == "H", "only an echo is part of the answer"
+    assert choice["logprobs"]["tokens"][0] == "H", "without echo, logprobs cover only the answer"
     choice = (await served.complete(prompt=[64, 65], logprobs=0)).json()["choices"][0]
     assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["top_logprobs"]) == 13
     assert served.engine.requests[2].params.prompt_logprobs == -1
 
 
-async def test_many_are_written_beside_the_loop(served: Served, monkeypatch: Any) -> None:
+async def test_many_prompt_logprobs_are_formatted_in_a_thread(
+    served: Served, monkeypatch: Any
+) -> None:
     tokenizer, beside = served.app.state.service.tokenizer, set()
     text_of = tokenizer.token_text
 

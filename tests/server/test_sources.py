@@ -1,4 +1,4 @@
-"""Encoder–decoders: the prompt is the source, and the answer is a text of its own."""
+"""Encoder–decoders: the prompt is the source text, and the answer is a separate text."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DAN = {"role": "user", "content": "Dan loves icecream"}
 
 @pytest.fixture(scope="session")
 def t5(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """T5's tokenizer with the settings of a model that must not write its padding."""
+    """T5's tokenizer with generation settings that suppress the padding token."""
     folder = tmp_path_factory.mktemp("models") / "t5"
     shutil.copytree(assets / "tokenizers" / "t5", folder)
     write(folder / "config.json", {"eos_token_id": END, "vocab_size": 32128})
-    banned = {"bad_words_ids": [[0]], "suppress_tokens": [2, 32128]}  # the last has no logit
+    banned = {"bad_words_ids": [[0]], "suppress_tokens": [2, 32128]}  # 32128 has no logit
     write(folder / "generation_config.json", banned)
     return folder
 
@@ -52,7 +52,7 @@ async def served(t5: Path, tokenizer: Tokenizer) -> AsyncIterator[Served]:
         yield running
 
 
-async def test_the_prompt_is_the_source(served: Served, tokenizer: Tokenizer) -> None:
+async def test_completion_sends_the_prompt_as_source(served: Served, tokenizer: Tokenizer) -> None:
     source = tokenizer.encode("Dan loves icecream")
     assert source[-1] == END
     body = (await served.complete(prompt="Dan loves icecream", n=2)).json()
@@ -70,13 +70,13 @@ async def test_the_prompt_is_the_source(served: Served, tokenizer: Tokenizer) ->
     ]
 
 
-async def test_what_must_not_be_sampled(served: Served) -> None:
+async def test_completion_suppresses_the_checkpoints_banned_tokens(served: Served) -> None:
     await served.complete(prompt="a", logit_bias={"5": 3, "0": 100})
     bias = dict(served.engine.requests[0].params.logit_bias)
     assert bias == {5: 3.0, 0: float("-inf"), 2: float("-inf")}
 
 
-async def test_token_ids_are_those_of_source_and_answer(served: Served) -> None:
+async def test_return_token_ids_gives_source_and_answer(served: Served) -> None:
     body = (await served.complete(prompt=[8, 1], return_token_ids=True)).json()
     choice = body["choices"][0]
     assert choice["prompt_token_ids"] == [8, 1]
@@ -85,7 +85,7 @@ async def test_token_ids_are_those_of_source_and_answer(served: Served) -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-async def test_streamed_text_equals_whole_decoding(
+async def test_stream_text_equals_decoding_all_tokens(
     t5: Path, tokenizer: Tokenizer, skip: bool
 ) -> None:
     rng = random.Random(3)
@@ -105,7 +105,9 @@ async def test_streamed_text_equals_whole_decoding(
             assert text == tokenizer.decode(ids[:-1], skip_special_tokens=skip)
 
 
-async def test_a_chat_reads_one_message(served: Served, tokenizer: Tokenizer) -> None:
+async def test_chat_without_template_encodes_the_message_as_source(
+    served: Served, tokenizer: Tokenizer
+) -> None:
     answer = await served.openai.chat.completions.create(model="t5", messages=[DAN])
     assert answer.choices[0].message.content == "Dan älskar glass"
     assert served.engine.requests[0].source == tokenizer.encode("Dan loves icecream")
@@ -123,7 +125,7 @@ async def test_a_chat_reads_one_message(served: Served, tokenizer: Tokenizer) ->
         ({"messages": [DAN], "continue_final_message": True}, "continue_final_message"),
     ],
 )
-async def test_what_would_be_ignored_is_refused(
+async def test_chat_without_template_refuses_other_messages(
     served: Served, fields: dict[str, Any], param: str
 ) -> None:
     response = await served.chat(**{"model": "t5", **fields})
@@ -132,7 +134,7 @@ async def test_what_would_be_ignored_is_refused(
     assert "no chat template" in error["message"]
 
 
-async def test_a_template_reads_all_messages(
+async def test_chat_with_template_encodes_all_messages(
     t5: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     template = tmp_path / "template.jinja"
@@ -153,7 +155,7 @@ async def test_a_template_reads_all_messages(
         ({"prompt": [5], "max_tokens": 512}, ("512", "513 (1 its start, 512 in the answer)")),
     ],
 )
-async def test_source_and_answer_each_fit_the_context(
+async def test_source_and_answer_are_limited_separately(
     served: Served, fields: dict[str, Any], numbers: tuple[str, str]
 ) -> None:
     response = await served.complete(**fields)
@@ -164,13 +166,13 @@ async def test_source_and_answer_each_fit_the_context(
     assert (await served.complete(**both)).status_code == 200
 
 
-async def test_what_is_about_the_prompt_is_refused(served: Served) -> None:
+async def test_echo_and_prompt_logprobs_are_refused(served: Served) -> None:
     for name, value in (("echo", True), ("prompt_logprobs", 0)):
         response = await served.complete(**{name: value})
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
-async def test_models_tell_the_kind(served: Served) -> None:
+async def test_models_reports_kind_encoder_decoder(served: Served) -> None:
     [model] = (await served.http.get("/v1/models")).json()["data"]
     assert model["kind"] == "encoder-decoder"
 
@@ -184,7 +186,7 @@ async def test_models_tell_the_kind(served: Served) -> None:
         ({"forced_bos_token_id": 5}, "forced_bos_token_id = 5"),
     ],
 )
-def test_settings_that_are_not_honoured(
+def test_tokenizer_with_unsupported_generation_setting_raises(
     t5: Path, tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     folder = tmp_path / "model"
@@ -194,7 +196,7 @@ def test_settings_that_are_not_honoured(
         Tokenizer.from_folder(folder)
 
 
-def test_settings_may_be_in_the_config(t5: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_generation_config_reads_config(t5: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(t5, folder)
     (folder / "generation_config.json").unlink()
@@ -202,8 +204,8 @@ def test_settings_may_be_in_the_config(t5: Path, tmp_path: Path) -> None:
     assert Tokenizer.from_folder(folder).suppressed_ids == (7,)
 
 
-def test_settings_that_are_not_followed_are_told(t5: Path, tmp_path: Path) -> None:
-    """Beams, for one: who serves OPUS-MT shall know why its answers differ from elsewhere."""
+def test_tokenizer_lists_ignored_generation_settings(t5: Path, tmp_path: Path) -> None:
+    """An ignored num_beams is why OPUS-MT's answers differ from those of transformers."""
     folder = tmp_path / "model"
     shutil.copytree(t5, folder)
     write(folder / "config.json", {"eos_token_id": END, "num_beams": 6})
@@ -215,6 +217,6 @@ def test_settings_that_are_not_followed_are_told(t5: Path, tmp_path: Path) -> No
     tokens, bias = Tokenizer.from_folder(folder).not_followed
     assert tokens == "max_new_tokens 512"
     assert bias.startswith("sequence_bias [[[7], 1.5], ")
-    assert len(bias) < 60, "of a long one the beginning"
+    assert len(bias) < 60, "a long value is truncated"
     file.unlink()
     assert Tokenizer.from_folder(folder).not_followed == ["num_beams 6"]

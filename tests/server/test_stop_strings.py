@@ -1,4 +1,4 @@
-"""Stop strings: any cutting of the text gives the same result, and nothing of a stop leaks."""
+"""Stop strings: the result does not depend on how the text is cut, and no part of a stop leaks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ PIECES = st.lists(st.text("ab\nc", max_size=5), max_size=12)
 
 
 def reference(text: str, stops: list[str], early: int = 0) -> tuple[str, str | None]:
-    """Reads character by character: the first stop that is complete, the longest of several; none
-    within the first `early` characters."""
+    """Find the first stop string by reading character by character.
+
+    Of several that end together the longest wins. A stop string that ends within the first `early`
+    characters does not count.
+    """
     for end in range(early + 1, len(text) + 1):
         hits = [stop for stop in stops if text[:end].endswith(stop)]
         if hits:
@@ -24,14 +27,14 @@ def reference(text: str, stops: list[str], early: int = 0) -> tuple[str, str | N
 
 
 def held_back(text: str, stops: list[str]) -> str:
-    """The longest suffix that is a proper prefix of a stop."""
+    """Return the longest suffix that is a proper prefix of a stop string."""
     prefixes = {stop[:length] for stop in stops for length in range(len(stop))} | {""}
     return max((p for p in prefixes if text.endswith(p)), key=len)
 
 
 @settings(max_examples=1500)
 @given(pieces=PIECES, stops=STOPS, include=st.booleans(), early=st.integers(0, 6))
-def test_any_cutting_gives_the_same(
+def test_push_any_cuts_equals_reference(
     pieces: list[str], stops: list[str], include: bool, early: int
 ) -> None:
     matcher = StopMatcher(stops, include=include)
@@ -43,7 +46,7 @@ def test_any_cutting_gives_the_same(
         assert hit is None or hit == expected_hit
         if hit is not None:
             break
-        assert seen == emitted + held_back(seen, stops)  # never a leak, never more than needed
+        assert seen == emitted + held_back(seen, stops)  # no more and no less than needed
     else:
         emitted += matcher.flush()
         assert expected_hit is None
@@ -62,7 +65,9 @@ def test_any_cutting_gives_the_same(
         (["🙂🙃"], ["🙂", "🙂", "🙃!"], "🙂", "🙂🙃"),
     ],
 )
-def test_examples(stops: list[str], pieces: list[str], emitted: str, hit: str | None) -> None:
+def test_push_example_finds_expected_stop(
+    stops: list[str], pieces: list[str], emitted: str, hit: str | None
+) -> None:
     matcher, text, found = StopMatcher(stops), "", None
     for piece in pieces:
         part, found = matcher.push(piece)
@@ -73,15 +78,15 @@ def test_examples(stops: list[str], pieces: list[str], emitted: str, hit: str | 
     assert matcher.flush() == ""
 
 
-def test_flush_gives_what_was_held() -> None:
+def test_flush_without_match_returns_held_text() -> None:
     matcher = StopMatcher(["stop"])
     assert matcher.push("a sto") == ("a ", None)
     assert matcher.flush() == "sto"
     assert matcher.flush() == ""
 
 
-def test_long_stops_stay_cheap() -> None:
-    """Each piece looks only at what is held and new, not at the whole text."""
+def test_push_long_stop_string_searches_only_held_and_new_text() -> None:
+    """Each push searches only the held and the new text, not the whole text."""
     matcher = StopMatcher(["x" * 2000 + "y"])
     emitted = "".join(matcher.push("x")[0] for _ in range(20_000))
     assert len(emitted) == 18_000

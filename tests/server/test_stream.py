@@ -1,4 +1,4 @@
-"""The stream, chunk for chunk and byte for byte."""
+"""Streamed responses, checked chunk by chunk and byte by byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def events(text: str) -> list[Any]:
-    """The data of each event; the framing is checked on the way."""
+    """Return the data of each server-sent event; also check the framing."""
     assert text.endswith("\n\n")
     found = []
     for event in text[:-2].split("\n\n"):
@@ -35,7 +35,7 @@ def events(text: str) -> list[Any]:
     return found
 
 
-async def test_order_and_bytes_of_a_chat_stream(served):
+async def test_chat_stream_has_expected_bytes(served):
     served.engine.burst = 100
     response = await served.chat(stream=True)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -52,7 +52,7 @@ async def test_order_and_bytes_of_a_chat_stream(served):
     )
 
 
-async def test_no_event_has_a_line_end_inside(model, says):
+async def test_stream_of_line_separators_keeps_each_event_on_one_line(model, says):
     text = "a\u2028b\u2029c\x85d\x0be"
     async with serving(FakeEngine(says(text)), model) as served:
         for fields in ({"prompt": "x"}, {"prompt": text, "echo": True}):
@@ -62,7 +62,7 @@ async def test_no_event_has_a_line_end_inside(model, says):
             assert told == text * (1 + ("echo" in fields))
 
 
-async def test_order_and_bytes_of_a_completion_stream(served):
+async def test_completion_stream_has_expected_bytes(served):
     served.engine.burst = 100
     text = (await served.complete(stream=True)).text
     first = json.loads(text.split("\n")[0][6:])
@@ -75,7 +75,7 @@ async def test_order_and_bytes_of_a_completion_stream(served):
     )
 
 
-async def test_all_choices_are_opened_before_any_text(served):
+async def test_chat_stream_opens_all_choices_before_any_text(served):
     chunks = events((await served.chat(stream=True, n=3)).text)
     assert chunks.pop() == "[DONE]"
     opened = [chunk["choices"][0] for chunk in chunks[:3]]
@@ -90,7 +90,7 @@ async def test_all_choices_are_opened_before_any_text(served):
         assert mine[-1]["delta"] == {}
 
 
-async def test_usage_chunk(served):
+async def test_include_usage_adds_final_chunk_with_usage(served):
     *chunks, last, done = events(
         (await served.chat(stream=True, stream_options={"include_usage": True})).text
     )
@@ -102,7 +102,7 @@ async def test_usage_chunk(served):
     assert all("usage" not in chunk for chunk in events((await served.chat(stream=True)).text)[:-1])
 
 
-async def test_the_official_clients_accumulator(served):
+async def test_openai_client_accumulates_streamed_choices(served):
     async with served.openai.chat.completions.stream(
         model="tiny", messages=[USER], n=2, logprobs=True, stream_options={"include_usage": True}
     ) as stream:
@@ -120,7 +120,7 @@ async def test_the_official_clients_accumulator(served):
     ("stop", "text"),
     [("o w", "Hell"), (["zz", "ld"], "Hello wör"), ("ö", "Hello w"), ("!x", "Hello wörld!")],
 )
-async def test_stop_strings_never_leak(served, stop, text, burst):
+async def test_stop_string_is_cut_from_stream_and_response(served, stop, text, burst):
     served.engine.burst = burst
     chunks = events((await served.chat(stream=True, stop=stop)).text)[:-1]
     streamed = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
@@ -129,7 +129,7 @@ async def test_stop_strings_never_leak(served, stop, text, burst):
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_a_stop_string_ends_the_work_and_the_count(served):
+async def test_stop_string_ends_generation_and_token_count(served):
     served.engine.burst = 3
     body = (await served.chat(stop="ll", return_token_ids=True)).json()
     assert body["usage"]["completion_tokens"] == 4
@@ -141,13 +141,13 @@ async def test_a_stop_string_ends_the_work_and_the_count(served):
     assert await served.metric("aborts_total") == 0
 
 
-async def test_min_tokens_holds_stop_strings_back(served):
+async def test_min_tokens_delays_stop_string(served):
     body = (await served.chat(stop="l", min_tokens=5)).json()
     assert body["choices"][0]["message"]["content"] == "Hello wör"
 
 
 @pytest.mark.parametrize("min_tokens", [3, 4, 5])
-async def test_a_stop_string_may_begin_before_min_tokens(served, min_tokens):
+async def test_stop_string_that_begins_before_min_tokens_still_stops(served, min_tokens):
     asked = {"stop": ["el", "llo "], "min_tokens": min_tokens}
     body = (await served.chat(**asked)).json()
     assert body["choices"][0]["message"]["content"] == "He"
@@ -157,7 +157,7 @@ async def test_a_stop_string_may_begin_before_min_tokens(served, min_tokens):
     assert "".join(deltas) == "He"
 
 
-async def test_what_is_there_goes_out_together(served):
+async def test_tokens_available_together_are_sent_in_one_chunk(served):
     served.engine.gate.clear()
     task = asyncio.create_task(served.chat(stream=True))
     await eventually(lambda: bool(served.engine.running), "the request runs")
@@ -172,7 +172,7 @@ async def test_what_is_there_goes_out_together(served):
     ]
 
 
-async def test_half_characters_wait(served):
+async def test_incomplete_utf8_character_is_held_back(served):
     deltas = [
         chunk["choices"][0]["delta"].get("content", "")
         for chunk in events((await served.chat(stream=True)).text)[:-1]
@@ -181,7 +181,7 @@ async def test_half_characters_wait(served):
     assert not any("\ufffd" in delta for delta in deltas)
 
 
-async def test_logprobs_and_token_ids_in_a_stream(served, encode):
+async def test_streamed_logprobs_and_token_ids_cover_the_whole_text(served, encode):
     text = (await served.chat(stream=True, logprobs=True, return_token_ids=True)).text
     first, *chunks = events(text)[:-1]
     assert first["prompt_token_ids"] == served.engine.requests[0].prompt
@@ -192,7 +192,7 @@ async def test_logprobs_and_token_ids_in_a_stream(served, encode):
     assert ids == [*encode("Hello wörld!"), EOS]
 
 
-async def test_the_same_keys_as_recorded_streams(served, assets: Path):
+async def test_stream_chunks_have_the_keys_of_a_recorded_openai_stream(served, assets: Path):
     folder = assets / "openai-spec" / "openai-python-sse"
     recorded = (folder / next(p.name for p in folder.glob("83b060b*"))).read_text()
     theirs = [chunk for chunk in events(recorded.strip() + "\n\n") if chunk != "[DONE]"]
@@ -216,7 +216,7 @@ async def test_the_same_keys_as_recorded_streams(served, assets: Path):
     assert entry(mine).keys() == entry(theirs).keys()
 
 
-async def test_a_silent_stream_is_kept_alive(model, says):
+async def test_stream_without_tokens_sends_pings(model, says):
     engine = FakeEngine(says("x"))
     engine.gate.clear()
     async with serving(engine, model, ping_interval=0.1) as served:
@@ -234,7 +234,7 @@ async def test_a_silent_stream_is_kept_alive(model, says):
 
 
 async def broken_stream(served: Served) -> list[Any]:
-    """Kills the engine after the first text; the events up to the end of the body, which comes."""
+    """Kill the engine after the first text. Return all events; the body must end regularly."""
     reader, writer = await asyncio.open_connection(*served.address)
     body = json.dumps({"messages": [USER], "stream": True, "max_tokens": 400}).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -250,7 +250,7 @@ async def broken_stream(served: Served) -> list[Any]:
     return events(chunks[chunks.index("data:") :].removesuffix("\r\n"))
 
 
-async def test_the_engines_death_is_an_error_event_the_last_of_its_body(model, encode, caplog):
+async def test_engine_death_ends_stream_with_error_event(model, encode, caplog):
     async with serving(FakeEngine(lambda r: encode("Hello "), delay=0.01), model) as served:
         *chunks, error = await broken_stream(served)
         assert "[DONE]" not in chunks
@@ -263,7 +263,7 @@ async def test_the_engines_death_is_an_error_event_the_last_of_its_body(model, e
     assert "'status': 499" not in caplog.text
 
 
-async def test_the_end_of_a_drain_says_so(model, encode):
+async def test_engine_end_during_drain_ends_stream_with_shutting_down(model, encode):
     async with serving(FakeEngine(lambda r: encode("Hello "), delay=0.01), model) as served:
         task = asyncio.create_task(broken_stream(served))
         await eventually(lambda: bool(served.engine.running), "the stream runs")
@@ -273,7 +273,7 @@ async def test_the_end_of_a_drain_says_so(model, encode):
         assert await served.metric("aborts_total", reason="shutdown") == 1
 
 
-async def test_the_official_client_raises_on_a_broken_stream(model, encode):
+async def test_openai_client_raises_on_broken_stream(model, encode):
     script = [*encode("Hello"), NOT_FINITE]
     async with serving(FakeEngine(lambda r: script, delay=0.005), model) as served:
         text = ""
@@ -287,7 +287,7 @@ async def test_the_official_client_raises_on_a_broken_stream(model, encode):
         assert caught.value.code == "numerical_error"
 
 
-async def test_one_broken_request_leaves_the_others_alone(model, encode):
+async def test_non_finite_logits_fail_only_their_request(model, encode):
     def script(request):
         return [NOT_FINITE] if request.priority else [*encode("fine"), EOS]
 
@@ -300,8 +300,8 @@ async def test_one_broken_request_leaves_the_others_alone(model, encode):
 
 
 @pytest.mark.parametrize("name", ["stories260K-llama", "stories280K-gpt2"])
-async def test_real_tokenizers_stream_what_they_decode(assets: Path, name: str):
-    """Prompt and answer together are the text, leading spaces included."""
+async def test_stream_with_real_tokenizer_equals_whole_response(assets: Path, name: str):
+    """With echo, the response is prompt plus output, including leading spaces."""
     folder = assets / "checkpoints" / name
     tokenizer = Tokenizer.from_folder(folder)
     text = "Once upon a time, there was a little girl named Zoë. 🌍 She"
@@ -318,7 +318,7 @@ async def test_real_tokenizers_stream_what_they_decode(assets: Path, name: str):
 
 @pytest.mark.parametrize("sizes", [[10], [60_000, 60_000, 10], [200_000, 9], [65_536, 65_534, 1]])
 @pytest.mark.parametrize("more", [True, False])
-def test_pieces_are_whole_events_where_they_can_be(sizes, more):
+def test_pieces_end_between_events_if_events_fit(sizes, more):
     parts = [b"x" * size + b"\n\n" for size in sizes]
     message = {"type": "http.response.body", "body": b"".join(parts), "more_body": more}
     sent = list(pieces(message))

@@ -1,4 +1,4 @@
-"""The tokenizer against llama.cpp's vectors, transformers, and the golden checkpoints."""
+"""The tokenizer equals llama.cpp's test vectors, transformers, and the golden checkpoints."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture
 def stories(assets: Path, tmp_path: Path) -> Path:
-    """A copy of a checkpoint's tokenizer files, for changing them."""
+    """A copy of a checkpoint's tokenizer files that the test may change."""
     for file in (assets / CHECKPOINTS[0]).glob("*.json"):
         shutil.copyfile(file, tmp_path / file.name)
     return tmp_path
 
 
 def change(path: Path, **values: Any) -> None:
-    """Set keys of a JSON file; None removes one."""
+    """Set keys of a JSON file; the value None removes a key."""
     content = json.loads(path.read_text()) | values
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
@@ -54,7 +54,7 @@ def vector_texts(assets: Path, name: str = "gpt-2") -> list[str]:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_encodes_llama_cpp_vectors(assets: Path, name: str) -> None:
+def test_encode_llama_cpp_vectors_gives_their_ids(assets: Path, name: str) -> None:
     tokenizer = Tokenizer.from_folder(assets / "tokenizers" / VECTORS[name])
     lines = (assets / f"tokenizer-vectors/ggml-vocab-{name}.gguf.out").read_text().splitlines()
     texts = vector_texts(assets, name)
@@ -64,7 +64,9 @@ def test_encodes_llama_cpp_vectors(assets: Path, name: str) -> None:
         assert ids == [int(token) for token in line.split()], text
 
 
-def test_equals_transformers(folder: Path, tokenizer: Tokenizer, assets: Path) -> None:
+def test_encode_and_decode_vector_texts_equal_transformers(
+    folder: Path, tokenizer: Tokenizer, assets: Path
+) -> None:
     path = str(folder / "tokenizer.json")
     reference = PreTrainedTokenizerFast(tokenizer_file=path, clean_up_tokenization_spaces=False)
     reference.backend_tokenizer.no_truncation()
@@ -79,7 +81,7 @@ def test_equals_transformers(folder: Path, tokenizer: Tokenizer, assets: Path) -
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_prompts_of_the_golden_checkpoints(assets: Path, name: str) -> None:
+def test_encode_and_decode_golden_checkpoints_give_expected_values(assets: Path, name: str) -> None:
     tokenizer = Tokenizer.from_folder(assets / name)
     for case in json.loads((assets / name / "expected.json").read_text())["cases"]:
         assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
@@ -89,7 +91,7 @@ def test_prompts_of_the_golden_checkpoints(assets: Path, name: str) -> None:
 @pytest.mark.parametrize("add_eos", [None, True, False])
 @pytest.mark.parametrize("add_bos", [None, True, False])
 @pytest.mark.parametrize("processor", ["present", "absent"])
-def test_bos_and_eos_flags(
+def test_encode_with_add_bos_and_add_eos_flags_adds_missing_tokens(
     stories: Path, processor: str, add_bos: bool | None, add_eos: bool | None
 ) -> None:
     change(stories / "tokenizer_config.json", add_bos_token=add_bos, add_eos_token=add_eos)
@@ -98,7 +100,7 @@ def test_bos_and_eos_flags(
     tokenizer = Tokenizer.from_folder(stories)
     reference = PreTrainedTokenizerFast.from_pretrained(stories)
     for text in ("", "Once upon a time"):
-        # transformers 5 takes what tokenizer.json adds and looks at neither flag.
+        # transformers 5 adds the tokens of tokenizer.json's post-processor and ignores both flags.
         expected = reference.encode(text)
         head = [1] if add_bos and processor == "absent" else []
         assert tokenizer.encode(text) == head + expected + [2] * bool(add_eos)
@@ -106,13 +108,13 @@ def test_bos_and_eos_flags(
         assert plain == reference.encode(text, add_special_tokens=False)
 
 
-def test_never_doubles_bos(assets: Path) -> None:
+def test_encode_text_that_begins_with_bos_has_one_bos(assets: Path) -> None:
     tokenizer = Tokenizer.from_folder(assets / CHECKPOINTS[0])
     assert tokenizer.encode("<s>Once") == tokenizer.encode("<s>Once", add_special_tokens=False)
     assert tokenizer.encode("<s>") == [1]
 
 
-def test_never_truncates_or_pads(tokenizer: Tokenizer) -> None:
+def test_encode_long_and_short_texts_never_truncates_or_pads(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode("a b c d e f g h i j " * 100)) > 1000
     assert len(tokenizer.encode("a")) < 5
 
@@ -130,7 +132,7 @@ def test_never_truncates_or_pads(tokenizer: Tokenizer) -> None:
         (None, None, "<nowhere>", ()),
     ],
 )
-def test_eos_comes_from_generation_config_first(
+def test_eos_token_ids_use_generation_config_first(
     stories: Path, generation: Any, config: Any, token: Any, ids: tuple[int, ...]
 ) -> None:
     change(stories / "generation_config.json", eos_token_id=generation)
@@ -139,8 +141,10 @@ def test_eos_comes_from_generation_config_first(
     assert Tokenizer.from_folder(stories).eos_token_ids == ids
 
 
-def test_truncation_and_padding_of_the_file_are_switched_off(assets: Path, tmp_path: Path) -> None:
-    """Files of sentence encoders carry both."""
+def test_encode_ignores_truncation_and_padding_of_tokenizer_json(
+    assets: Path, tmp_path: Path
+) -> None:
+    """The tokenizer.json of a sentence encoder often sets both."""
     for file in (assets / "tokenizers" / "bert-uncased").glob("*.json"):
         shutil.copyfile(file, tmp_path / file.name)
     change(
@@ -182,7 +186,7 @@ def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text
     assert offsets == sorted(offsets)
     assert set(offsets) <= set(range(len(text) + 1))
     if folder.name in ("bert-uncased", "t5"):
-        return  # their tokens are not the text as it was written
+        return  # these normalise the text, so tokens differ from its characters
     seen = ""
     for token, start, end in zip(ids, offsets, [*offsets, len(text)][1:], strict=True):
         seen += text[start:end]
@@ -194,7 +198,7 @@ def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text
 
 
 @pytest.mark.parametrize("most", [3, 4, 7, 13, 500])
-def test_the_start_of_a_text_as_transformers_truncates(assets: Path, most: int) -> None:
+def test_encode_start_equals_truncation_in_transformers(assets: Path, most: int) -> None:
     folder = assets / "tokenizers" / "bert-uncased"
     reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(folder)
@@ -204,7 +208,7 @@ def test_the_start_of_a_text_as_transformers_truncates(assets: Path, most: int) 
         assert tokenizer.encode_start(text, most) == expected
 
 
-def test_bos_token_id(stories: Path) -> None:
+def test_bos_token_id_without_any_source_is_none(stories: Path) -> None:
     assert Tokenizer.from_folder(stories).bos_token_id == 1
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         change(stories / name, bos_token=None)
@@ -213,7 +217,7 @@ def test_bos_token_id(stories: Path) -> None:
     assert Tokenizer.from_folder(stories).bos_token_id is None
 
 
-def test_sampling_defaults_are_the_present_ones(stories: Path) -> None:
+def test_defaults_contain_set_values_and_refuse_bad_ones(stories: Path) -> None:
     assert Tokenizer.from_folder(stories).defaults == {}
     file = stories / "generation_config.json"
     change(file, temperature=1, top_k=20.0, do_sample=False, max_length=20, repetition_penalty=1.1)
@@ -230,7 +234,7 @@ def test_sampling_defaults_are_the_present_ones(stories: Path) -> None:
             Tokenizer.from_folder(stories)
 
 
-def test_special_tokens_known_only_from_the_config_are_special(stories: Path) -> None:
+def test_special_tokens_only_in_config_files_are_special(stories: Path) -> None:
     change(stories / "tokenizer.json", added_tokens=[])
     tokenizer = Tokenizer.from_folder(stories)
     assert tokenizer.encode("a</s>", add_special_tokens=False)[-1] == 2
@@ -242,12 +246,12 @@ def test_vocab_size_covers_added_tokens(assets: Path) -> None:
     assert Tokenizer.from_folder(assets / CHECKPOINTS[0]).vocab_size == 512
 
 
-def test_ids_outside_the_vocabulary_are_nothing(tokenizer: Tokenizer) -> None:
+def test_decode_ids_outside_vocabulary_gives_empty_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([10**6]) == tokenizer.token_text(10**6) == ""
     assert tokenizer.token_bytes(10**6) == b""
 
 
-def test_token_bytes_of_every_family(assets: Path) -> None:
+def test_token_bytes_in_every_family_match_the_text(assets: Path) -> None:
     def pieces(family: str, text: str) -> list[bytes]:
         tokenizer = Tokenizer.from_folder(assets / family)
         return [tokenizer.token_bytes(i) for i in tokenizer.encode(text, add_special_tokens=False)]
@@ -261,7 +265,7 @@ def test_token_bytes_of_every_family(assets: Path) -> None:
     assert pieces("tokenizers/t5", "the end") == [b" the", b" end"]
 
 
-def test_every_byte_has_its_token(assets: Path) -> None:
+def test_token_bytes_of_byte_tokens_cover_every_byte(assets: Path) -> None:
     every = [bytes([byte]) for byte in range(256)]
     gpt2 = Tokenizer.from_folder(assets / "tokenizers/gpt2")
     assert sorted(gpt2.token_bytes(i) for i in range(256)) == every
@@ -269,7 +273,7 @@ def test_every_byte_has_its_token(assets: Path) -> None:
     assert [llama.token_bytes(i) for i in range(3, 259)] == every
 
 
-def test_token_text_of_half_a_character(assets: Path) -> None:
+def test_token_text_of_partial_character_is_replacement_character(assets: Path) -> None:
     tokenizer = Tokenizer.from_folder(assets / "tokenizers/gpt2")
     texts = [tokenizer.token_text(i) for i in tokenizer.encode(" 👋")]
     assert texts == [" \ufffd", "\ufffd"]
@@ -278,7 +282,9 @@ def test_token_text_of_half_a_character(assets: Path) -> None:
     assert llama.token_text(3 + 0x0A) == "\n"
 
 
-def test_added_token_outside_the_byte_alphabet(assets: Path, tmp_path: Path) -> None:
+def test_token_bytes_of_added_token_outside_byte_alphabet_are_utf8(
+    assets: Path, tmp_path: Path
+) -> None:
     shutil.copyfile(assets / "tokenizers/gpt2/tokenizer.json", tmp_path / "tokenizer.json")
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     added = {**content["added_tokens"][0], "id": 50257, "content": "<｜tool▁call 1｜>"}
@@ -288,7 +294,7 @@ def test_added_token_outside_the_byte_alphabet(assets: Path, tmp_path: Path) -> 
     assert tokenizer.decode([50257], skip_special_tokens=False) == added["content"]
 
 
-def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+def test_encode_lone_surrogate_raises_value_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="lone surrogate"):
         tokenizer.encode("a\ud83d")
 
@@ -298,7 +304,7 @@ def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     limit=st.integers(100, 125),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_what_is_far_over_is_over(
+def test_far_over_reports_only_texts_over_the_limit(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, parts: list[tuple[str, int]], limit: int
 ) -> None:
     monkeypatch.setattr("server.tokenizer.BEGINNING", 1)
@@ -308,14 +314,14 @@ def test_what_is_far_over_is_over(
     assert tokenizer.far_over(text, len(text)) is None
 
 
-def test_the_beginning_of_a_long_text_tells(tokenizer: Tokenizer) -> None:
+def test_far_over_long_text_counts_only_its_start(tokenizer: Tokenizer) -> None:
     text = "Once upon a time, " * 50_000
-    assert tokenizer.far_over(text, 10**6) is None, "it fits"
-    assert tokenizer.far_over(text[:500_000], 1000) is None, "too short to save anything"
+    assert tokenizer.far_over(text, 10**6) is None, "the text fits"
+    assert tokenizer.far_over(text[:500_000], 1000) is None, "the text is too short to save time"
     assert tokenizer.far_over(text, 1000).endswith(" in its first 262144 characters")
 
 
-def test_threads_may_share_a_tokenizer(tokenizer: Tokenizer, assets: Path) -> None:
+def test_encode_from_several_threads_gives_equal_ids(tokenizer: Tokenizer, assets: Path) -> None:
     texts = vector_texts(assets) * 4
     expected = [tokenizer.encode(text) for text in texts]
     with ThreadPoolExecutor(8) as threads:
@@ -323,8 +329,8 @@ def test_threads_may_share_a_tokenizer(tokenizer: Tokenizer, assets: Path) -> No
 
 
 @pytest.mark.parametrize("direction", ["encode", "decode"])
-async def test_a_long_text_leaves_the_loop_to_others(model: Path, direction: str) -> None:
-    """A thread alone does not: what holds the GIL there holds up the loop as well."""
+async def test_off_loop_long_text_does_not_block_event_loop(model: Path, direction: str) -> None:
+    """A thread alone is not enough: a call that holds the GIL blocks the event loop too."""
     tokenizer = Tokenizer.from_folder(model)
     text = "Once upon a time, " * 50_000
     ids = tokenizer.encode(text, add_special_tokens=False) * 3
@@ -367,7 +373,7 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\ns
         ("generation_config.json", "nonsense", r"Cannot read .*generation_config\.json"),
     ],
 )
-def test_broken_files_are_named(
+def test_from_folder_broken_file_raises_error_naming_it(
     stories: Path, name: str, content: str | None, problem: str
 ) -> None:
     (stories / name).unlink()
@@ -377,37 +383,37 @@ def test_broken_files_are_named(
         Tokenizer.from_folder(stories)
 
 
-def test_decoders_that_cannot_be_streamed_are_refused(stories: Path) -> None:
+def test_from_folder_decoder_that_cannot_stream_raises(stories: Path) -> None:
     change(stories / "tokenizer.json", decoder={"type": "BPEDecoder", "suffix": "</w>"})
     with pytest.raises(ConfigError, match=r"tokenizer\.json: decoder \['BPEDecoder'\]"):
         Tokenizer.from_folder(stories)
 
 
-def test_a_bos_the_vocabulary_lacks_is_refused(stories: Path) -> None:
+def test_from_folder_bos_missing_in_vocabulary_raises(stories: Path) -> None:
     change(stories / "tokenizer_config.json", bos_token="<nowhere>", add_bos_token=True)
     with pytest.raises(ConfigError, match="<nowhere>"):
         Tokenizer.from_folder(stories)
 
 
-def test_a_vocabulary_larger_than_the_models_is_refused(stories: Path, assets: Path) -> None:
+def test_from_folder_vocabulary_larger_than_model_raises(stories: Path, assets: Path) -> None:
     change(stories / "config.json", vocab_size=500)
-    with pytest.raises(ConfigError, match=r"12 tokens beyond the 500 of vocab_size .* id 511"):
+    with pytest.raises(ConfigError, match=r"12 tokens beyond vocab_size = 500 .* id 511"):
         Tokenizer.from_folder(stories)
     shutil.copyfile(assets / "tokenizers/llama2/tokenizer.json", stories / "tokenizer.json")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json has 31500 tokens beyond the 500"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json has 31500 tokens beyond .* = 500"):
         Tokenizer.from_folder(stories)
 
 
-def test_a_vocabulary_smaller_than_the_models_is_padding(stories: Path) -> None:
+def test_from_folder_vocabulary_smaller_than_model_loads(stories: Path) -> None:
     change(stories / "config.json", vocab_size=None, text_config={"vocab_size": 576})
     assert Tokenizer.from_folder(stories).vocab_size == 512
     change(stories / "config.json", text_config={"vocab_size": 511})
-    with pytest.raises(ConfigError, match="beyond the 511"):
+    with pytest.raises(ConfigError, match="beyond vocab_size = 511"):
         Tokenizer.from_folder(stories)
 
 
-def test_a_special_token_may_lie_beyond_the_embedding(stories: Path) -> None:
-    """As in Gemma 3, whose text checkpoints keep the image token's name."""
+def test_from_folder_special_token_beyond_vocab_size_loads(stories: Path) -> None:
+    """Gemma 3's text checkpoints contain such a token: the image token."""
     content = json.loads((stories / "tokenizer.json").read_text())
     token = {**content["added_tokens"][0], "id": 512, "content": "<image>"}
     change(stories / "tokenizer.json", added_tokens=[*content["added_tokens"], token])
@@ -418,8 +424,8 @@ def test_a_special_token_may_lie_beyond_the_embedding(stories: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [512, [2, 600], -1, 2.5])
-def test_an_end_token_outside_the_vocabulary_is_refused(stories: Path, wrong: Any) -> None:
-    """`min_tokens` takes its logit away: with no such logit, the engine would fail."""
+def test_from_folder_eos_outside_vocabulary_raises(stories: Path, wrong: Any) -> None:
+    """`min_tokens` masks the logit of EOS, so an id without a logit would fail in the engine."""
     change(stories / "generation_config.json", eos_token_id=wrong)
-    with pytest.raises(ConfigError, match=r"eos_token_id in .* is not a token id below the 512"):
+    with pytest.raises(ConfigError, match=r"eos_token_id in .* a token id below vocab_size = 512"):
         Tokenizer.from_folder(stories)

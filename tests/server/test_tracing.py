@@ -1,4 +1,4 @@
-"""Spans: what they say of a request, that the metrics say the same, and that no text is in them."""
+"""Spans describe a request, agree with the metrics, and contain no prompt or answer text."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class Traced:
         return root
 
     async def come(self, count: int) -> None:
-        """Spans end when the answer has gone out, which the client may see a little sooner."""
-        await eventually(lambda: len(self.spans) >= count, "the spans have come")
+        """Wait for `count` spans. They end after the answer is sent, perhaps after the client has
+        received it."""
+        await eventually(lambda: len(self.spans) >= count, "the spans are recorded")
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.spans if span.name == name]
@@ -67,7 +68,7 @@ async def traced(model, says) -> AsyncIterator[Traced]:
         await asyncio.to_thread(tracing.close)
 
 
-async def test_a_chat_is_one_trace_of_its_stages(traced):
+async def test_trace_of_chat_has_root_span_and_one_span_per_stage(traced):
     await traced.served.chat(max_tokens=9, temperature=0.5, top_p=0.9, ignore_eos=True)
     await traced.come(5)
     root, prompt = traced.root, traced.served.engine.requests[0].prompt
@@ -96,7 +97,7 @@ async def test_a_chat_is_one_trace_of_its_stages(traced):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_spans_last_as_long_as_the_metrics_say(traced, stream):
+async def test_span_durations_equal_metrics(traced, stream):
     await traced.served.complete(n=2, stream=stream, max_tokens=5)
     await traced.come(9)
     assert traced.root.name == "text_completion tiny"
@@ -109,12 +110,12 @@ async def test_spans_last_as_long_as_the_metrics_say(traced, stream):
         assert {span.attributes["penstock.choice"] for span in spans} == {0, 1}
         observed = await metric(f"{series}_sum")
         assert sum(map(seconds, spans)) == pytest.approx(observed, abs=1e-6)
-    # From arrival to each choice's end, which is where detokenising ends.
+    # From the arrival to the end of each choice's detokenisation.
     ends = [span.end_time - traced.root.start_time for span in traced.named("detokenise")]
     assert sum(ends) / 1e9 == pytest.approx(await metric("e2e_request_latency_seconds_sum"), 1e-3)
 
 
-async def test_a_trace_goes_on_where_the_caller_began_it(traced):
+async def test_trace_with_traceparent_continues_the_callers_trace(traced):
     await traced.served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=CALLER)
     await traced.come(5)
     root = traced.root
@@ -122,22 +123,24 @@ async def test_a_trace_goes_on_where_the_caller_began_it(traced):
     assert f"{root.parent.span_id:016x}" == PARENT
 
 
-async def test_a_caller_that_keeps_no_trace_makes_none(traced):
+async def test_trace_with_unsampled_traceparent_is_not_recorded(traced):
     unsampled = {"traceparent": CALLER["traceparent"][:-1] + "0"}
     await traced.served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=unsampled)
     assert traced.spans == []
 
 
-async def test_failures_are_told(traced):
+async def test_trace_of_failed_request_has_error_status(traced):
     traced.served.engine.script = lambda request: [65, NOT_FINITE]
     await traced.served.complete()
-    await eventually(lambda: any(s.kind is SpanKind.SERVER for s in traced.spans), "its root")
+    await eventually(
+        lambda: any(s.kind is SpanKind.SERVER for s in traced.spans), "the root span is recorded"
+    )
     assert traced.root.status.status_code is StatusCode.ERROR
     assert traced.root.attributes["error.type"] == "numerical"
     assert traced.root.attributes["gen_ai.response.finish_reasons"] == ()
 
 
-async def test_a_request_that_never_left_the_queue_has_waited_all_its_time(traced):
+async def test_trace_of_request_never_admitted_has_only_queue_span(traced):
     traced.served.engine.gate.clear()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -149,7 +152,7 @@ async def test_a_request_that_never_left_the_queue_has_waited_all_its_time(trace
     assert traced.root.attributes["error.type"] == "disconnect"
 
 
-async def test_no_text_is_in_any_span(traced):
+async def test_spans_contain_no_prompt_or_answer_text(traced):
     secret = {
         "user": "SECRET4",
         "stop": ["SECRET5"],
@@ -177,11 +180,11 @@ async def test_no_text_is_in_any_span(traced):
 # ---- whether there is a tracer at all ---------------------------------------------------------
 
 
-async def test_nothing_is_traced_unless_asked_for(served):
+async def test_tracing_is_off_by_default(served):
     assert served.app.state.service.tracing is None
 
 
-def test_without_the_extra_the_server_says_what_to_install(model, monkeypatch):
+def test_tracing_without_extra_raises_error_naming_the_package(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     config, engine = ServerConfig(tracing=True), EngineConfig(model=str(model))
     with pytest.raises(ConfigError, match=r"pip install 'penstock\[otel\]'"):
@@ -196,19 +199,19 @@ def test_without_the_extra_the_server_says_what_to_install(model, monkeypatch):
         ("OTEL_TRACES_EXPORTER", "zipkin"),
     ],
 )
-def test_what_it_does_not_speak_is_refused_by_name(name, value):
+def test_from_environment_unsupported_protocol_raises_error_naming_it(name, value):
     with pytest.raises(ConfigError, match=f"{name} is '{value}'"):
         Tracing.from_environment({name: value})
 
 
-def test_an_empty_variable_is_as_good_as_none():
+def test_from_environment_empty_variable_counts_as_unset():
     Tracing.from_environment(
         {"OTEL_TRACES_EXPORTER": "", "OTEL_EXPORTER_OTLP_PROTOCOL": ""}
     ).close()
 
 
 class Stuck(SpanProcessor):
-    """Sends to a collector that is gone: its end does not come."""
+    """A span processor for an unreachable collector: its shutdown blocks."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -217,7 +220,7 @@ class Stuck(SpanProcessor):
         self.release.wait(60)
 
 
-def test_a_collector_that_is_gone_does_not_hold_up_the_exit():
+def test_close_with_unreachable_collector_returns_in_time():
     stuck = Stuck()
     tracing, began = Tracing(stuck), time.monotonic()
     tracing.close()

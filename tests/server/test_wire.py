@@ -1,4 +1,4 @@
-"""What we send against OpenAI's own description of it."""
+"""Validate responses against OpenAI's published OpenAPI schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.server.test_stream import events
 
 
 def component(text: str, name: str) -> dict[str, Any]:
-    """One schema of openapi.yaml; the whole file takes half a minute to parse."""
+    """Parse one schema of openapi.yaml; parsing the whole file takes half a minute."""
     start = re.search(rf"^    {name}:\n", text, re.MULTILINE)
     assert start, name
     end = re.compile(r"^ {0,4}\S", re.MULTILINE).search(text, start.end())
@@ -24,7 +24,7 @@ def component(text: str, name: str) -> dict[str, Any]:
 
 
 def closure(text: str, name: str) -> dict[str, Any]:
-    """The schema with all it refers to under $defs."""
+    """Return the schema, with all schemas that it references under $defs."""
     found: dict[str, Any] = {}
     wanted = [name]
     while wanted:
@@ -35,7 +35,7 @@ def closure(text: str, name: str) -> dict[str, Any]:
 
 
 def plain(schema: Any) -> Any:
-    """OpenAPI's `nullable` and references in the words of JSON Schema."""
+    """Convert OpenAPI's `nullable` and references to JSON Schema."""
     if isinstance(schema, list):
         return [plain(item) for item in schema]
     if not isinstance(schema, dict):
@@ -61,13 +61,13 @@ def validator(specification):
     return make
 
 
-async def test_chat(served, validator):
+async def test_chat_response_matches_openai_schema(served, validator):
     check = validator("CreateChatCompletionResponse")
     for fields in ({}, {"n": 2, "logprobs": True, "top_logprobs": 2}, {"max_tokens": 3}):
         check.validate((await served.chat(**fields)).json())
 
 
-async def test_chat_chunks(served, validator):
+async def test_chat_chunks_match_openai_schema(served, validator):
     check = validator("CreateChatCompletionStreamResponse")
     fields = {
         "n": 2,
@@ -79,27 +79,27 @@ async def test_chat_chunks(served, validator):
         check.validate(chunk)
 
 
-async def test_completions(served, validator):
+async def test_completion_response_matches_openai_schema(served, validator):
     check = validator("CreateCompletionResponse")
     for fields in ({}, {"n": 2, "logprobs": 2}, {"echo": True}):
         check.validate((await served.complete(**fields)).json())
 
 
-async def test_models(served, validator):
+async def test_models_response_matches_openai_schema(served, validator):
     validator("ListModelsResponse").validate((await served.http.get("/v1/models")).json())
 
 
-async def test_errors(served, validator):
+async def test_error_response_matches_openai_schema(served, validator):
     validator("ErrorResponse").validate((await served.chat(n=0)).json())
 
 
-async def test_the_validator_can_fail(served, validator):
+async def test_validator_rejects_response_without_finish_reason(served, validator):
     body = (await served.chat()).json()
     del body["choices"][0]["finish_reason"]
     assert not validator("CreateChatCompletionResponse").is_valid(body)
 
 
-async def test_embeddings(model, validator):
+async def test_embeddings_request_and_response_match_openai_schema(model, validator):
     async with serving(FakeEncoder(lambda r: []), model) as served:
         body = {"input": ["a", "b"], "model": "tiny", "user": "u", "encoding_format": "float"}
         validator("CreateEmbeddingRequest").validate(body)

@@ -1,4 +1,4 @@
-"""A ProcessClient without a process: the test is its engine."""
+"""A ProcessClient without an engine process: the test acts as the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READY = Ready(
 
 
 class FakeEndpoint:
-    """Keeps what was sent to the engine; `late` is what comes of it after the news of its end."""
+    """Records the messages sent to the engine. `late` holds deliveries made after its end."""
 
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
@@ -51,7 +51,7 @@ class FakeEndpoint:
 
 
 class FakeChild:
-    """The engine's process, of which there is only what the client does to it."""
+    """Stands in for the engine process and records what the client does to it."""
 
     def __init__(self) -> None:
         self.endpoint = FakeEndpoint()
@@ -66,7 +66,7 @@ class FakeChild:
 
 
 class Client(ProcessClient):
-    """A client whose engine is the test."""
+    """A client whose engine is played by the test."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(EngineConfig(**config))
@@ -83,7 +83,7 @@ class Client(ProcessClient):
         return self.submit(requests), [request.id for request in requests]
 
     def offer(self, length: int) -> None:
-        """Raises as `submit` of such a prompt would; sends none."""
+        """Raise as `submit` of a prompt of `length` tokens would, without sending it."""
         self._queue.check(1, length, self.stats)
 
     def step(
@@ -105,5 +105,5 @@ def token(request_id: int, value: int, finish: Any = None) -> TokenOutput:
 
 
 async def read(stream: OutputStream) -> list[list[int]]:
-    """The tokens of each batch, until the stream ends."""
+    """Return the tokens of each batch until the stream ends."""
     return [[output.token for _, output in batch] async for batch in stream]

@@ -1,4 +1,4 @@
-"""The client most tests of ProcessClient begin with."""
+"""Fixture: the client that most tests of ProcessClient use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted into the scheduler, to show that its tests would notice them."""
+"""Bugs to plant into the scheduler, which show that its tests detect them."""
 
 from __future__ import annotations
 

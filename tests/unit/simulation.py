@@ -1,8 +1,8 @@
-"""A Scheduler with a device that is not there: every step is executed and every answer foreseen.
+"""A Scheduler with a simulated device, which executes every step and checks every answer.
 
-The KV of a token is a tag of all tokens up to it (and of the tenant's salt), and the next token is
-a function of the last tag. So whatever a request must answer is known beforehand, and a block that
-is shared wrongly, reused too early, written twice or never written shows as a wrong tag.
+The KV of a token is a tag: a hash of all tokens up to it and of the tenant's salt. The next token
+is a function of the last tag, so the answer to each request is known in advance. A block that is
+shared wrongly, reused too early, written twice or never written shows up as a wrong tag.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Outputs = list[tuple[int, FinishReason | None]]
 
 
 def extend(tag: int, token: int) -> int:
-    return hash((tag, token))  # of integers: the same in every process
+    return hash((tag, token))  # hashes of integers are equal in all processes
 
 
 def next_token(tag: int) -> int:
@@ -42,7 +42,7 @@ def next_token(tag: int) -> int:
 
 
 def tags_of(salt: str, tokens: Iterable[int], source: Sequence[int] = ()) -> list[int]:
-    """Of tokens that continue `source`, if there is one: their KV depends on all of it."""
+    """Return the tags of `tokens`. Their KV depends on all of `source`, if there is one."""
     tag, tags = zlib.crc32(salt.encode()), []
     if source:
         tag = extend(tag, hash(tuple(source)))
@@ -53,12 +53,12 @@ def tags_of(salt: str, tokens: Iterable[int], source: Sequence[int] = ()) -> lis
 
 
 def scores_of(tags: list[int], start: int, end: int) -> list[TokenLogprobs]:
-    """What the tokens [start, end) tell of those behind them."""
+    """Return the prompt logprobs computed from the logits of tokens [start, end)."""
     return [TokenLogprobs(float(tag % 2**31)) for tag in tags[start + 1 : end + 1]]
 
 
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
-    """What this request must get when nothing goes wrong around it."""
+    """Return the outputs that `request` must get; its answer token `fails_at` is an error."""
     outputs: Outputs = []
     tag, params = tags_of(request.salt, request.prompt, request.source)[-1], request.params
     for count in range(1, params.max_tokens + 1):
@@ -75,15 +75,15 @@ def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
 
 
 class Device:
-    """Executes steps in the order they were launched, knowing nothing but the steps."""
+    """Executes steps in launch order, from the data in the steps alone."""
 
     def __init__(self, block_size: int, groups: Sequence[KVGroup]) -> None:
         self.block_size = block_size
         self.groups = groups
         self.requests: dict[int, tuple[GenerateRequest, int | None]] = {}
-        self._tokens: dict[int, list[int]] = {}  # by row, like the three below
-        self._tags: dict[int, list[int]] = {}
-        self._tables: dict[int, list[list[int]]] = {}  # of each KV group
+        self._tokens: dict[int, list[int]] = {}  # row -> tokens
+        self._tags: dict[int, list[int]] = {}  # row -> tag of each token
+        self._tables: dict[int, list[list[int]]] = {}  # row -> block table of each KV group
         self._kv: dict[int, list[int | None]] = {}  # block -> tag of each slot
 
     def execute(self, step: Step) -> list[SampledToken]:
@@ -115,7 +115,7 @@ class Device:
         return self._kv[block], offset
 
     def _encode(self, encode: Encode) -> None:
-        """A source's KV depends on all of it: tags from the first token on would be too weak."""
+        """Write a source's KV. Each tag depends on the whole source, as encoder states do."""
         for group, blocks in encode.blocks:
             assert self.groups[group].cross
             tags = self._source_tags(encode.id)
@@ -141,28 +141,28 @@ class Device:
             if group.cross:
                 for position, tag in enumerate(self._source_tags(slice_.id)):
                     block, offset = self._slot(slice_.row, number, position)
-                    assert block[offset] == tag, "a source is not there, or another's"
+                    assert block[offset] == tag, "wrong or missing KV of a source"
                 continue
             first = max(0, slice_.start - group.window + 1) if group.window else 0
             for position in range(first, slice_.start + slice_.count):
                 block, offset = self._slot(slice_.row, number, position)
                 tag = self._tags[slice_.row][position] + number
-                assert block[offset] == tag, "foreign or missing KV"
+                assert block[offset] == tag, "wrong or missing KV"
         return True
 
     def scores(self, step: Step) -> list[list[TokenLogprobs]]:
-        """Of the slices that score, after `execute` has read what they rest on."""
+        """Return the prompt logprobs of the slices that compute some; call it after `execute`."""
         scoring = [s for s in step.slices if s.scores]
         for slice_ in scoring:
             prompt = self.requests[slice_.id][0].prompt
             assert slice_.scores <= slice_.count
-            assert slice_.start + slice_.scores < len(prompt), "an answer is no prompt"
+            assert slice_.start + slice_.scores < len(prompt), "a prompt logprob of an answer token"
         return [scores_of(self._tags[s.row], s.start, s.start + s.scores) for s in scoring]
 
     def _sample(self, slice_: ScheduledSlice) -> SampledToken:
         tokens, tags = self._tokens[slice_.row], self._tags[slice_.row]
         end = slice_.start + slice_.count
-        assert end == len(tokens), "a token is sampled that is known already"
+        assert end == len(tokens), "a known token is sampled again"
         request, fails_at = self.requests[slice_.id]
         failed = end - len(request.prompt) == fails_at
         token = -1 if failed else next_token(tags[-1])
@@ -172,7 +172,7 @@ class Device:
 
 
 class Simulation:
-    """Scheduler and Device under the loop of EngineCore, with a book of what must come out."""
+    """Runs Scheduler and Device in the loop of EngineCore and checks all outputs."""
 
     def __init__(self, *, depth: int = 0, **limits: Any) -> None:
         self.scheduler = Scheduler(hash_key=b"penstock", **limits)
@@ -180,11 +180,11 @@ class Simulation:
         self.depth = depth
         self.in_flight: deque[Step] = deque()
         self.outputs: dict[int, Outputs] = {}
-        self.expected: dict[int, Outputs] = {}  # of every accepted request
+        self.expected: dict[int, Outputs] = {}  # for every accepted request
         self.aborted: set[int] = set()
         self.admitted: dict[int, int] = {}  # id -> prompt tokens found in the cache
-        self.most_preemptions = 0  # of one request
-        self.texts: dict[int, list[int]] = {}  # to be embedded
+        self.most_preemptions = 0  # of a single request
+        self.texts: dict[int, list[int]] = {}  # tokens of the texts to embed
         self.vectors: dict[int, bytes] = {}
         self._ids = 0
         self._work = 0
@@ -206,7 +206,7 @@ class Simulation:
         fails_at: int | None = None,
         scores: bool = False,
     ) -> int | None:
-        """The id of the request, or None where it was refused, which must have been right."""
+        """Add a request; return its id, or None if it was refused. Check that this is correct."""
         self._ids += 1
         params = SamplingParams(max_tokens, stop_token_ids=stops, min_tokens=min_tokens)
         params = replace(params, prompt_logprobs=scores - 1)
@@ -249,7 +249,7 @@ class Simulation:
         self.check()
 
     def turn(self) -> None:
-        """One pass of the loop, as in EngineCore.turn."""
+        """Run the loop body once, as EngineCore.turn does."""
         scheduler = self.scheduler
         oldest = next((s for s in scheduler.running[:1] if s.num_uncomputed), None)
         step = scheduler.schedule()
@@ -257,9 +257,9 @@ class Simulation:
             self._inspect(step)
             self.in_flight.append(step)
         if oldest:
-            assert step, "the oldest waits for nothing"
-            assert oldest.id in {s.id for s in step.slices}, "the oldest does not advance"
-        assert step or self.in_flight or not scheduler.has_work, "work is left and nothing runs"
+            assert step, "the oldest sequence waits without a reason"
+            assert oldest.id in {s.id for s in step.slices}, "the oldest sequence does not advance"
+        assert step or self.in_flight or not scheduler.has_work, "there is work, but nothing runs"
         self._note_admissions({e.id for e in step.encodes} if step else set())
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self._retire(self.in_flight.popleft())
@@ -274,7 +274,7 @@ class Simulation:
             assert len(lengths) < 2 or sum(lengths) <= budget, "the encoder's budget"
         assert all(s.count > 0 for s in step.slices)
         for values in ([s.id for s in step.slices], [s.row for s in step.slices]):
-            assert len(set(values)) == len(values), "a sequence is twice in a step"
+            assert len(set(values)) == len(values), "a sequence occurs twice in a step"
         long = [s.count > 1 for s in step.slices]
         assert long == sorted(long), "decodes come first"
 
@@ -312,25 +312,25 @@ class Simulation:
             assert got[-1] == due[len(got) - 1], f"request {output.id} got {got}, due {due}"
 
     def _check_scores(self, output: TokenOutput, *, first: bool) -> None:
-        """Each token of the prompt once, however often it was computed, with the first answer."""
+        """Check that the first token brings each prompt logprob once, despite recomputation."""
         request, _ = self.device.requests[output.id]
         due = []
         if first and request.params.prompt_logprobs >= 0:
             tags = tags_of(request.salt, request.prompt, request.source)
             due = scores_of(tags, 0, len(tags))
-        assert list(output.prompt_logprobs) == due, "a token of the prompt has not its score"
+        assert list(output.prompt_logprobs) == due, "wrong prompt logprobs"
 
     def drain(self) -> None:
-        """Run until idle, within a bound: everything not aborted has its whole answer."""
-        # A preempted request starts over, so the bound is generous; a livelock has none.
+        """Run until idle; check that every request that was not aborted has its whole answer."""
+        # The limit detects livelocks. It is generous, because preempted requests start over.
         for _ in range(20 * self._work + 100):
             if not (self.scheduler.has_work or self.in_flight):
                 break
             self.turn()
-        assert not self.scheduler.has_work, f"livelock: {self.live} never end"
+        assert not self.scheduler.has_work, f"livelock: {self.live} do not end"
         for request_id, due in self.expected.items():
             if request_id not in self.aborted:
-                assert self.outputs[request_id] == due, f"request {request_id} has no end"
+                assert self.outputs[request_id] == due, f"request {request_id} is incomplete"
         assert self.texts.keys() <= self.vectors.keys() | self.aborted, "a text has no vector"
         pool = self.scheduler.pool
         assert pool.num_held == 0
@@ -341,7 +341,7 @@ class Simulation:
 
 
 def random_traffic(seed: int, operations: int = 60) -> Simulation:
-    """Requests, steps and aborts in a random order on a random small machine."""
+    """Run requests, steps and aborts in random order with random small limits."""
     rng = random.Random(seed)
     block_size, num_blocks = rng.choice((1, 2, 3, 4)), rng.randint(3, 12)
     capacity = block_size * num_blocks
@@ -359,7 +359,7 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         max_num_batched_tokens=rng.choice((1, 2, 5, 8, 32)),
         prefix_caching=rng.random() < 0.8,
     )
-    stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # what prompts share
+    stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):
         action = rng.random()
         if action < 0.35:
@@ -367,7 +367,7 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         elif action < 0.36:
             simulation.embed([rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
         elif action < 0.40 and simulation.live:
-            # Ids that are unknown or done are harmless.
+            # Unknown and finished ids must be ignored.
             simulation.abort(rng.choice(simulation.live), *([10**6] if action < 0.38 else []))
         else:
             simulation.turn()

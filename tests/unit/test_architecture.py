@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows."""
+"""Rules of this repository that no linter checks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NAMES = {module.rpartition(".")[2] for _, module, _ in ARCHITECTURES.values()}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_the_engine_names_no_architecture(file: Path) -> None:
-    """What is special about a model is in its file, or data in its AttentionSpec."""
-    families = NAMES | {re.sub(r"(?<=..)[\d_]+$", "", name) for name in NAMES}  # but T5 is no t
+def test_engine_core_files_name_no_architecture(file: Path) -> None:
+    """Code for a model belongs in its file; other differences are data in its AttentionSpec."""
+    families = NAMES | {re.sub(r"(?<=..)[\d_]+$", "", name) for name in NAMES}  # T5 stays T5
     words = "|".join(sorted(families, key=len, reverse=True))
     found = re.findall(rf"(?i)(?<![a-z])(?:{words})", file.read_text(encoding="utf-8"))
     assert not found
@@ -33,17 +33,17 @@ CODE_FROM_DATA = {
     *("eval", "exec", "recv_pyobj", "send_pyobj", "torch.load", "unsafe_load"),
     *("UnsafeLoader", "FullLoader", "allow_pickle", "trust_remote_code"),
 }
-# A checkpoint of nanochat is such a file: it is looked through first, and tensors alone are read.
+# A nanochat checkpoint is a pickle. It is inspected first, and only its tensors are loaded.
 READS_TENSORS = "engine/weights/nanochat/checkpoint.py"
 
 
 def names_in(tree: ast.AST) -> set[str]:
-    """Names that are read, imported or given as keywords, each alone and with what it is of."""
+    """Return names that are read, imported or used as keywords, with and without their owner."""
     found = set()
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr="eval"):
-                pass  # torch's, which is no evaluation of a text
+                pass  # torch's Module.eval, which evaluates no code
             case ast.Attribute(value=ast.Name(id=owner), attr=name):
                 found |= {name, f"{owner}.{name}"}
             case ast.Attribute(attr=name) | ast.Name(id=name) | ast.keyword(arg=str(name)):
@@ -54,7 +54,7 @@ def names_in(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", SOURCES)
-def test_nothing_makes_code_of_data(folder: str) -> None:
+def test_sources_never_execute_data_as_code(folder: str) -> None:
     for file in sorted((ROOT / folder).rglob("*.py")):
         source, allowed = file.read_text(encoding="utf-8"), set()
         if file == ROOT / READS_TENSORS:
@@ -64,7 +64,7 @@ def test_nothing_makes_code_of_data(folder: str) -> None:
         assert found <= allowed, file
 
 
-def test_model_files_are_short() -> None:
+def test_model_files_median_is_at_most_150_lines() -> None:
     modules = {
         ENGINE.parent / f"{module.replace('.', '/')}.py" for _, module, _ in ARCHITECTURES.values()
     }
@@ -73,8 +73,8 @@ def test_model_files_are_short() -> None:
 
 
 @pytest.mark.parametrize("folder", SOURCES)
-def test_files_and_functions_are_short(folder: str) -> None:
-    """What is longer is split by noun; of a function decorators do not count."""
+def test_files_and_functions_stay_within_their_line_limits(folder: str) -> None:
+    """A longer file or function must be split. Decorators of a function do not count."""
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     long = [found for file in files for found in too_long(file)]

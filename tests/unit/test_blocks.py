@@ -1,4 +1,4 @@
-"""BlockPool against a model of dicts and lists: the invariants of reliability T-43."""
+"""Property tests of BlockPool against a model made of dicts and lists, and of its hashes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NUM_BLOCKS = 9
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Tables are taken and given back; the model predicts every answer of the pool."""
+    """Allocates and releases tables; the model predicts each result of the pool."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS)
         self.tables: list[list[int]] = []
-        self.lru: list[int] = []  # cached blocks, the next to be evicted first
+        self.lru: list[int] = []  # cached blocks, in order of eviction
         self.name_of: dict[int, bytes] = {}
         self.digests = 0
 
@@ -43,7 +43,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         evicted = self.lru[: max(count - len(free), 0)]
         blocks = self.pool.allocate(count)
         assert len(set(blocks)) == count
-        assert set(blocks) <= free | set(evicted), "only free and the oldest cached blocks go"
+        assert set(blocks) <= free | set(evicted), "a newer cached block was taken"
         assert set(evicted) <= set(blocks)
         for block in evicted:
             self.lru.remove(block)
@@ -53,7 +53,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """A new table begins with what lookup finds, cached or held."""
+        """Start a new table with the cached or held blocks that lookup finds."""
         names = list(self.name_of.values())
         wanted = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
         found = self.pool.lookup([*wanted, b"unknown", *names])
@@ -108,17 +108,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.tables:
             self.pool.release(self.tables.pop())
-        assert self.pool.num_available == NUM_BLOCKS, "free after all was given back == total"
+        assert self.pool.num_available == NUM_BLOCKS, "a released block is lost"
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-# The same sequences on every machine; a failure prints its steps, ready to paste.
+# Deterministic on every machine; a failure prints its steps as code.
 TestBlockPool.settings = settings(
     derandomize=True, max_examples=100, stateful_step_count=40, deadline=None
 )
 
 
-def test_check_notices_a_wrong_count() -> None:
+def test_check_wrong_reference_count_fails() -> None:
     pool = BlockPool(3)
     table = pool.allocate(2)
     pool.check([table])
@@ -127,7 +127,7 @@ def test_check_notices_a_wrong_count() -> None:
             pool.check(tables)
 
 
-def test_the_pool_refuses_to_release_what_nobody_holds() -> None:
+def test_release_block_without_reference_fails() -> None:
     pool = BlockPool(2)
     table = pool.allocate(1)
     pool.release(table)
@@ -135,7 +135,7 @@ def test_the_pool_refuses_to_release_what_nobody_holds() -> None:
         pool.release(table)
 
 
-def test_eviction_takes_the_tail_of_a_prefix_before_its_head() -> None:
+def test_allocate_evicts_tail_of_prefix_before_its_head() -> None:
     pool = BlockPool(4)
     table = pool.allocate(4)
     for index, block in enumerate(table):
@@ -145,7 +145,7 @@ def test_eviction_takes_the_tail_of_a_prefix_before_its_head() -> None:
     assert pool.lookup([b"0", b"1", b"2", b"3"]) == table[:2]
 
 
-def test_using_a_prefix_makes_it_the_last_to_go() -> None:
+def test_allocate_evicts_recently_used_prefix_last() -> None:
     pool = BlockPool(2)
     old, new = pool.allocate(1), pool.allocate(1)
     pool.register(old[0], b"old")
@@ -163,7 +163,7 @@ def hashes(tokens: list[int], salt: str = "", key: bytes = b"key", size: int = 4
     return result
 
 
-def test_a_hash_names_its_tokens_and_everything_before_them() -> None:
+def test_hash_depends_on_its_block_and_all_tokens_before() -> None:
     tokens = list(range(12))
     base = hashes(tokens)
     assert len(base) == 3
@@ -172,18 +172,18 @@ def test_a_hash_names_its_tokens_and_everything_before_them() -> None:
         changed = hashes([*tokens[:position], 99, *tokens[position + 1 :]])
         same = [a == b for a, b in zip(base, changed, strict=True)]
         assert same == [index < position // 4 for index in range(3)]
-    # Equal content at another place is another block.
+    # Equal content at another position is another block.
     assert len(set(hashes([1, 2, 3, 4] * 3))) == 3
 
 
-def test_salt_and_key_change_every_hash() -> None:
+def test_hash_other_salt_or_key_changes_every_hash() -> None:
     tokens = list(range(12))
     variants = [hashes(tokens), hashes(tokens, salt="a"), hashes(tokens, salt="b")]
     variants.append(hashes(tokens, key=b"other"))
     assert len({digest for variant in variants for digest in variant}) == 12
 
 
-def test_only_full_blocks_are_hashed_and_growing_gives_the_same_chain() -> None:
+def test_hash_growing_sequence_hashes_full_blocks_to_the_same_chain() -> None:
     rng = random.Random(0)
     tokens = [rng.randrange(50_000) for _ in range(50)]
     hasher, grown = BlockHasher(4, b"key"), []
@@ -193,8 +193,8 @@ def test_only_full_blocks_are_hashed_and_growing_gives_the_same_chain() -> None:
     assert grown == hashes(tokens, salt="salt")
 
 
-def test_no_source_and_salt_are_read_as_others() -> None:
-    """A source's last tokens could be the bytes a longer salt begins with."""
+def test_root_source_and_salt_with_equal_bytes_differ() -> None:
+    """The last tokens of a source can equal the first bytes of a longer salt."""
     hasher = BlockHasher(4, b"key")
     pairs = [
         ([5, 6], "\x01\0\0\0"),

@@ -1,4 +1,4 @@
-"""The sockets between the two processes: everything arrives, once, in order, and wakes the loop."""
+"""The sockets between the processes: messages arrive once and in order, and wake the loop."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ from engine.protocol import (
 )
 
 COUNT = 3000
-GREETINGS = 50  # what an engine says before anybody has said anything to it
+GREETINGS = 50  # messages that the engine sends before it has received any
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    # Not tmp_path: the path of a socket has at most about 100 characters.
+    # Not tmp_path, because a socket's path has at most about 100 characters.
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     yield f"ipc://{folder}"
     shutil.rmtree(folder, ignore_errors=True)
 
 
 class Engine:
-    """The engine's end in a thread; greets, then `act` answers each batch until a Shutdown."""
+    """The engine's end in a thread. It sends greetings; `act` then answers each batch of messages
+    until Shutdown."""
 
     def __init__(self, address: str, act: Callable[[EngineEndpoint, list[ToEngine]], None]) -> None:
         self.address, self.act = address, act
@@ -72,7 +73,7 @@ class Engine:
 
 
 class Client:
-    """The API process's end, collecting what comes."""
+    """The API process's end, which collects the received messages."""
 
     def __init__(self, address: str, *, listening: bool = True) -> None:
         self.received: list[FromEngine] = []
@@ -89,14 +90,14 @@ class Client:
         self._news.set()
 
     async def until(self, count: int) -> None:
-        """Waits without sending anything: a lost wake-up is a timeout here."""
+        """Wait without sending anything, so that a lost wake-up causes a timeout."""
         async with asyncio.timeout(60):
             while len(self.received) < count:
                 self._news.clear()
                 await self._news.wait()
 
     async def greeted(self) -> None:
-        """Before that, nothing may be sent; after it, the greetings are forgotten."""
+        """Wait for the greetings and discard them. Do not send anything before."""
         await self.until(GREETINGS)
         self.connected()
         assert self.received == [Progress("loading", n / GREETINGS) for n in range(GREETINGS)]
@@ -120,7 +121,7 @@ def outputs(number: int) -> StepOutputs:
     return StepOutputs(0.5, [TokenOutput(number, 7, "stop")], [], EngineStats(step=number))
 
 
-async def test_bursts_in_both_directions_arrive_in_order(address: str) -> None:
+async def test_channel_bursts_in_both_directions_arrive_in_order(address: str) -> None:
     def echo(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
         for message in messages:
             if isinstance(message, GenerateRequest):
@@ -139,9 +140,9 @@ async def test_bursts_in_both_directions_arrive_in_order(address: str) -> None:
     assert client.received == [*map(outputs, range(COUNT))]
 
 
-async def test_no_wake_up_is_lost(address: str) -> None:
-    """zmq's descriptor is edge-triggered and a send can swallow an edge: one message at a time,
-    each answered only when the last answer has been seen, stalls at the first lost one."""
+async def test_channel_single_messages_lose_no_wake_up(address: str) -> None:
+    """zmq's descriptor is edge-triggered, and a send can consume an edge. The test sends one
+    message at a time, after the last answer has arrived, so it stalls at a lost wake-up."""
 
     def answer(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
         for message in messages:
@@ -162,8 +163,8 @@ async def test_no_wake_up_is_lost(address: str) -> None:
     assert len(client.received) == due
 
 
-async def test_once_connected_nothing_needs_the_files(address: str) -> None:
-    """So they go early: a server killed while the engine loads leaves nothing behind."""
+async def test_channel_connected_works_without_socket_files(address: str) -> None:
+    """The files are removed early, so a server killed during loading leaves none behind."""
 
     def echo(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
         endpoint.send(outputs(len(messages)))
@@ -182,8 +183,8 @@ async def test_once_connected_nothing_needs_the_files(address: str) -> None:
     assert engine.received == [Abort([1]), Shutdown()]
 
 
-def test_the_engine_is_connected_once_the_client_has_answered(address: str) -> None:
-    """Before, it may have to come again: zmq gives up a client that was stopped for 30 s."""
+def test_engine_endpoint_silent_client_waits_for_its_handshake(address: str) -> None:
+    """A connection without handshake may be lost: zmq drops a client stopped for 30 s."""
     silent = [socket.socket(socket.AF_UNIX) for _ in range(2)]
     for listener, name in zip(silent, (TO_ENGINE, FROM_ENGINE), strict=True):
         listener.bind(f"{address.removeprefix('ipc://')}/{name}")
@@ -203,18 +204,18 @@ def test_the_engine_is_connected_once_the_client_has_answered(address: str) -> N
 
 
 @pytest.mark.parametrize("listening", [True, False])
-async def test_what_came_before_the_loop_looked_is_seen(listening: bool, address: str) -> None:
+async def test_client_endpoint_blocked_loop_loses_no_message(listening: bool, address: str) -> None:
     client = Client(address, listening=listening)
     engine = Engine(address, lambda endpoint, messages: None)
-    time.sleep(0.5)  # noqa: ASYNC251 - the loop must stand while the greetings arrive
+    time.sleep(0.5)  # noqa: ASYNC251 - the greetings must arrive while the loop is blocked
     if not listening:
         client.listen()
     await client.greeted()
     await client.end(engine)
 
 
-async def test_a_handler_may_send_and_close(address: str) -> None:
-    """Closing within the handler must stop the reading at once."""
+async def test_client_endpoint_handler_may_send_and_close(address: str) -> None:
+    """Closing in the handler must stop the delivery of messages at once."""
 
     def flood(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
         for number in range(50):
@@ -244,8 +245,8 @@ async def test_a_handler_may_send_and_close(address: str) -> None:
     assert len(seen) == GREETINGS + 20
 
 
-async def test_an_unreadable_frame_is_fatal_and_does_not_stop_the_reading(address: str) -> None:
-    """Reliability T-39: an answer never just lacks tokens."""
+async def test_client_endpoint_unreadable_frame_is_fatal_and_reading_goes_on(address: str) -> None:
+    """A lost message must end the engine: an answer must never have a gap."""
     client = Client(address)
     engine = EngineEndpoint(address)
     good = engine._outbox._encode(outputs(1))
@@ -262,10 +263,10 @@ async def test_an_unreadable_frame_is_fatal_and_does_not_stop_the_reading(addres
 
 
 @pytest.mark.parametrize("order", [[0, 2], [0, 1, 1], [1, 0], [2**64 - 1]])
-async def test_a_message_lost_doubled_or_overtaken_is_noticed(
+async def test_channel_lost_repeated_or_reordered_message_is_detected(
     order: list[int], address: str
 ) -> None:
-    """Reliability T-39: by whoever receives it, and before it is used."""
+    """The receiver of each direction detects the error before it uses the message."""
     client = Client(address)
     engine = EngineEndpoint(address)
     client.connected()
@@ -290,10 +291,10 @@ async def test_a_message_lost_doubled_or_overtaken_is_noticed(
     client.endpoint.close()
 
 
-async def test_a_message_that_cannot_be_handled_is_fatal_and_does_not_stop_the_reading(
+async def test_client_endpoint_failing_handler_is_fatal_and_reading_goes_on(
     address: str,
 ) -> None:
-    """What it held is lost: whoever waits for it would wait for ever."""
+    """The contents of the message are lost, so requests that need them would wait forever."""
     seen: list[FromEngine] = []
     done = asyncio.Event()
 
@@ -317,9 +318,9 @@ async def test_a_message_that_cannot_be_handled_is_fatal_and_does_not_stop_the_r
     endpoint.close()
 
 
-async def test_polling(address: str) -> None:
+async def test_channel_polling_returns_only_messages_that_arrived(address: str) -> None:
     client = Client(address)
-    client.endpoint.send(Abort([0]))  # to nobody: dropped
+    client.endpoint.send(Abort([0]))  # dropped, because no engine is connected
     engine = EngineEndpoint(address)
     assert engine.drain(block=False) == []
     client.connected()
@@ -334,8 +335,8 @@ async def test_polling(address: str) -> None:
     client.endpoint.close()
 
 
-async def test_an_idle_engine_sleeps_until_something_comes(address: str) -> None:
-    """It would keep a core busy for nothing."""
+async def test_engine_endpoint_idle_sleeps_until_a_message_arrives(address: str) -> None:
+    """A busy loop would waste a core."""
     client = Client(address)
     engine = EngineEndpoint(address)
     client.connected()

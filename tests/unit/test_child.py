@@ -1,4 +1,4 @@
-"""With what environment the engine process is started, and from where it takes its modules."""
+"""Environment and module path of the engine process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.process import ROOT
         ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "glibc.malloc.hugetlb=0"),
     ],
 )
-def test_the_engine_gets_huge_pages_unless_told_otherwise(
+def test_engine_environment_sets_huge_pages_unless_given(
     before: dict[str, str], after: str
 ) -> None:
     environment = _engine_environment({"PATH": "/bin"} | before)
     assert environment == {"PATH": "/bin", "GLIBC_TUNABLES": after} | KERNELS_KEPT
 
 
-def test_the_engine_keeps_as_many_kernels_as_it_is_told() -> None:
+def test_engine_environment_given_kernel_cache_size_is_kept() -> None:
     environment = _engine_environment({"LRU_CACHE_CAPACITY": "7"})
     assert environment == _engine_environment({}) | {"LRU_CACHE_CAPACITY": "7"}
 
@@ -37,7 +37,7 @@ def test_the_engine_keeps_as_many_kernels_as_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sign"), [(["--plan"], "KV blocks of"), (["--threads", "1"], "serves demo")]
 )
-def test_no_module_of_the_current_folder_is_run(
+def test_serve_in_folder_with_python_modules_runs_none_of_them(
     tmp_path: Path, arguments: list[str], sign: str
 ) -> None:
     for name in ("engine.py", "random.py"):

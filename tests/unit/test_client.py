@@ -1,4 +1,4 @@
-"""ProcessClient over the life of its engine: loading, steps, what it says, and its death."""
+"""ProcessClient during the life of its engine: loading, steps, log messages and death."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.unit.client_rig import READY, Client, read, token
         (3, Fatal("The engine failed: KeyError."), "KeyError"),
     ],
 )
-async def test_death_fails_every_stream_with_its_reason(
+async def test_client_engine_dies_every_stream_fails_with_the_reason(
     client: Client, code: int, fatal: Fatal | None, reason: str
 ) -> None:
-    """Reliability T-01: those that wait and those that come later."""
+    """Requests that are running fail, and so do later ones."""
     streams = [client.submit_prompts(1)[0] for _ in range(3)]
     readers = [asyncio.ensure_future(read(stream)) for stream in streams]
     watcher = asyncio.ensure_future(client.wait_dead())
@@ -48,12 +48,12 @@ async def test_death_fails_every_stream_with_its_reason(
     with pytest.raises(EngineDeadError, match=reason):
         await client.wait_ready()
     for stream in streams:
-        stream.close()  # must not send to a dead engine: the endpoint refuses
+        stream.close()  # must not send to a dead engine: the fake endpoint would fail
     client.die(0)
-    assert reason in str(await client.wait_dead()), "the first reason stays"
+    assert reason in str(await client.wait_dead()), "a later exit must not replace the reason"
 
 
-async def test_the_reason_may_come_after_the_news_of_the_end(client: Client) -> None:
+async def test_client_reason_after_exit_is_still_reported(client: Client) -> None:
     words = Fatal("config.json has no vocab_size.", config_error=True)
     late = Progress("loading weights", 0.5), words
     client.endpoint.late = [partial(client._on_message, message) for message in late]
@@ -63,8 +63,8 @@ async def test_the_reason_may_come_after_the_news_of_the_end(client: Client) -> 
     assert client.config_error
 
 
-async def test_an_engine_that_has_told_why_and_then_aborts(client: Client) -> None:
-    """As where CUDA has failed: what takes its memory down behind the report calls abort()."""
+async def test_client_engine_aborts_after_fatal_reports_the_reason(client: Client) -> None:
+    """After a CUDA failure the engine sends Fatal, and CUDA's cleanup then calls abort()."""
     words = Fatal("The engine failed: AcceleratorError.")
     client.endpoint.late = [partial(client._on_message, words)]
     client.die(-6)
@@ -72,25 +72,25 @@ async def test_an_engine_that_has_told_why_and_then_aborts(client: Client) -> No
         await client.wait_ready()
 
 
-async def test_nothing_is_taken_behind_a_message_that_was_lost(client: Client) -> None:
-    """Or an answer with a hole would end as if all were well (T-39)."""
+async def test_client_outputs_after_a_lost_message_are_ignored(client: Client) -> None:
+    """Otherwise an answer with a gap would end as if it were complete."""
     stream, [request_id] = client.submit_prompts(3)
     client.step(token(request_id, 1))
-    client._on_message(Fatal("A message of the engine was lost or cannot be read."))
+    client._on_message(Fatal("An engine message was lost or cannot be decoded."))
     client.step(token(request_id, 3, "stop"))
     client.die(-9)
     with pytest.raises(EngineDeadError, match="was lost"):
         await read(stream)
 
 
-async def test_an_engine_that_reports_its_end_is_ended(client: Client) -> None:
-    """It would end by itself, but not where the message stands for one that nobody could read."""
+async def test_client_fatal_message_kills_the_engine(client: Client) -> None:
+    """The engine ends by itself, unless the client created Fatal for an unreadable message."""
     assert not client.child.killed
-    client._on_message(Fatal("The engine sent a message that cannot be read."))
+    client._on_message(Fatal("An engine message was lost or cannot be decoded."))
     assert client.child.killed
 
 
-async def test_what_failed_in_the_engine_is_a_record_of_the_log(
+async def test_client_fatal_detail_is_logged_as_traceback(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     traceback = "Traceback (most recent call last):\n  File ...\nKeyError: 7\n"
@@ -100,15 +100,15 @@ async def test_what_failed_in_the_engine_is_a_record_of_the_log(
     assert logging.Formatter().format(record).endswith(traceback.rstrip())
 
 
-async def test_what_the_engine_logs_is_a_record_of_the_log(
+async def test_client_engine_log_record_reaches_the_server_log(
     client: Client, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a logger of the engine process to the server's log."""
+    """A record goes from a logger of the engine process to the server's log."""
     sent: list[Notice] = []
     logger = logging.Logger("engine.somewhere", logging.INFO)
     logger.addHandler(ToServer(sent.append))
     logger.warning("no memory to capture more steps: %s", "100 % held")
-    logger.debug("nobody wants to know")
+    logger.debug("below the level")
     other = threading.Thread(target=logger.warning, args=("the socket is not mine",))
     other.start()
     other.join()
@@ -120,7 +120,7 @@ async def test_what_the_engine_logs_is_a_record_of_the_log(
     assert capsys.readouterr().err == "the socket is not mine\n"
 
 
-async def test_a_configuration_error_is_told_apart(client: Client) -> None:
+async def test_client_config_error_is_distinguished(client: Client) -> None:
     client._on_message(Fatal("No such model.", config_error=True))
     client.die(2)
     assert client.config_error
@@ -128,7 +128,7 @@ async def test_a_configuration_error_is_told_apart(client: Client) -> None:
         await client.wait_ready()
 
 
-async def test_loading_is_told_step_by_step() -> None:
+async def test_client_loading_reports_progress_until_ready() -> None:
     client = Client()
     client.state, client.info = "loading", None
     client._ready.clear()
@@ -143,20 +143,20 @@ async def test_loading_is_told_step_by_step() -> None:
     assert client.progress == Progress("ready", 1.0)
 
 
-async def test_the_age_of_the_last_step_counts_only_while_there_is_work(client: Client) -> None:
+async def test_last_step_age_counts_only_while_there_is_work(client: Client) -> None:
     client._last_sign = time.monotonic() - 1000
     assert client.last_step_age() == 0
     stream, _ = client.submit_prompts(1)
-    assert client.last_step_age() < 500, "an idle engine owed no sign"
+    assert client.last_step_age() < 500, "an idle engine sends nothing"
     client._last_sign = time.monotonic() - 1000
     client.submit_prompts(1)
-    assert client.last_step_age() >= 1000, "but one with work does"
+    assert client.last_step_age() >= 1000, "an engine with work must send"
     client.step()
     assert client.last_step_age() < 500
     stream.close()
 
 
-async def test_every_step_is_shown_to_the_metrics(client: Client) -> None:
+async def test_client_on_step_gets_every_step(client: Client) -> None:
     seen: list[StepOutputs] = []
     client.on_step = seen.append
     client.step(stats=EngineStats(step=7))
@@ -164,6 +164,6 @@ async def test_every_step_is_shown_to_the_metrics(client: Client) -> None:
     assert [outputs.stats.step for outputs in seen] == [7]
 
 
-async def test_ids_are_never_used_twice(client: Client) -> None:
+async def test_client_next_id_is_never_reused(client: Client) -> None:
     ids = [client.next_id() for _ in range(1000)]
     assert ids == sorted(set(ids))

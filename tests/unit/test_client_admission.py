@@ -1,4 +1,4 @@
-"""ProcessClient: who is let in, and what makes room again."""
+"""Admission control in ProcessClient: queue limits, and what makes room in the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.protocol import EmbedRequest, EngineStats, Rejected
 from tests.unit.client_rig import Client, read, token
 
 
-async def test_the_queue_is_bounded_by_requests(client: Client) -> None:
+async def test_submit_beyond_request_limit_is_refused(client: Client) -> None:
     for _ in range(3):
         client.submit_prompts(1)
     with pytest.raises(EngineOverloadedError, match="3 requests with 3 prompt tokens"):
@@ -22,7 +22,7 @@ async def test_the_queue_is_bounded_by_requests(client: Client) -> None:
     client.admit()
 
 
-async def test_the_queue_is_bounded_by_tokens(client: Client) -> None:
+async def test_submit_beyond_token_limit_is_refused(client: Client) -> None:
     client.submit_prompts(60)
     client.offer(40)
     with pytest.raises(EngineOverloadedError):
@@ -31,7 +31,7 @@ async def test_the_queue_is_bounded_by_tokens(client: Client) -> None:
     client.offer(100)
 
 
-async def test_an_empty_queue_takes_any_one_submission(client: Client) -> None:
+async def test_submit_to_empty_queue_accepts_any_size(client: Client) -> None:
     _, ids = client.submit_prompts(70, 70, 70, 70)
     assert len(client.endpoint.sent) == 4
     with pytest.raises(EngineOverloadedError):
@@ -40,7 +40,7 @@ async def test_an_empty_queue_takes_any_one_submission(client: Client) -> None:
     client.submit_prompts(101)
 
 
-async def test_a_submission_is_taken_whole_or_not_at_all(client: Client) -> None:
+async def test_submit_without_room_for_all_sends_none(client: Client) -> None:
     client.submit_prompts(1)
     with pytest.raises(EngineOverloadedError):
         client.submit_prompts(1, 1, 1)
@@ -48,7 +48,7 @@ async def test_a_submission_is_taken_whole_or_not_at_all(client: Client) -> None
     client.submit_prompts(1, 1)
 
 
-async def test_the_texts_of_a_submission_wait_as_one_request(client: Client) -> None:
+async def test_embed_several_texts_count_as_one_request(client: Client) -> None:
     def embed(*lengths: int) -> list[int]:
         texts = [EmbedRequest(client.next_id(), [1] * n, "mean", 0.0) for n in lengths]
         client.embed(texts)
@@ -70,7 +70,7 @@ async def test_the_texts_of_a_submission_wait_as_one_request(client: Client) -> 
 
 
 @pytest.mark.parametrize("leave", ["admitted", "aborted", "refused"])
-async def test_what_leaves_the_queue_makes_room_once(client: Client, leave: str) -> None:
+async def test_queue_request_leaving_twice_makes_room_once(client: Client, leave: str) -> None:
     stream, (request_id,) = client.submit_prompts(90)
     client.submit_prompts(5)
     with pytest.raises(EngineOverloadedError):
@@ -90,7 +90,7 @@ async def test_what_leaves_the_queue_makes_room_once(client: Client, leave: str)
 @pytest.mark.parametrize(
     ("step_seconds", "tokens", "expected"), [(0.0, 64, 1), (0.5, 10, 5), (30.0, 1, 48)]
 )
-async def test_retry_after_follows_the_pace_within_a_minute(
+async def test_retry_after_follows_throughput_up_to_a_minute(
     client: Client, step_seconds: float, tokens: int, expected: int
 ) -> None:
     client.submit_prompts(100)
@@ -100,7 +100,7 @@ async def test_retry_after_follows_the_pace_within_a_minute(
     assert expected <= refused.value.retry_after <= min(math.ceil(expected * 1.25), 60)
 
 
-async def test_those_refused_together_are_not_told_to_come_back_together(client: Client) -> None:
+async def test_retry_after_of_simultaneous_refusals_is_spread(client: Client) -> None:
     client.submit_prompts(100)
     client.step(stats=EngineStats(step_seconds=30.0, step_prefill_tokens=1))
     told = set()
@@ -111,7 +111,7 @@ async def test_those_refused_together_are_not_told_to_come_back_together(client:
     assert len(told) > 5
 
 
-async def test_only_a_ready_engine_is_given_work() -> None:
+async def test_admit_unless_ready_is_refused_and_accepted_work_goes_on() -> None:
     client = Client()
     client.state = "loading"
     with pytest.raises(EngineUnavailableError) as refused:
@@ -123,10 +123,10 @@ async def test_only_a_ready_engine_is_given_work() -> None:
     with pytest.raises(EngineUnavailableError) as refused:
         client.admit()
     assert refused.value.state == "draining"
-    tokenised, (late,) = client.submit_prompts(1)  # it was admitted before the drain
+    tokenised, (late,) = client.submit_prompts(1)  # passed `admit` before the drain
     client.step(token(request_id, 5, "stop"), admitted=(request_id,))
     client.step(token(late, 6, "stop"), admitted=(late,))
-    assert await read(stream) == [[5]], "what was accepted goes on"
+    assert await read(stream) == [[5]], "accepted requests must go on"
     assert await read(tokenised) == [[6]]
     client.die(-9)
     client.drain()

@@ -1,4 +1,4 @@
-"""OutputStream: everything arrives once, and ends as it should."""
+"""OutputStream: outputs arrive once, and the stream ends correctly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.protocol import Rejected
 from tests.unit.client_rig import Client, read, token
 
 
-async def test_a_slow_reader_gets_everything_at_once(client: Client) -> None:
+async def test_stream_slow_reader_gets_all_outputs_in_one_batch(client: Client) -> None:
     stream, (a, b) = client.submit_prompts(1, 1)
     batches = aiter(stream)
     client.step(token(a, 1), token(b, 2), admitted=(a, b), at=1.0)
@@ -29,7 +29,7 @@ async def test_a_slow_reader_gets_everything_at_once(client: Client) -> None:
     assert client.endpoint.aborted == []
 
 
-async def test_a_reader_that_is_cancelled_loses_nothing(client: Client) -> None:
+async def test_stream_cancelled_reader_loses_no_output(client: Client) -> None:
     stream, (request_id,) = client.submit_prompts(1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -38,20 +38,20 @@ async def test_a_reader_that_is_cancelled_loses_nothing(client: Client) -> None:
     assert await read(stream) == [[1, 2]]
 
 
-async def test_finishing_one_request_leaves_the_others(client: Client) -> None:
+async def test_finish_one_request_leaves_the_others(client: Client) -> None:
     stream, (a, b) = client.submit_prompts(1, 1)
     client.step(token(a, 1), token(b, 2))
     stream.finish(a)
     stream.finish(a)
     assert client.endpoint.aborted == [[a]]
-    client.step(token(a, 9), token(b, 3, "stop"))  # sampled before the engine heard of it
+    client.step(token(a, 9), token(b, 3, "stop"))  # sampled before the engine received the abort
     assert await read(stream) == [[1, 2, 3]]
     stream.finish(b)
     stream.close()
-    assert client.endpoint.aborted == [[a]], "nothing is left to abort"
+    assert client.endpoint.aborted == [[a]], "no request is left to abort"
 
 
-async def test_finishing_the_last_request_ends_a_waiting_reader(client: Client) -> None:
+async def test_finish_last_request_ends_a_waiting_reader(client: Client) -> None:
     stream, (request_id,) = client.submit_prompts(1)
     reader = asyncio.ensure_future(read(stream))
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_finishing_the_last_request_ends_a_waiting_reader(client: Client) 
     assert await reader == []
 
 
-async def test_close_aborts_what_is_unfinished_once(client: Client) -> None:
+async def test_close_aborts_unfinished_requests_once(client: Client) -> None:
     stream, (a, b, c) = client.submit_prompts(1, 1, 1)
     client.step(token(b, 1, "stop"))
     stream.close()
@@ -67,16 +67,16 @@ async def test_close_aborts_what_is_unfinished_once(client: Client) -> None:
     stream.finish(a)
     assert client.endpoint.aborted == [[a, c]]
     assert not client.busy
-    client.step(token(a, 9, "length"), token(c, 9))  # for nobody; must not fail
+    client.step(token(a, 9, "length"), token(c, 9))  # has no reader; must not fail
 
 
-async def test_a_refused_request_fails_its_submission_alone(client: Client) -> None:
+async def test_stream_rejected_request_fails_only_its_submission(client: Client) -> None:
     stream, (a, b) = client.submit_prompts(1, 1)
     bystander, (other,) = client.submit_prompts(1)
     client.step(token(a, 1))
     client._on_message(Rejected(b, "context_length_exceeded", "too long"))
     batches = aiter(stream)
-    assert [o.token for _, o in await anext(batches)] == [1], "what came before is delivered"
+    assert [o.token for _, o in await anext(batches)] == [1], "earlier outputs are delivered"
     with pytest.raises(RequestRejectedError, match="too long") as refused:
         await anext(batches)
     assert refused.value.code == "context_length_exceeded"

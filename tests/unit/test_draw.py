@@ -1,4 +1,4 @@
-"""Drawing on the device alone: the sampler's tokens, from tensors, without a trip over the host."""
+"""Sampling by `draw`, which works on device tensors without synchronising with the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.test_sampler import VARIED, logits_of, row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAIN = VARIED[:-1]  # the last one looks at earlier tokens
+PLAIN = VARIED[:-1]  # the last one depends on earlier tokens
 
 
 def params_of(rows: list[SamplingRow]) -> DrawParams:
@@ -30,8 +30,8 @@ def params_of(rows: list[SamplingRow]) -> DrawParams:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 300, 5000])
-def test_it_draws_what_the_sampler_draws(vocabulary: int) -> None:
-    """Rows of all kinds in one batch, each among its own."""
+def test_draw_mixed_rows_matches_the_sampler(vocabulary: int) -> None:
+    """All kinds of settings in one batch, each with several rows."""
     count = 5 * len(PLAIN)
     logits = torch.stack([logits_of(vocabulary, 1.0, seed) for seed in range(count)])
     rows = [row(3 + n % 5, seed=n * 2**33 - n, **PLAIN[n % len(PLAIN)]) for n in range(count)]
@@ -43,23 +43,23 @@ def test_it_draws_what_the_sampler_draws(vocabulary: int) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"top_k": 1}, {"min_p": 1.0}], ids=str)
-def test_of_equals_the_first_is_taken(setting: dict[str, Any]) -> None:
+def test_draw_greedy_with_ties_takes_the_first(setting: dict[str, Any]) -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
     drawn = draw(logits, params_of([row(seed=s, **setting) for s in range(2)]))
-    if "min_p" in setting:  # keeps all equals
+    if "min_p" in setting:  # keeps all ties
         assert drawn[0] in (1, 3)
     else:
         assert drawn.tolist() == [1, 0]
 
 
-def test_top_k_keeps_k_of_equals() -> None:
+def test_draw_top_k_with_ties_keeps_k_tokens() -> None:
     rows = [row(seed=s, top_k=3) for s in range(500)]
     drawn = draw(torch.zeros(500, 9), params_of(rows))
     assert set(drawn.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
-def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
+def test_draw_nonfinite_row_leaves_other_rows_unchanged(broken: float) -> None:
     logits = torch.stack([logits_of(500, 1.0, seed) for seed in range(len(PLAIN))])
     params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
     healthy = draw(logits, params).tolist()
@@ -73,8 +73,8 @@ def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
         assert draw(poisoned, params).tolist() == due
 
 
-def test_no_host_is_asked() -> None:
-    """On the meta device there are no values: whatever read one would fail."""
+def test_draw_on_meta_device_reads_no_value() -> None:
+    """The meta device has no values, so an operation that read one would fail."""
     params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN)])
     on_meta = DrawParams(*(column.to("meta") for column in params))
     drawn = draw(torch.empty(len(PLAIN), 100, device="meta"), on_meta)

@@ -1,4 +1,4 @@
-"""Penalties, bias and bans against their formulas; the candidates' filters against brute force."""
+"""Penalties, bias and banned tokens against their formulas; filters against brute force."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCAB = 23
 def adjusted_by_hand(
     logits: list[float], params: SamplingParams, tokens: list[int], prompt_length: int
 ) -> list[float]:
-    """Token by token, as SamplingParams says."""
+    """Apply the formulas of SamplingParams token by token."""
     result = []
     answer = tokens[prompt_length:]
     bias = dict(params.logit_bias)
@@ -52,7 +52,7 @@ token_ids = st.integers(0, VOCAB - 1)
     stops=st.sets(token_ids, max_size=4),
     min_tokens=st.integers(0, 20),
 )
-def test_adjust(
+def test_adjust_random_params_matches_formulas(
     logits: list[float],
     tokens: list[int],
     answer: int,
@@ -91,13 +91,13 @@ def test_adjust(
     ],
     ids=str,
 )
-def test_every_parameter_that_adjusts_is_noticed(change: dict[str, float]) -> None:
+def test_adjusts_logits_is_true_for_each_adjusting_parameter(change: dict[str, float]) -> None:
     assert not adjusts_logits(SamplingParams(8, temperature=0.3, top_k=3, top_p=0.2, min_p=0.1))
     assert adjusts_logits(SamplingParams(8, **change))
 
 
 def kept_by_hand(probs: list[float], top_k: int, top_p: float, min_p: float) -> list[bool]:
-    """For probabilities from the most likely down."""
+    """Return which tokens the filters keep. `probs` is sorted in descending order."""
     within = probs[:top_k] if top_k else probs
     mass = math.fsum(within)
     before, stays = 0.0, []
@@ -108,8 +108,8 @@ def kept_by_hand(probs: list[float], top_k: int, top_p: float, min_p: float) -> 
     return stays + [False] * (len(probs) - len(within))
 
 
-def test_keep_against_brute_force() -> None:
-    """Mixed rows; probabilities and limits are binary fractions, so both sides count exactly."""
+def test_keep_mixed_rows_matches_brute_force() -> None:
+    """Probabilities and limits are binary fractions, so both sides compute exactly."""
     rng = random.Random(4)
     for _ in range(300):
         vocabulary, rows = rng.choice((1, 2, 7, 40)), []
@@ -118,7 +118,7 @@ def test_keep_against_brute_force() -> None:
             scale = 2.0 ** -math.ceil(math.log2(sum(weights)) + 1e-9)
             probs = sorted((w * scale for w in weights), reverse=True)
             top_k = rng.choice((0, 1, 2, 5, vocabulary, vocabulary + 9))
-            # Without top-k, top-p is a share of the whole distribution, not of the candidates.
+            # Without top-k, top-p is a share of the whole distribution, not only of the candidates.
             missing = 0.0 if top_k else 1 - sum(probs)
             rows.append((probs, missing, top_k, rng.randint(0, 64) / 64, rng.randint(0, 16) / 16))
         stays = keep(
@@ -132,13 +132,13 @@ def test_keep_against_brute_force() -> None:
             assert stays[row].tolist() == due[: len(probs)], rows[row]
 
 
-def test_the_most_likely_token_always_stays() -> None:
+def test_keep_strictest_filters_keeps_the_most_likely_token() -> None:
     probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]] * 3)
     stays = keep(probs, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]), torch.ones(3))
     assert stays.tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
 
 
-def test_all_stay_at_a_top_p_of_one_however_the_sum_is_rounded() -> None:
+def test_keep_top_p_of_one_keeps_all_despite_rounding() -> None:
     probs = torch.tensor([[1.0, 1e-9, 1e-9]])
     zero = torch.zeros(1)
     assert keep(probs, zero, torch.ones(1), zero).tolist() == [[True] * 3]

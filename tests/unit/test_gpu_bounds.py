@@ -1,4 +1,4 @@
-"""The bounds that GPU figures are held against, beside values worked out by hand elsewhere."""
+"""Theoretical bounds for GPU performance, compared with values calculated by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ H200 = Chip(read=4.3e12, matmul=790e12)
         ("gemma-2-9b", 18.48, 344064, 228, 9494),
     ],
 )
-def test_decode_is_bounded_by_reading_weights_and_kv(
+def test_decode_bound_is_time_to_read_weights_and_kv(
     model: str, gigabytes: float, kv: int, batch_1: int, batch_256: int
 ) -> None:
     shape = Shape.of(CONFIGS[model])
@@ -30,13 +30,13 @@ def test_decode_is_bounded_by_reading_weights_and_kv(
         assert batch / shape.decode_seconds([1024] * batch, H200) == pytest.approx(rate, abs=1)
 
 
-def test_prefill_of_8b() -> None:
+def test_prefill_bound_of_8b_matches_hand_calculation() -> None:
     shape = Shape.of(CONFIGS["llama-3.1-8b"])
     assert shape.prefill_flops(1024) / H200.matmul == pytest.approx(18.4e-3, rel=0.01)
     assert shape.prefill_flops(8192) / H200.matmul == pytest.approx(167e-3, rel=0.01)
 
 
-def test_the_offline_floor_of_the_nano_workload() -> None:
+def test_offline_bound_of_nano_vllm_workload_matches_hand_calculation() -> None:
     random = Random(0)
     prompts = []
     for _ in range(256):

@@ -1,4 +1,4 @@
-"""How many KV blocks there are; and that following the advice in a refusal helps."""
+"""Number of KV blocks, and that the advice in a refusal works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.protocol import KVGroup
 
 
 def plan(available: int = 10**9, max_model_len: int = 1000, **config: Any) -> tuple[int, int]:
-    """With blocks of 64 tokens and 1000 bytes."""
+    """Plan with blocks of 64 tokens and 1000 bytes."""
     return plan_for(EngineConfig(**config), 1000, max_model_len, available)
 
 
@@ -40,25 +40,25 @@ def plan_for(
     )
 
 
-def test_by_default_all_sequences_fit_or_a_quarter_of_the_memory_is_taken() -> None:
+def test_plan_default_fits_all_sequences_or_takes_a_quarter_of_memory() -> None:
     assert plan(max_num_seqs=8) == (8 * 16, 1000)
     assert plan(available=400_000, max_num_seqs=8) == (100, 1000)
 
 
-def test_a_gpu_is_filled_up_to_its_share() -> None:
+def test_plan_gpu_fills_memory_up_to_its_utilization() -> None:
     config = EngineConfig(gpu_memory_utilization=0.75, max_num_seqs=1)
     spare = spare_for_kv(config, free=9_000, total=10_000, reserved=500)
     assert spare == 9_000 - 500 - 2_500
     on_gpu: dict[str, Any] = {"step_tokens": 64, "most": 9_000, "fill": True}
     blocks, _ = plan_blocks(config, (KVGroup(1),), 10, max_model_len=64, spare=spare, **on_gpu)
-    assert blocks == spare // 10, "more than one sequence needs: for prefixes"
+    assert blocks == spare // 10, "more than one sequence needs, for the prefix cache"
     assert spare_for_kv(config, free=2_900, total=10_000, reserved=500) == 0
     asked = msgspec.structs.replace(config, max_model_len=128)
     with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.75 gives 1\. Use"):
         plan_blocks(asked, (KVGroup(1),), 10, max_model_len=128, spare=19, **on_gpu)
 
 
-def test_weights_that_a_device_cannot_hold_are_refused_before_they_are_read() -> None:
+def test_check_weights_too_large_for_device_is_refused() -> None:
     check_weights(80 << 30, free=80 << 30, total=80 << 30)
     with pytest.raises(ConfigError, match=r"take 140\.0 GiB, but 79\.0 of the GPU's 80\.0 GiB are"):
         check_weights(140 << 30, free=79 << 30, total=80 << 30)
@@ -67,13 +67,13 @@ def test_weights_that_a_device_cannot_hold_are_refused_before_they_are_read() ->
         check_weights(140 << 30, free=24 << 30, total=None)
 
 
-def test_bytes_and_the_override_are_exact() -> None:
+def test_plan_given_bytes_or_override_is_exact() -> None:
     assert plan(kv_cache_memory_bytes=77_999) == (77, 1000)
     assert plan(num_gpu_blocks_override=31, kv_cache_memory_bytes=10**9) == (31, 1000)
     assert plan(available=0, num_gpu_blocks_override=31) == (31, 1000)
 
 
-def test_the_models_own_context_shrinks_to_what_fits() -> None:
+def test_plan_default_context_shrinks_to_fit() -> None:
     assert plan(num_gpu_blocks_override=15) == (15, 15 * 64)
     assert plan(num_gpu_blocks_override=16) == (16, 1000)
     assert plan(available=40_000) == (10, 640)
@@ -88,7 +88,7 @@ def test_the_models_own_context_shrinks_to_what_fits() -> None:
     ],
     ids=str,
 )
-def test_a_context_asked_for_is_never_cut(config: dict[str, Any], limit: str) -> None:
+def test_plan_given_context_too_long_is_refused(config: dict[str, Any], limit: str) -> None:
     available = config.pop("available", 10**9)
     wanted = EngineConfig(max_model_len=1000, **config)
     with pytest.raises(ConfigError, match=f"1000 tokens needs 16 KV blocks .*{limit}"):
@@ -100,8 +100,8 @@ def test_a_context_asked_for_is_never_cut(config: dict[str, Any], limit: str) ->
     [{"kv_cache_memory_bytes": 100_001 * 10**6}, {"num_gpu_blocks_override": 100_001}],
     ids=str,
 )
-def test_more_than_the_memory_there_is_cannot_be_asked_for(config: dict[str, Any]) -> None:
-    """What is merely not free can: files give their memory back."""
+def test_plan_more_than_total_memory_is_refused(config: dict[str, Any]) -> None:
+    """Memory that is only not free now is allowed: the page cache is released when needed."""
     asked = EngineConfig(**config)
     [flag] = config
     assert plan_for(asked, 10**6, 1000, 0, most=100_001 * 10**6) == (100_001, 1000)
@@ -110,7 +110,7 @@ def test_more_than_the_memory_there_is_cannot_be_asked_for(config: dict[str, Any
         plan_for(asked, 10**6, 1000, 10**9, most=100_001 * 10**6 - 1)
 
 
-def test_a_context_beyond_the_memory_is_no_reason_to_ask_for_that_much() -> None:
+def test_plan_context_beyond_total_memory_advises_no_larger_cache() -> None:
     wanted = EngineConfig(max_model_len=10**6)
     with pytest.raises(ConfigError, match=r"\. Use --max-model-len 6400\.$"):
         plan_for(wanted, 1000, 10**6, 400_000, most=10**6)
@@ -128,7 +128,7 @@ def test_a_context_beyond_the_memory_is_no_reason_to_ask_for_that_much() -> None
     seqs=st.integers(1, 4096),
     windows=st.lists(st.none() | st.integers(1, 5000), min_size=1, max_size=3),
 )
-def test_a_sequence_of_the_length_served_always_fits(
+def test_plan_random_limits_served_length_always_fits(
     block_size: int,
     block_bytes: int,
     length: int,
@@ -160,7 +160,7 @@ def test_a_sequence_of_the_length_served_always_fits(
 
 
 def follow(config: EngineConfig, message: str) -> list[EngineConfig]:
-    """The configurations that the refusal tells the user to try."""
+    """Return the configurations that the refusal advises."""
     advice = re.findall(r"--([a-z-]+) (\d+)", message)
     assert advice
     return [

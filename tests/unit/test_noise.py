@@ -1,4 +1,4 @@
-"""Noise is a pure function of (seed, position, token), exponential, and independent over each."""
+"""Noise is a pure function of (seed, position, token), exponential and independent in each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def column(*values: int) -> torch.Tensor:
 
 
 def draws(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Uniform draws [R, K], from the exponential ones."""
+    """Return uniform draws [R, K], computed from the exponential ones."""
     return 1 - torch.exp(-exponential_noise(seeds, positions, tokens).double())
 
 
-def test_known_values() -> None:
-    """Other implementations (kernels, devices) must draw these; 32-bit wrap-around included."""
+def test_noise_known_arguments_match_the_reference() -> None:
+    """Kernels and other devices must draw the same values, including 32-bit wrap-around."""
     seeds = column(0, 1, -1, 2**62 + 7)
     noise = exponential_noise(seeds, column(0, 5, 2**17, 3), torch.tensor([0, 1, 150_000]))
     assert noise.dtype == torch.float32
@@ -35,7 +35,7 @@ def test_known_values() -> None:
 
 
 def reference(seeds: list[int], positions: list[int], tokens: list[int]) -> list[list[float]]:
-    """The same function in plain integers."""
+    """Compute the same function with Python integers."""
 
     def mix(h: int) -> int:
         for shift, multiplier in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
@@ -52,7 +52,7 @@ def reference(seeds: list[int], positions: list[int], tokens: list[int]) -> list
     return [[noise(s, p, t) for t in tokens] for s, p in zip(seeds, positions, strict=True)]
 
 
-def test_it_is_a_function_of_its_arguments_alone() -> None:
+def test_noise_depends_on_its_arguments_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     seeds = torch.randint(-INT64, INT64 - 1, (50,), generator=generator)
     positions = torch.randint(0, 100_000, (50,), generator=generator)
@@ -69,7 +69,7 @@ def test_it_is_a_function_of_its_arguments_alone() -> None:
     assert torch.equal(exponential_noise(seeds, positions, each_row_its_own), whole)
 
 
-def test_it_leaves_its_arguments_alone() -> None:
+def test_noise_does_not_modify_its_arguments() -> None:
     arguments = column(3, 4), column(5, 6), torch.arange(7, dtype=torch.int32)
     before = [argument.clone() for argument in arguments]
     exponential_noise(*arguments)
@@ -77,7 +77,7 @@ def test_it_leaves_its_arguments_alone() -> None:
 
 
 @pytest.mark.parametrize("axis", ["seed", "position", "token"])
-def test_it_is_exponential_along_each_axis(axis: str) -> None:
+def test_noise_along_each_axis_is_exponential(axis: str) -> None:
     count, one = 100_000, torch.ones(1, dtype=torch.int64)
     along = torch.arange(count)
     if axis == "token":
@@ -98,10 +98,10 @@ NEIGHBOURS = [
 
 
 @pytest.mark.parametrize("step", [*NEIGHBOURS, (2**32, 0, 0), (0, 64, 0), (0, 0, 256)])
-def test_neighbours_are_independent(step: tuple[int, int, int]) -> None:
+def test_noise_of_neighbours_is_independent(step: tuple[int, int, int]) -> None:
     """Chi-square over a 16 x 16 table of the draws at (s, p, t) and one step away.
 
-    The choices of one request have neighbouring seeds, an answer has neighbouring positions.
+    The choices of one request have neighbouring seeds; an answer has neighbouring positions.
     """
     generator = torch.Generator().manual_seed(2)
     seeds = torch.randint(-(2**40), 2**40, (20_000,), generator=generator)
@@ -114,8 +114,8 @@ def test_neighbours_are_independent(step: tuple[int, int, int]) -> None:
     assert stats.chisquare(observed).pvalue > LIKELY
 
 
-def test_small_draws_are_as_frequent_as_they_should_be() -> None:
-    """A sample is decided by the smallest draws: their tail must be exact, not only the bulk."""
+def test_noise_small_draws_have_expected_frequency() -> None:
+    """The smallest draws decide a sample, so the lower tail must be exact too."""
     noise = exponential_noise(torch.arange(2000), torch.arange(2000) % 77, torch.arange(2000))
     for limit in (1e-2, 1e-3, 1e-4, 1e-5):
         expected = noise.numel() * limit
@@ -124,10 +124,10 @@ def test_small_draws_are_as_frequent_as_they_should_be() -> None:
     assert torch.isfinite(noise.log()).all()
 
 
-def test_the_extreme_draws_are_numbers_to_compare_scores_by(
+def test_noise_extreme_bits_give_finite_positive_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A token that is the only one left must win whatever it draws."""
+    """A token that is the only one left must win with any draw."""
     extremes = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
     monkeypatch.setattr("engine.sampling.noise.noise_bits", lambda *arguments: extremes)
     smallest, greatest = exponential_noise(column(1), column(1), torch.arange(2))[0].tolist()

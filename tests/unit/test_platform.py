@@ -1,4 +1,4 @@
-"""What is known of the CPU the engine runs on."""
+"""Facts about the CPU, the GPU and the memory that the engine detects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
         (None, {"amx_bf16"}, torch.float32, False),
     ],
 )
-def test_amx(
+def test_multiplies_in_amx_needs_feature_bf16_and_permission(
     monkeypatch: pytest.MonkeyPatch,
     allowed: str | None,
     features: set[str],
@@ -51,7 +51,7 @@ def test_amx(
         ("cuda", torch.float32, False, 2, "v3.7.1", None),
     ],
 )
-def test_bits_depend_on_rows(
+def test_depends_on_rows_returns_the_cause(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     dtype: torch.dtype,
@@ -73,8 +73,8 @@ def test_bits_depend_on_rows(
     )
 
 
-def test_the_version_of_onednn_is_found() -> None:
-    """Torch tells it in a text for people."""
+def test_onednn_version_is_found_in_torch_config() -> None:
+    """Torch gives the version only in a text meant for people."""
     found = platform._onednn_version()
     assert (found > (3, 0)) == torch.backends.mkldnn.is_available()
 
@@ -90,7 +90,7 @@ def test_the_version_of_onednn_is_found() -> None:
         ("DEFAULT", {"avx2"}, False, False),
     ],
 )
-def test_onednn_emulates_bf16_where_avx512_lacks_it(
+def test_onednn_emulates_bf16_on_avx512_without_it(
     monkeypatch: pytest.MonkeyPatch,
     allowed: str,
     features: set[str],
@@ -106,7 +106,7 @@ def test_onednn_emulates_bf16_where_avx512_lacks_it(
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_onednn_has_bf16_on_some_cpus_only(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
+def test_onednn_bf16_depends_on_the_cpu(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
     assert platform.onednn_multiplies(CPU, torch.float32)
     assert platform.onednn_multiplies(CPU, torch.bfloat16) is has_bf16
@@ -120,10 +120,10 @@ def test_onednn_has_bf16_on_some_cpus_only(monkeypatch: pytest.MonkeyPatch, has_
 @pytest.mark.parametrize(
     ("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)]
 )
-def test_a_gpu_that_only_emulates_bf16_computes_in_fp32(
+def test_select_dtype_gpu_emulating_bf16_uses_fp32(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """torch counts emulation as support, Triton has no products of it."""
+    """torch counts emulation as support, but Triton cannot emulate bf16 products."""
 
     def is_supported(including_emulation: bool = True) -> bool:
         return including_emulation or capability >= (8, 0)
@@ -136,10 +136,10 @@ def test_a_gpu_that_only_emulates_bf16_computes_in_fp32(
     ("limit", "used", "files", "free"),
     [(8, 7, 4, 5), (8, 7, 0, 1), (8, 9, 0, 0), ("max", 7, 4, 40), (100, 7, 4, 40)],
 )
-def test_memory_free_in_a_container(
+def test_available_memory_in_container_respects_its_limit(
     monkeypatch: pytest.MonkeyPatch, limit: int | str, used: int, files: int, free: int
 ) -> None:
-    """Of its limit, and what it holds of files is no loss: among them the checkpoint just read."""
+    """The page cache, such as a checkpoint just read, counts as free."""
     gib = 2**30
     there = {
         "/proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {40 * gib // 1024} kB\n",

@@ -1,4 +1,4 @@
-"""What crosses between the processes survives the wire, and nothing else gets in."""
+"""Messages survive encoding and decoding, and malformed messages are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUEST = GenerateRequest(7, [1, 2, 3], SamplingParams(16, seed=-(2**63)), 12.5,
 
 
 def strategy(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of an annotation of protocol.py."""
+    """Return a strategy for values of a type annotation of protocol.py."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{f: strategy(hints[f]) for f in kind.__struct_fields__})
@@ -58,19 +58,19 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
 
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(message=st.one_of(*map(strategy, DIRECTIONS)))
-def test_every_message_survives_the_wire(message: Any) -> None:
+def test_message_encoded_and_decoded_is_equal(message: Any) -> None:
     direction = ToEngine if isinstance(message, ToEngine) else FromEngine
     assert msgspec.msgpack.decode(encode(message), type=direction) == message
 
 
-def test_messages_are_frozen_and_carry_their_name() -> None:
+def test_message_is_frozen_and_tagged_with_its_name() -> None:
     with pytest.raises(AttributeError):
         REQUEST.priority = 3  # type: ignore[misc]
     wire = msgspec.msgpack.decode(encode(REQUEST))
     assert wire[:3] == ["GenerateRequest", 7, [1, 2, 3]]
 
 
-def test_no_two_messages_share_a_name_and_each_has_one_direction() -> None:
+def test_messages_have_unique_names_and_one_direction_each() -> None:
     structs = [value for value in vars(protocol).values() if isinstance(value, type)]
     messages = {s for s in structs if issubclass(s, protocol.Message)} - {protocol.Message}
     travelling = [s for union in DIRECTIONS for s in typing.get_args(union)]
@@ -78,7 +78,7 @@ def test_no_two_messages_share_a_name_and_each_has_one_direction() -> None:
     assert len(travelling) == len({s.__name__ for s in travelling})
 
 
-def test_a_message_of_the_other_direction_is_refused() -> None:
+def test_decode_message_of_other_direction_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(encode(Abort([1])), type=FromEngine)
 
@@ -101,14 +101,14 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
     ],
     ids=str,
 )
-def test_malformed_messages_are_refused(wire: Any) -> None:
+def test_decode_malformed_message_is_refused(wire: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(encode(wire), type=ToEngine)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS, ids=["to engine", "from engine"])
-def test_random_and_damaged_frames_raise_nothing_else(direction: Any) -> None:
-    """Reliability T-46: whatever comes, the decoder answers with a message or one of these."""
+def test_decode_random_or_damaged_frame_raises_only_decode_errors(direction: Any) -> None:
+    """For any input the decoder returns a message or raises one of MALFORMED."""
     rng = random.Random(6)
     decode = msgspec.msgpack.Decoder(direction).decode
     tops = tuple((token, -0.5) for token in range(20))
@@ -137,6 +137,6 @@ def test_random_and_damaged_frames_raise_nothing_else(direction: Any) -> None:
     [b"\x91" * 100_000, b"\x81" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"],
     ids=["nested arrays", "nested maps", "an array of 4 Gi", "4 GiB of bytes"],
 )
-def test_frames_that_promise_too_much(direction: Any, frame: bytes) -> None:
+def test_decode_frame_declaring_huge_sizes_is_refused(direction: Any, frame: bytes) -> None:
     with pytest.raises(MALFORMED):
         msgspec.msgpack.decode(frame, type=direction)

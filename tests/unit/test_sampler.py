@@ -1,4 +1,4 @@
-"""The sampler against a straightforward one: right frequencies, each row on its own."""
+"""The sampler against a simple implementation: frequencies, and independence of rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def logits_of(vocabulary: int, spread: float = 2.0, seed: int = 0) -> torch.Tens
 def distribution(
     logits: torch.Tensor, params: SamplingParams, tokens: list[int], prompt: int
 ) -> np.ndarray:
-    """What SamplingParams promises, in float64 and one token at a time."""
+    """Compute the distribution that SamplingParams specifies, in float64, token by token."""
     scores, answer = logits.double().numpy().copy(), tokens[prompt:]
     for token in set(tokens):
         factor = params.repetition_penalty
@@ -83,14 +83,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_frequencies_over_many_requests(setting: dict[str, Any]) -> None:
+def test_sample_many_requests_matches_the_distribution(setting: dict[str, Any]) -> None:
     tokens, prompt = [1, 2, 2, 9, 9, 9, 10], 2
     rows = [row(tokens=tokens, prompt=prompt, seed=s, **setting) for s in range(DRAWS)]
     check_frequencies(rows, tokens, prompt)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top-k", "top-p", "min-p"])
-def test_frequencies_over_the_positions_of_one_request(name: str) -> None:
+def test_sample_positions_of_one_request_matches_the_distribution(name: str) -> None:
     params = SamplingParams(max_tokens=64, **SETTINGS[name])
     known = torch.zeros(DRAWS, dtype=torch.int32)
     check_frequencies([SamplingRow(params, known[: p + 1], 1) for p in range(DRAWS)], [0], 1)
@@ -103,7 +103,7 @@ def check_frequencies(rows: list[SamplingRow], tokens: list[int], prompt: int) -
 
 
 def as_often_as(shares: np.ndarray, drawn: torch.Tensor) -> None:
-    """Each token was drawn about as often as its share of the distribution says."""
+    """Assert with a chi-square test that the tokens were drawn with these shares."""
     counts, expected = np.bincount(drawn.numpy(), minlength=len(shares)), shares * len(drawn)
     assert counts[expected == 0].sum() == 0, "a token that was filtered out was drawn"
     often = expected >= 5
@@ -126,8 +126,8 @@ VARIED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
-def test_a_row_does_not_depend_on_its_batch(quantised: bool) -> None:
-    """Ties, as bf16 logits have, included: another row's wider filter must not reorder them."""
+def test_sample_row_in_any_batch_gives_the_same_token(quantised: bool) -> None:
+    """Also with ties, as in bf16 logits: a wider filter of another row must not reorder them."""
     logits = torch.stack([logits_of(20_000, 1.0, seed) for seed in range(45)])
     if quantised:
         logits = (logits * 8).round() / 8
@@ -151,8 +151,8 @@ def test_a_row_does_not_depend_on_its_batch(quantised: bool) -> None:
     ],
     ids=str,
 )
-def test_filters_that_keep_more_than_the_candidates(setting: dict[str, Any]) -> None:
-    """A nearly flat distribution: the kept set must still be exactly the promised one."""
+def test_sample_filter_keeping_more_than_candidates_is_exact(setting: dict[str, Any]) -> None:
+    """With a nearly flat distribution, the kept set must still be exact."""
     draws = 2000
     logits = logits_of(3000, 0.05)
     params = SamplingParams(max_tokens=1, **setting)
@@ -160,11 +160,11 @@ def test_filters_that_keep_more_than_the_candidates(setting: dict[str, Any]) -> 
     kept = int((due > 0).sum())
     assert kept > CANDIDATES
     drawn, _ = sample(logits.repeat(draws, 1), [row(seed=s, **setting) for s in range(draws)])
-    # The limit of top-p lies where fp32 and float64 may differ by a token.
+    # At the limit of top-p, fp32 and float64 may differ by one token.
     rank = np.argsort(np.argsort(-logits.numpy(), kind="stable"))[drawn.numpy()]
     assert rank.max() <= kept + 1
     eighths = np.bincount(rank * 8 // (kept + 2), minlength=8)
-    assert eighths.min() > draws / 8 * 0.75, "the tail of the kept set is hardly ever drawn"
+    assert eighths.min() > draws / 8 * 0.75, "the tail of the kept set is drawn too rarely"
 
 
 def sampled(
@@ -177,14 +177,14 @@ def sampled(
     return tokens, [found.get(n) for n in range(len(rows))]
 
 
-def test_greedy_takes_the_first_of_the_highest() -> None:
+def test_sample_greedy_with_ties_takes_the_first() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [-5.0, -7.0, -6.0, -5.5]])
     tokens, logprobs = sampled(logits, [row(temperature=0.0), row(temperature=0.0, seed=9)])
     assert tokens.tolist() == [1, 0]
     assert logprobs == [None, None]
 
 
-def test_greedy_after_adjustment() -> None:
+def test_sample_greedy_uses_adjusted_logits() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]] * 3)
     rows = [
         row(temperature=0.0, logit_bias=((1, -5.0),)),
@@ -196,14 +196,14 @@ def test_greedy_after_adjustment() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-9, 1e-30, 1e-44, 5e-324])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
-def test_a_tiny_temperature_is_greedy(temperature: float, filters: dict[str, Any]) -> None:
+def test_sample_tiny_temperature_is_greedy(temperature: float, filters: dict[str, Any]) -> None:
     logits = torch.stack([logits_of(50, 20.0, seed) for seed in range(40)])
     highest = logits.argmax(dim=-1)
     rows = [row(seed=s, temperature=temperature, **filters) for s in range(40)]
     assert torch.equal(sample(logits, rows)[0], highest)
 
 
-def test_top_k_of_one_and_top_p_of_nothing_are_greedy() -> None:
+def test_sample_strictest_filters_are_greedy() -> None:
     logits = torch.stack([logits_of(300, 0.1, seed) for seed in range(60)])
     highest = logits.argmax(dim=-1)
     for setting in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}, {"min_p": 1.0}):
@@ -211,7 +211,7 @@ def test_top_k_of_one_and_top_p_of_nothing_are_greedy() -> None:
         assert torch.equal(sample(logits.clone(), rows)[0], highest), setting
 
 
-def test_early_stops_are_never_drawn() -> None:
+def test_sample_before_min_tokens_draws_no_stop_token() -> None:
     logits = torch.zeros(4000, 4)
     logits[:, 2] = 8.0
     banned = {"stop_token_ids": (2,), "min_tokens": 3}
@@ -222,8 +222,8 @@ def test_early_stops_are_never_drawn() -> None:
     assert (drawn[2000:] == 2).float().mean() > 0.99
 
 
-def test_logprobs_are_the_models_own() -> None:
-    """Before penalties, bias and temperature; the drawn token's and the most likely ones'."""
+def test_sample_logprobs_are_those_of_the_model() -> None:
+    """Logprobs of the drawn and the most likely tokens, before penalties, bias and temperature."""
     logits = logits_of(40)
     due = torch.log_softmax(logits.double(), dim=-1)
     setting = {"temperature": 0.3, "logit_bias": ((8, 50.0),), "repetition_penalty": 3.0}
@@ -244,14 +244,14 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
-def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
+def test_sample_nonfinite_row_leaves_other_rows_unchanged(broken: float) -> None:
     logits = torch.stack([logits_of(500, 1.0, seed) for seed in range(27)])
     rows = [row(seed=n, logprobs=2, **VARIED[n % len(VARIED)]) for n in range(27)]
     healthy, scores = sampled(logits.clone(), rows)
     for victim in range(len(VARIED)):
         poisoned = logits.clone()
         if broken == -math.inf:
-            poisoned[victim] = broken  # one such logit is a mask, all of them are a defect
+            poisoned[victim] = broken  # a single -inf is a mask; a row of -inf is an error
         else:
             poisoned[victim, 77] = broken
         tokens, logprobs = sampled(poisoned, rows)
@@ -261,7 +261,7 @@ def test_a_row_that_is_not_finite_harms_no_other(broken: float) -> None:
         assert [logprobs[n] for n in others] == [scores[n] for n in others]
 
 
-def test_masked_tokens_are_legal_and_never_drawn() -> None:
+def test_sample_masked_tokens_are_never_drawn() -> None:
     logits = torch.zeros(3000, 10)
     logits[:, 3:] = -math.inf
     for setting in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.1}):
@@ -270,8 +270,8 @@ def test_masked_tokens_are_legal_and_never_drawn() -> None:
         assert set(drawn.tolist()) == {0, 1, 2}
 
 
-def test_bf16_logits_are_sampled_as_their_values_in_fp32() -> None:
-    """Greedy rows never widen them; drawing, adjusting and logprobs compute in fp32."""
+def test_sample_bf16_logits_matches_their_fp32_values() -> None:
+    """Greedy rows stay in bf16; sampling, adjustments and logprobs compute in fp32."""
     logits = torch.stack([logits_of(600, seed=i) for i in range(4)]).bfloat16()
     settings: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -297,8 +297,8 @@ def test_bf16_logits_are_sampled_as_their_values_in_fp32() -> None:
     ],
     ids=str,
 )
-def test_choices_are_made_in_fp32_whatever_the_logits_are(params: dict[str, Any]) -> None:
-    """Many are equal in bf16, and a small bias must still tell them apart."""
+def test_sample_bf16_logits_are_adjusted_in_fp32(params: dict[str, Any]) -> None:
+    """Many logits are equal in bf16; a small bias must still separate them."""
     logits = torch.stack([logits_of(64, 0.05, seed) for seed in range(200)]).bfloat16() + 4
     rows = [row(tokens=[seed % 64, 3], seed=seed, **params) for seed in range(len(logits))]
     due, _ = sample(logits.float(), rows)

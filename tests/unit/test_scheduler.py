@@ -1,6 +1,6 @@
-"""Scheduler under random traffic: the simulation of reliability T-44, and its rules one by one.
+"""The scheduler under simulated random traffic, and each of its rules alone.
 
-Every run replays: `PENSTOCK_TEST_SEED=<seed> pytest tests/unit/test_scheduler.py -k random`.
+Replay a run with `PENSTOCK_TEST_SEED=<seed> pytest tests/unit/test_scheduler.py -k random`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from engine.protocol import GenerateRequest, KVGroup, SamplingParams
 from tests.unit.planted_bugs import PLANTED, Plant
 from tests.unit.simulation import VOCAB, Simulation, random_traffic
 
-SEEDS = range(2000)  # each planted bug is found by the 30th
+SEEDS = range(2000)  # the first 30 seeds find each planted bug
 MORE_SEEDS = range(2000, 7000)
 
 
 def run_seeds(seeds: Iterable[int]) -> list[Simulation]:
-    """All of them, or AssertionError with the command that replays the one that failed."""
+    """Run all seeds. Raises AssertionError with the command that replays the failed seed."""
     simulations = []
     for seed in seeds:
         try:
@@ -38,13 +38,13 @@ def run_seeds(seeds: Iterable[int]) -> list[Simulation]:
     return simulations
 
 
-def test_random_traffic() -> None:
+def test_scheduler_random_traffic_gives_expected_outputs() -> None:
     if (seed := os.environ.get("PENSTOCK_TEST_SEED")) is not None:
         run_seeds([int(seed)])
         return
     simulations = run_seeds(SEEDS)
     stats = [s.scheduler.stats() for s in simulations]
-    # The traffic is worth something only if it gets into every corner.
+    # The traffic must exercise preemption, prefix hits and aborts to be a useful test.
     assert sum(s.preemptions > 0 for s in stats) > 200
     assert sum(s.prefix_hits > 0 for s in stats) > 600
     assert sum(bool(s.aborted) for s in simulations) > 600
@@ -52,12 +52,12 @@ def test_random_traffic() -> None:
 
 
 @pytest.mark.slow
-def test_more_random_traffic() -> None:
+def test_scheduler_more_random_traffic_gives_expected_outputs() -> None:
     run_seeds(MORE_SEEDS)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """The same simulation, steered by hypothesis, which shrinks what it finds."""
+    """Drives the simulation with hypothesis, which shrinks failures to short examples."""
 
     @initialize(
         depth=st.integers(0, 2),
@@ -115,14 +115,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-# The same sequences on every machine; a failure prints its steps, ready to paste.
+# Deterministic on every machine; a failure prints its steps as code.
 TestSchedulerMachine.settings = settings(
     derandomize=True, max_examples=300, stateful_step_count=30, deadline=None
 )
 
 
-def test_pressure_ends_with_the_answers_of_the_unpressured_run() -> None:
-    """Reliability T-16: 64 blocks, 200 requests that need up to 40 of them."""
+def test_scheduler_preempted_requests_get_their_expected_answers() -> None:
+    """64 blocks, and 200 requests that need up to 40 blocks each."""
     simulation = Simulation(
         depth=1,
         num_blocks=64,
@@ -140,18 +140,18 @@ def test_pressure_ends_with_the_answers_of_the_unpressured_run() -> None:
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-def test_a_planted_bug_is_found_and_replays(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_is_found_and_replays(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError) as found:
         run_seeds(SEEDS)
     seed = str(found.value).split("PENSTOCK_TEST_SEED=")[1].split(" pytest ")[0]
     monkeypatch.setenv("PENSTOCK_TEST_SEED", seed)
     with pytest.raises(AssertionError) as replayed:
-        test_random_traffic()
+        test_scheduler_random_traffic_gives_expected_outputs()
     assert str(replayed.value) == str(found.value)
 
 
-# ---- the rules, one by one ------------------------------------------------------------------
+# ---- single rules ---------------------------------------------------------------------------
 
 
 def small(**limits: int | bool) -> Simulation:
@@ -165,7 +165,7 @@ def small(**limits: int | bool) -> Simulation:
     return Simulation(**defaults | limits)
 
 
-def test_decodes_come_first_and_a_prompt_gets_what_the_budget_leaves() -> None:
+def test_schedule_decodes_come_first_and_prompt_gets_remaining_budget() -> None:
     simulation = small(max_num_batched_tokens=6)
     simulation.add([1, 2], max_tokens=20)
     simulation.turn()
@@ -181,13 +181,13 @@ def test_decodes_come_first_and_a_prompt_gets_what_the_budget_leaves() -> None:
     assert shapes == [d + c for d, c in zip(decodes, chunks, strict=True)]
 
 
-def test_a_chunk_of_better_priority_leaves_the_others_their_tokens() -> None:
-    """One long prompt cannot freeze the streams of others."""
+def test_schedule_chunk_of_higher_priority_leaves_decodes_their_tokens() -> None:
+    """A long prompt must not stop the streams of other requests."""
     simulation = small(max_num_batched_tokens=6)
     ordinary = [simulation.add([n], max_tokens=20) for n in range(3)]
     simulation.turn()
     urgent = simulation.add(list(range(9)), max_tokens=2, priority=-1)
-    simulation.turn()  # admitted behind those that run, with what these leave
+    simulation.turn()  # admitted after the running ones, with the remaining budget
     for count in (3, 3):
         step = simulation.scheduler.schedule()
         assert step
@@ -197,7 +197,7 @@ def test_a_chunk_of_better_priority_leaves_the_others_their_tokens() -> None:
 
 
 def steps_to_the_first_token(simulation: Simulation, *ids: int) -> list[int]:
-    """How many steps from now until each of these has a token, in order."""
+    """Return the number of steps from now until each of these requests has a token."""
     steps: dict[int, int] = {}
     for number in itertools.count(1):
         simulation.turn()
@@ -211,8 +211,8 @@ def steps_to_the_first_token(simulation: Simulation, *ids: int) -> list[int]:
 
 @pytest.mark.parametrize("longs", [1, 4])
 @pytest.mark.parametrize("length", [8, 64, 160])
-def test_long_prompts_do_not_shut_out_the_short_ones_behind_them(length: int, longs: int) -> None:
-    """Reliability T-19: ten tenants with short prompts beside one with long ones."""
+def test_schedule_long_prompts_do_not_starve_short_ones_behind(length: int, longs: int) -> None:
+    """Ten tenants send short prompts while another tenant sends long ones."""
     limits = {"num_blocks": 1200, "block_size": 16, "max_model_len": 4001, "max_num_seqs": 16}
     simulation = small(**limits, max_num_batched_tokens=64, prefix_caching=False)
     short = [simulation.add([n] * length, 1) for n in range(10)]
@@ -226,7 +226,7 @@ def test_long_prompts_do_not_shut_out_the_short_ones_behind_them(length: int, lo
 
 
 def shapes(simulation: Simulation, steps: int) -> list[list[tuple[int, int]]]:
-    """Who has how many tokens of each of the next steps."""
+    """Return (request id, number of tokens) of each slice of the next steps."""
     found = []
     for _ in range(steps):
         step = simulation.scheduler.schedule()
@@ -236,18 +236,18 @@ def shapes(simulation: Simulation, steps: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def test_what_is_little_is_computed_beside_a_long_prompt() -> None:
+def test_schedule_short_prompts_below_half_budget_run_with_long_prompt() -> None:
     simulation = small(num_blocks=300, max_model_len=500)
     long = simulation.add([1] * 100, 1)
     simulation.turn()
     short = [simulation.add([n] * 4, 20) for n in (2, 3)]
     first, then = shapes(simulation, 2)
     assert first == [(long, 8), *((id_, 4) for id_ in short)]
-    assert then == [(long, 14), *((id_, 1) for id_ in short)]  # decodes are set aside once
+    assert then == [(long, 14), *((id_, 1) for id_ in short)]  # one token is reserved per decode
 
 
-def test_what_is_more_has_every_second_step() -> None:
-    """Whoever stands before it has its share, too, or it would stand in the way."""
+def test_schedule_shorter_prompts_above_half_budget_alternate_steps() -> None:
+    """A prompt between them in rank gets a share too, or the shorter prompt would be blocked."""
     simulation = small(num_blocks=300, max_model_len=500)
     long = simulation.add([1] * 116, 1)
     simulation.turn()
@@ -262,7 +262,7 @@ def test_what_is_more_has_every_second_step() -> None:
     ]
 
 
-def test_what_the_cache_has_needs_no_room() -> None:
+def test_schedule_cached_prompt_needs_no_share_of_the_budget() -> None:
     simulation = small(num_blocks=300, max_model_len=500)
     simulation.add([1] * 60, 1)
     simulation.drain()
@@ -272,51 +272,51 @@ def test_what_the_cache_has_needs_no_room() -> None:
     assert shapes(simulation, 1) == [[(long, 14), (known, 2)]]
 
 
-def test_among_equals_the_first_goes_first() -> None:
+def test_schedule_prompts_of_equal_length_run_in_arrival_order() -> None:
     simulation = small(num_blocks=200, max_model_len=500)
     ids = [simulation.add([n] * 160, 1) for n in range(4)]
     assert steps_to_the_first_token(simulation, *ids) == [10, 20, 30, 40]
 
 
-def test_a_prompt_of_better_priority_goes_before_one_that_is_being_computed() -> None:
+def test_schedule_higher_priority_prompt_overtakes_a_running_prompt() -> None:
     simulation = small(num_blocks=200, max_model_len=500)
     late = simulation.add([1] * 320, 1)
     simulation.turn()
-    urgent = simulation.add([2] * 150, 1, priority=-1)  # shorter, but that is not why
+    urgent = simulation.add([2] * 150, 1, priority=-1)  # also shorter, which must not matter
     longer = simulation.add([3] * 300, 1, priority=-1)
     cheap = simulation.add([4], 1, priority=1)
     steps = steps_to_the_first_token(simulation, urgent, longer, late, cheap)
     assert steps == sorted(steps)
-    assert steps[0] == 10  # one token a step is what the other keeps
+    assert steps[0] == 10  # the running prompt keeps one token per step
 
 
-def test_nothing_is_left_to_a_prompt_for_which_there_are_no_blocks() -> None:
+def test_schedule_prompt_without_blocks_gets_no_share_of_the_budget() -> None:
     simulation = small(num_blocks=100, max_model_len=400, prefix_caching=False)
     first = simulation.add([1] * 320, 1)
     simulation.turn()
     waits = simulation.add([2] * 100, 1)
-    assert steps_to_the_first_token(simulation, first, waits)[0] <= 20  # it is asked about once
+    assert steps_to_the_first_token(simulation, first, waits)[0] <= 20  # it is tried once
 
 
-def test_nothing_is_left_to_a_prompt_for_which_there_is_no_row() -> None:
+def test_schedule_prompt_without_a_row_gets_no_share_of_the_budget() -> None:
     simulation = small(num_blocks=200, max_model_len=400, max_num_seqs=1)
     ids = simulation.add([1] * 320, 1), simulation.add([2] * 100, 1)
     assert steps_to_the_first_token(simulation, *ids) == [20, 27]
 
 
-def test_who_begins_like_a_long_prompt_waits_for_what_it_computes() -> None:
+def test_schedule_prompt_sharing_prefix_of_running_prompt_waits() -> None:
     simulation = small(num_blocks=200, max_model_len=500)
     long = simulation.add([1] * 160 + [2] * 90, 1)
     simulation.turn()
     like = [simulation.add([1] * 160 + [3 + n], 1) for n in range(3)]
     end, *waits = steps_to_the_first_token(simulation, long, *like)
     assert [simulation.admitted[id_] for id_ in like] == [160] * 3
-    assert end == 15  # and nothing is left to them meanwhile
+    assert end == 15  # they get no share of the budget meanwhile
     assert max(waits) < end
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
-def test_nor_does_it_take_what_another_leaves(turns: int) -> None:
+def test_schedule_prompt_waiting_for_prefix_takes_no_share_of_others(turns: int) -> None:
     simulation = small(num_blocks=300, max_model_len=500)
     simulation.add([1] * 160, 1)
     for _ in range(turns):
@@ -327,7 +327,7 @@ def test_nor_does_it_take_what_another_leaves(turns: int) -> None:
     assert simulation.admitted[like] == 80
 
 
-def test_another_tenant_does_not_wait_for_what_it_may_not_share() -> None:
+def test_schedule_prompt_of_other_tenant_does_not_wait_for_prefix() -> None:
     simulation = small(num_blocks=200, max_model_len=500)
     long = simulation.add([1] * 250, 1)
     simulation.turn()
@@ -340,7 +340,7 @@ def test_another_tenant_does_not_wait_for_what_it_may_not_share() -> None:
     ("prompt", "cached", "steps"),
     [([1] * 16 + [2] * 5, 16, 1), ([1] * 20, 16, 1), ([5] + [1] * 30, 0, 5)],
 )
-def test_who_has_nothing_more_to_share_does_not_wait(
+def test_schedule_prompt_with_no_more_common_prefix_does_not_wait(
     prompt: list[int], cached: int, steps: int
 ) -> None:
     simulation = small(num_blocks=200, max_model_len=500)
@@ -351,18 +351,18 @@ def test_who_has_nothing_more_to_share_does_not_wait(
     assert simulation.admitted[short] == cached
 
 
-def test_a_step_tells_which_prompts_it_computes() -> None:
+def test_step_prefills_lists_all_prompt_chunks() -> None:
     simulation = small(max_num_batched_tokens=6)
     simulation.add([1] * 13, max_tokens=3)
     chunks = []
     while step := simulation.scheduler.schedule():
         chunks.append([(p.id, p.start, p.count) for p in step.prefills])
         simulation._retire(step)
-    # The last token of a prompt alone is a chunk, too, though it looks like a decode.
+    # A chunk of only the last prompt token counts too, although it looks like a decode.
     assert chunks == [[(1, 0, 6)], [(1, 6, 6)], [(1, 12, 1)], [], []]
 
 
-def test_what_is_computed_again_after_a_preemption_counts_as_prefill() -> None:
+def test_step_prefills_includes_recomputation_after_preemption() -> None:
     simulation = small(num_blocks=4, max_model_len=17, prefix_caching=False)
     simulation.add([1] * 4, 9, priority=-1)
     ordinary = simulation.add([2] * 4, 9)
@@ -375,14 +375,14 @@ def test_what_is_computed_again_after_a_preemption_counts_as_prefill() -> None:
     assert chunks[1][1] > 4
 
 
-def test_waiting_ones_are_served_by_priority_then_by_arrival() -> None:
+def test_admission_order_is_priority_then_arrival() -> None:
     simulation = small(max_num_seqs=1)
     ids = [simulation.add([1], 1, priority=p) for p in (0, 5, 0, -3)]
     simulation.drain()
     assert list(simulation.admitted) == [ids[3], ids[0], ids[2], ids[1]]
 
 
-def test_the_head_of_the_queue_is_not_overtaken_by_a_smaller_one() -> None:
+def test_admission_smaller_request_does_not_overtake_the_queue_head() -> None:
     simulation = small(num_blocks=4, max_model_len=17)
     simulation.add([1] * 8, 4)
     simulation.turn()
@@ -393,8 +393,8 @@ def test_the_head_of_the_queue_is_not_overtaken_by_a_smaller_one() -> None:
     assert list(simulation.admitted) == [1, big, tiny]
 
 
-def test_admission_leaves_a_spare_block_for_those_that_run() -> None:
-    """Without the watermark the newcomer would be preempted by the very next step."""
+def test_admission_leaves_a_spare_block_for_running_sequences() -> None:
+    """Without the watermark the new sequence would be preempted in the next step."""
     simulation = small(num_blocks=3, max_model_len=13)
     simulation.add([1] * 3, 6)
     simulation.turn()
@@ -406,7 +406,7 @@ def test_admission_leaves_a_spare_block_for_those_that_run() -> None:
     assert simulation.scheduler.stats().preemptions == 0
 
 
-def test_the_last_in_rank_is_preempted_and_comes_back_with_its_tokens() -> None:
+def test_preemption_takes_the_lowest_rank_and_keeps_its_tokens() -> None:
     simulation = small(num_blocks=4, max_model_len=17, prefix_caching=False)
     important = simulation.add([1] * 4, 9, priority=-1)
     ordinary = simulation.add([2] * 4, 9)
@@ -417,10 +417,10 @@ def test_the_last_in_rank_is_preempted_and_comes_back_with_its_tokens() -> None:
     kept = len(simulation.outputs[ordinary])
     assert simulation.scheduler.sequences[ordinary].num_outputs == kept > 0
     simulation.drain()
-    assert list(simulation.admitted) == [important, ordinary]  # once each
+    assert list(simulation.admitted) == [important, ordinary]  # reported once each
 
 
-def test_a_step_that_preempts_admits_nobody() -> None:
+def test_schedule_step_with_preemption_admits_no_sequence() -> None:
     simulation = small(num_blocks=5, max_model_len=21)
     simulation.add([1] * 4, 9)
     simulation.add([2] * 9, 9)
@@ -435,7 +435,7 @@ def test_a_step_that_preempts_admits_nobody() -> None:
     simulation.drain()
 
 
-def test_what_never_fits_is_refused_with_the_numbers() -> None:
+def test_add_request_that_can_never_run_is_refused_with_the_limits() -> None:
     scheduler = small(num_blocks=4, max_model_len=100).scheduler
     for prompt, max_tokens, code, number in (
         (90, 11, "context_length_exceeded", "100"),
@@ -455,14 +455,14 @@ def test_what_never_fits_is_refused_with_the_numbers() -> None:
     ):
         scheduler = small(groups=groups).scheduler
         request = GenerateRequest(1, [1], SamplingParams(2), 0.0, source=source)
-        with pytest.raises(RequestRejectedError, match="not what the model"):
+        with pytest.raises(RequestRejectedError, match="cannot run this request"):
             scheduler.add(request)
     simulation = small(num_blocks=4, max_model_len=100)
     assert simulation.add([1] * 10, 7)  # 17 tokens, but the last one's KV is never needed
     simulation.drain()
 
 
-def test_a_prefix_is_found_while_it_is_held_and_after_the_end() -> None:
+def test_prefix_cache_hits_running_and_finished_prompts() -> None:
     simulation = small()
     prompt = list(range(11))
     first, second = simulation.add(prompt, 3), simulation.add(prompt, 3)
@@ -476,7 +476,7 @@ def test_a_prefix_is_found_while_it_is_held_and_after_the_end() -> None:
     assert (stats.prefix_queries, stats.prefix_hits) == (4 * 11 + 8, 8 + 8 + 4)
 
 
-def test_a_prompt_to_be_scored_is_computed_though_it_is_known() -> None:
+def test_prompt_logprobs_compute_a_cached_prompt_in_full() -> None:
     simulation = small()
     prompt = list(range(11))
     first = simulation.add(prompt, 3, scores=True)
@@ -486,19 +486,19 @@ def test_a_prompt_to_be_scored_is_computed_though_it_is_known() -> None:
     assert simulation.admitted == {first: 0, again: 0, plain: 8}
 
 
-def test_a_preempted_prompt_is_computed_again_from_its_last_score() -> None:
+def test_prompt_logprobs_after_preemption_resume_at_the_last_known() -> None:
     simulation = small(num_blocks=8, max_num_batched_tokens=8)
     simulation.add(list(range(10)) * 2, 3, scores=True)
     simulation.turn()
     (sequence,) = simulation.scheduler.running
     simulation.scheduler._preempt(sequence)
     simulation.turn()
-    # Of 8 tokens there is KV and a score; the last of these is of the ninth.
+    # The first 8 tokens are cached, and their logits gave the prompt logprobs up to token 9.
     assert (sequence.num_matched, sequence.num_computed) == (2, 16)
     simulation.drain()
 
 
-def test_without_prefix_caching_nothing_is_kept() -> None:
+def test_prefix_cache_disabled_keeps_no_blocks() -> None:
     simulation = small(prefix_caching=False)
     simulation.add(list(range(11)), 3)
     simulation.add(list(range(11)), 3)
@@ -507,7 +507,7 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert simulation.scheduler.stats().blocks_cached == 0
 
 
-def test_the_content_of_a_failed_sequence_is_forgotten() -> None:
+def test_prefix_cache_forgets_blocks_of_failed_sequence() -> None:
     simulation = small()
     simulation.add(list(range(11)), 8, fails_at=2)
     simulation.drain()
@@ -517,15 +517,15 @@ def test_the_content_of_a_failed_sequence_is_forgotten() -> None:
     assert simulation.admitted[again] == 0
 
 
-def test_what_a_failed_sequence_has_written_is_forgotten_though_others_share_it() -> None:
+def test_prefix_cache_forgets_shared_blocks_written_by_failed_sequence() -> None:
     simulation = small(max_num_batched_tokens=12)
     prompt = list(range(11))
     simulation.add(prompt, 8, fails_at=1)
     simulation.turn()
-    sharer = simulation.add([*prompt[:8], *range(20)], 2)  # finds its blocks, and is still a chunk
+    sharer = simulation.add([*prompt[:8], *range(20)], 2)  # reuses its blocks, still in chunks
     simulation.turn()
     assert simulation.admitted[sharer] == 8
-    assert simulation.scheduler.sequences.keys() == {sharer}, "the other has failed meanwhile"
+    assert simulation.scheduler.sequences.keys() == {sharer}, "the other sequence has failed"
     again = simulation.add(prompt, 1)
     simulation.turn()
     assert simulation.admitted[again] == 0
@@ -533,7 +533,7 @@ def test_what_a_failed_sequence_has_written_is_forgotten_though_others_share_it(
     simulation.drain()
 
 
-def test_every_block_just_allocated_is_scrubbed_and_no_other() -> None:
+def test_step_scrub_lists_exactly_the_newly_allocated_blocks() -> None:
     simulation = small(num_blocks=4, max_model_len=17)
     for prompt, scrubbed in ([1] * 9, 3), ([1] * 9, 1), ([2] * 16, 4), ([2] * 16, 1):
         simulation.add(prompt, 1)
@@ -543,13 +543,13 @@ def test_every_block_just_allocated_is_scrubbed_and_no_other() -> None:
         simulation._retire(step)
 
 
-def test_shared_blocks_of_a_failed_sequence_stay_with_the_others() -> None:
+def test_prefix_cache_keeps_blocks_that_failed_sequence_only_read() -> None:
     simulation = small(depth=1)
     prompt = list(range(9))
     healthy = simulation.add(prompt, 12)
     simulation.turn()
     simulation.add(prompt, 8, fails_at=1)
-    simulation.drain()  # the device checks every read of the healthy one
+    simulation.drain()  # the device checks every read of the healthy sequence
     assert simulation.outputs[healthy] == simulation.expected[healthy]
     again = simulation.add(prompt, 1)
     simulation.drain()

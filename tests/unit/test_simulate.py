@@ -1,4 +1,4 @@
-"""The simulator against arithmetic by hand; against real replicas: loadtest/simulator_check.py."""
+"""The simulator against manual calculation; loadtest/simulator_check.py uses real replicas."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(VOCABULARY, k=length)
 
 
-def test_one_request_takes_what_its_steps_take() -> None:
+def test_simulation_one_request_takes_the_time_of_its_steps() -> None:
     [alone] = simulation().open_loop([Ask(1.0, prompt(300), 3)])
-    # 256 tokens of the prompt, then 44 and the first token, then two more tokens.
+    # Steps: 256 prompt tokens; 44 prompt tokens and the first token; two more tokens.
     first = 0.005 + (0.010 + 0.0256) + (0.010 + 0.0044)
     assert alone.ttft == pytest.approx(first)
     assert alone.completion.arrivals == pytest.approx(
@@ -50,16 +50,16 @@ def test_one_request_takes_what_its_steps_take() -> None:
     assert alone.completion.prompt_tokens == 300
 
 
-def test_who_comes_during_a_step_waits_for_its_end_and_shares_the_next() -> None:
+def test_simulation_arrival_during_a_step_joins_the_next_step() -> None:
     a, b = simulation().open_loop([Ask(0.0, prompt(100), 2), Ask(0.003, prompt(50, 1), 1)])
-    end = 0.005 + 0.010 + 0.010  # of the first step
+    end = 0.005 + 0.010 + 0.010  # end of the first step
     assert a.completion.arrivals[0] == pytest.approx(end)
     shared = end + 0.010 + 0.001 + 0.005  # a's second token and b's prompt
     assert a.completion.arrivals[1] == pytest.approx(shared)
     assert b.completion.arrivals == pytest.approx([shared])
 
 
-def test_the_context_costs_what_is_held() -> None:
+def test_simulation_context_cost_counts_held_blocks() -> None:
     plain, long = (
         simulation(step_time=msgspec.structs.replace(STEP, context_token=cost))
         for cost in (0.0, 1e-5)
@@ -70,7 +70,7 @@ def test_the_context_costs_what_is_held() -> None:
     assert after.ttft - before.ttft == pytest.approx(7 * 16 * 1e-5)  # whole blocks
 
 
-def test_a_prompt_known_to_its_replica_is_found_there() -> None:
+def test_simulation_repeated_prompt_hits_the_prefix_cache() -> None:
     plan = [Ask(float(at), prompt(320), 1) for at in range(3)]
     affine = simulation(2, "prefix").open_loop(plan)
     assert [m.completion.cached_tokens for m in affine] == [0, 304, 304]
@@ -78,7 +78,7 @@ def test_a_prompt_known_to_its_replica_is_found_there() -> None:
     assert [m.completion.cached_tokens for m in without] == [0, 0, 0]
 
 
-def test_two_replicas_answer_a_closed_loop_nearly_twice_as_fast() -> None:
+def test_simulation_closed_loop_with_two_replicas_is_twice_as_fast() -> None:
     def answered(replicas: int) -> int:
         endless = asks(fixed(200, 20), VOCABULARY, 0)
         done = simulation(replicas).closed_loop(endless, 16, 30.0)
@@ -88,7 +88,7 @@ def test_two_replicas_answer_a_closed_loop_nearly_twice_as_fast() -> None:
     assert 1.5 * one < two < 2.1 * one
 
 
-def test_a_closed_loop_has_no_more_clients_than_it_was_given() -> None:
+def test_simulation_closed_loop_keeps_to_its_concurrency() -> None:
     done = simulation().closed_loop(asks(fixed(50, 5), VOCABULARY, 0), 3, 5.0)
     changes = sorted(
         itertools.chain(((m.intended, 1) for m in done), ((m.completion.ended, -1) for m in done))
@@ -97,7 +97,7 @@ def test_a_closed_loop_has_no_more_clients_than_it_was_given() -> None:
     assert max(m.intended for m in done) < 5.0
 
 
-def test_a_full_queue_rejects_by_length_and_by_time() -> None:
+def test_simulation_full_queue_rejects_by_length_and_by_wait() -> None:
     burst = [Ask(0.001 * number, prompt(250, number), 50) for number in range(40)]
     by_length = simulation(max_num_queued_reqs=3, max_num_seqs=2).open_loop(burst)
     rejected = [m for m in by_length if m.completion.error == "rejected"]
@@ -110,13 +110,13 @@ def test_a_full_queue_rejects_by_length_and_by_time() -> None:
     assert len(kept) > 10
 
 
-def test_the_fewest_replicas_that_keep_an_objective_and_their_cost() -> None:
+def test_question_fewest_finds_minimum_replicas_and_their_cost() -> None:
     rate, seconds = 20.0, 20.0
     plan = timetable(mix(), rate, seconds, VOCABULARY, 0)
     slo = Slo.parse("ttft=200ms,itl=60ms")
     question = Question(fitted(), plan, rate, seconds, "least-loaded", slo, price=2.0)
     *fewer, enough = question.fewest(0.95)
-    assert fewer, "one was enough: this load tests nothing"
+    assert fewer, "one replica is enough, so this load tests nothing"
     assert [p.replicas for p in (*fewer, enough)] == list(range(1, enough.replicas + 1))
     assert all((p.attainment or 0) < 0.95 for p in fewer)
     assert (enough.attainment or 0) >= 0.95
@@ -126,7 +126,7 @@ def test_the_fewest_replicas_that_keep_an_objective_and_their_cost() -> None:
     assert [p.replicas for p in hopeless.fewest(0.95)] == [simulate.MOST_REPLICAS]
 
 
-def test_the_command_says_what_it_finds(
+def test_simulate_command_prints_result_or_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model.json"
@@ -152,7 +152,7 @@ def test_the_command_says_what_it_finds(
 
 
 def runs(model: StepTime, noise: float) -> list[list[Scrape]]:
-    """What servers with these step times would tell, under four loads."""
+    """Return the metrics that servers with these step times would report under four loads."""
     rng = random.Random(0)
     found = []
     for decodes, prompts in ((1, 0), (12, 5), (2, 200), (6, 40)):
@@ -184,7 +184,7 @@ def runs(model: StepTime, noise: float) -> list[list[Scrape]]:
     return found
 
 
-def test_the_fit_finds_the_coefficients_again() -> None:
+def test_fit_recovers_the_coefficients() -> None:
     model = StepTime(0.004, 0.0002, 0.0005, 2e-6)
     found = fit(runs(model, 0.02), ttft=[0.25, 0.27])
     assert found.step == pytest.approx(model.step, rel=0.1)
@@ -194,8 +194,8 @@ def test_the_fit_finds_the_coefficients_again() -> None:
     assert found.frontend == pytest.approx(0.26 - 0.2)
 
 
-def test_a_machine_that_others_slow_down_is_as_slow_as_it_is_on_average() -> None:
-    """Fast moments show more steps in an interval than slow ones, and must not win."""
+def test_fit_of_machine_with_varying_speed_uses_the_average() -> None:
+    """A fast interval has more steps than a slow one, and must not dominate the fit."""
     rng, scrapes = random.Random(0), [Scrape(0.0, 0, 0, 0, 0.0, 0.0, 0)]
     for _ in range(200):
         last, steps = scrapes[-1], rng.choice((20, 180))
@@ -204,17 +204,17 @@ def test_a_machine_that_others_slow_down_is_as_slow_as_it_is_on_average() -> Non
     assert found.step == pytest.approx(0.5 / 100, rel=0.1)
 
 
-def test_no_term_is_negative_and_too_little_is_refused() -> None:
+def test_fit_has_no_negative_term_and_refuses_too_few_data() -> None:
     found = fit(runs(StepTime(0.004, 0.0, 0.0, 0.0), 0.3), ttft=[0.1])
     assert min(msgspec.structs.astuple(found)) >= 0.0
-    assert found.frontend == 0.0, "clients cannot have seen it before the engine made it"
+    assert found.frontend == 0.0, "a client cannot see a token before the engine has made it"
     with pytest.raises(ValueError, match="too few"):
         fit(runs(STEP, 0.0)[:1], ttft=[0.1])
     with pytest.raises(ValueError, match="too few"):
         fit(runs(STEP, 0.0), ttft=[])
 
 
-def test_a_timetable_is_the_same_each_time_and_as_dense_as_asked() -> None:
+def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:
     one, two = (timetable(mix(), 50.0, 20.0, VOCABULARY, 3) for _ in range(2))
     assert one == two
     assert one != timetable(mix(), 50.0, 20.0, VOCABULARY, 4)
@@ -222,7 +222,7 @@ def test_a_timetable_is_the_same_each_time_and_as_dense_as_asked() -> None:
     assert all(0 < a.at < b.at < 20 for a, b in itertools.pairwise(one))
 
 
-def test_equal_blocks_are_equal_ids() -> None:
+def test_token_ids_of_equal_blocks_are_equal() -> None:
     one, two = (
         token_ids(Shape(40, 1, ("a", name), 16), VOCABULARY, random.Random(name)) for name in "bc"
     )

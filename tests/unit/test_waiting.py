@@ -1,4 +1,4 @@
-"""The queue's bound in time, in a simulation of an engine: past saturation goodput stays."""
+"""Admission control by waiting time, with a simulated engine: goodput survives saturation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.protocol import EngineStats
 from engine.waiting import Pace, WaitingQueue
 
 ROWS, STEP_S, SECONDS = 16, 0.02, 400.0
-OBJECTIVE_S = 1.0  # a request that waits longer is of no use to anybody
+OBJECTIVE_S = 1.0  # a request that waits longer is of no use
 BOUND_S = 0.5
 
 
@@ -47,7 +47,10 @@ def simulate(
     service: Callable[[random.Random], float],
     step_s: float = STEP_S,
 ) -> Outcome:
-    """`load` times what ROWS rows can serve, each request for `service` seconds, mean 1."""
+    """Simulate `load` times the capacity of ROWS rows.
+
+    Each request takes `service` seconds, on average 1.
+    """
     rng = random.Random(7)
     queue = WaitingQueue(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000), clock)
     outcome, waiting, running = Outcome(), deque[tuple[int, float]](), list[float]()
@@ -78,14 +81,14 @@ def simulate(
 
 
 SERVICES: dict[str, Callable[[random.Random], float]] = {
-    "alike": lambda rng: 1.0,  # rows end together: many admissions at once, then none
+    "alike": lambda rng: 1.0,  # rows finish together: many admissions at once, then none
     "lognormal": lambda rng: rng.lognormvariate(-0.32, 0.8),
     "exponential": lambda rng: rng.expovariate(1.0),
 }
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_past_saturation_goodput_stays_where_the_queue_is_bounded_in_time(
+def test_queue_past_saturation_with_wait_limit_keeps_goodput(
     clock: Clock, service: Callable[[random.Random], float]
 ) -> None:
     loads = (0.8, 1.0, 1.2, 1.5, 3.0)
@@ -95,32 +98,32 @@ def test_past_saturation_goodput_stays_where_the_queue_is_bounded_in_time(
     assert all(good[load] >= 0.95 * peak for load in loads if load > 1)
 
 
-def test_without_the_bound_it_collapses(clock: Clock) -> None:
-    """Else the test above could not tell whether the bound does anything."""
+def test_queue_past_saturation_without_wait_limit_loses_goodput(clock: Clock) -> None:
+    """Shows that the wait limit causes the result of the test above."""
     outcome = simulate(clock, 1.2, None, SERVICES["lognormal"])
     assert outcome.refused == 0
     assert outcome.good < 0.3 * ROWS * SECONDS
 
 
-def test_below_saturation_hardly_anybody_is_refused(clock: Clock) -> None:
+def test_queue_below_saturation_refuses_almost_none(clock: Clock) -> None:
     for service in SERVICES.values():
         outcome = simulate(clock, 0.6, BOUND_S, service)
         assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
 
 
-def test_long_steps_are_not_taken_for_a_slow_queue(clock: Clock) -> None:
-    """Three come within a step, wait for its end and are taken together: there was no queue."""
+def test_queue_with_long_steps_refuses_almost_none(clock: Clock) -> None:
+    """Requests that arrive within a step are admitted together at its end: that is no queue."""
     outcome = simulate(clock, 0.5, BOUND_S, SERVICES["lognormal"], step_s=0.4)
     assert outcome.refused <= 0.005 * (outcome.good + outcome.refused)
 
 
-def test_those_let_in_seldom_wait_much_longer_than_the_bound(clock: Clock) -> None:
+def test_queue_admitted_requests_rarely_exceed_the_objective(clock: Clock) -> None:
     for service in SERVICES.values():
         outcome = simulate(clock, 1.5, BOUND_S, service)
         assert outcome.late <= 0.05 * (outcome.good + outcome.late)
 
 
-def test_the_refusal_names_wait_bound_and_flag(clock: Clock) -> None:
+def test_check_refusal_names_wait_limit_and_flag(clock: Clock) -> None:
     queue = WaitingQueue(EngineConfig(max_queue_wait=2.0), clock)
     for number in range(3):
         queue.join(number, 1, 10)
@@ -135,28 +138,28 @@ def test_the_refusal_names_wait_bound_and_flag(clock: Clock) -> None:
     queue.check(1, 10, EngineStats())
 
 
-def test_the_pace_is_that_of_a_queue_which_the_engine_does_not_empty() -> None:
+def test_pace_counts_only_intervals_limited_by_the_engine() -> None:
     pace = Pace()
-    for moment in range(0, 1000, 10):  # one request in ten seconds, taken a second later
+    for moment in range(0, 1000, 10):  # one request per ten seconds, admitted a second later
         pace.joined(float(moment))
         pace.admitted(1, moment + 1.0, left=False)
     pace.joined(2000.0)
     assert pace.wait(4, 2000.0) == 0.0
-    assert pace.wait(4, 2010.0) == 10.0  # the first has waited as long
-    for moment in range(2001, 2201):  # one a second, and the queue stays
+    assert pace.wait(4, 2010.0) == 10.0  # the first request has waited that long
+    for moment in range(2001, 2201):  # one per second, and the queue never empties
         pace.admitted(1, float(moment), left=True)
     assert pace.wait(4, 2200.0) == pytest.approx(5.0, rel=0.01)
-    for moment in range(2201, 2500):  # it is emptied within a tenth of a second each time
+    for moment in range(2201, 2500):  # each time the queue is emptied within a tenth of a second
         pace.admitted(1, moment + 0.0, left=False)
         pace.joined(moment + 0.9)
     assert pace.wait(4, 2500.0) == pytest.approx(0.5, rel=0.1)
 
 
-def test_a_request_being_made_ready_has_its_place(clock: Clock) -> None:
+def test_expecting_reserves_a_place_for_a_request_in_preparation(clock: Clock) -> None:
     queue = WaitingQueue(EngineConfig(max_num_queued_reqs=2, max_num_queued_tokens=10), clock)
     stats = EngineStats()
     with queue.expecting(stats):
-        queue.check(1, 99, stats)  # nobody waits, so tokens are not bounded
+        queue.check(1, 99, stats)  # no request waits, so tokens are not limited
         with queue.expecting(stats):
             for attempt in (lambda: queue.check(1, 0, stats), queue.expecting(stats).__enter__):
                 with pytest.raises(EngineOverloadedError, match="2 requests"):
@@ -170,12 +173,12 @@ def test_a_request_being_made_ready_has_its_place(clock: Clock) -> None:
         raise KeyError
     queue.check(1, 0, stats)
     queue.forget([1])
-    queue.check(99, 99, stats)  # an empty one takes anything
+    queue.check(99, 99, stats)  # an empty queue takes any request
 
 
-def test_even_an_empty_queue_does_not_take_any_number_of_tokens_at_once(clock: Clock) -> None:
+def test_check_empty_queue_refuses_too_many_tokens_in_one_request(clock: Clock) -> None:
     queue = WaitingQueue(EngineConfig(max_num_queued_tokens=10), clock)
     queue.check(64, 160, EngineStats())
-    with pytest.raises(RequestRejectedError, match=r"160 tokens in all, .* not 161"):
+    with pytest.raises(RequestRejectedError, match=r"161 tokens in all, .* limit is 160"):
         queue.check(64, 161, EngineStats())
-    queue.check(1, 10**6, EngineStats())  # the model's length bounds it
+    queue.check(1, 10**6, EngineStats())  # one prompt is limited by the model

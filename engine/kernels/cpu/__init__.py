@@ -1,1 +1,1 @@
-"""Kernels for a CPU, compiled by Numba when they are asked for. Imported lazily: it is an extra."""
+"""CPU kernels that Numba compiles on first use. Import lazily: Numba is an optional dependency."""

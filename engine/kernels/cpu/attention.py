@@ -1,11 +1,12 @@
-"""Paged attention on a CPU, compiled by Numba: keys and values are read where they lie, once.
+"""Paged attention on a CPU, compiled by Numba. It reads keys and values once, in place.
 
-A query's softmax goes block by block (online softmax, arXiv 1805.02867) and its sums key by key,
-whoever else is in the step. So a token has the same bits alone and in a batch, in a chunk and as a
-decode.
+A query's softmax proceeds block by block (online softmax, arXiv 1805.02867), and its sums key by
+key, independently of the other sequences in the step. A token therefore has the same bits alone and
+in a batch, in a chunk and as a decode.
 
-Keys lie transposed in their block, [head_dim, block_size]: a query's scores are a sum over head_dim
-as its output is one over keys, weights times the rows of a matrix, and one function does both.
+Keys are stored transposed in their block, [head_dim, block_size]. A query's scores are then a sum
+over head_dim, just as its output is a sum over keys. Both are weights times the rows of a matrix,
+so one function (`sum_rows`) computes both.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from engine.kernels.cpu.intrinsics import (
 )
 
 SIGNATURE = signature(AttentionCall)
-TILE = 8  # tokens of a chunk that read a block while it is in the nearest cache
+TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 
 
-# ---- numbers ---------------------------------------------------------------------------------
+# ---- arithmetic ------------------------------------------------------------------------------
 
 
 @njit(fastmath=EXACT, error_model="numpy")
 def cap(scores, softcap):
-    """softcap * tanh(scores / softcap), in place."""
+    """Compute softcap * tanh(scores / softcap), in place."""
     for k in range(len(scores)):
         x = scores[k] / softcap
         e = exp2(np.float32(-2 * LOG2_E) * abs(x))
@@ -48,7 +49,10 @@ def cap(scores, softcap):
 
 @njit(fastmath=EXACT, error_model="numpy")
 def to_weights(scores, top):
-    """2**(score - top) in place of each score: 2**-126 of a hidden one, nothing beside a 1."""
+    """Replace each score by 2**(score - top).
+
+    A hidden score becomes 2**-126, which is negligible next to 1.
+    """
     for k in range(len(scores)):
         scores[k] = exp2(scores[k] - top)
 
@@ -58,7 +62,7 @@ def to_weights(scores, top):
 
 @njit(inline="always")
 def store_token(call, token, head, dim, block_size, kind):
-    """A head of the token's key and value, into its slot."""
+    """Store one head of the token's key and value in the token's slot."""
     block = carray(at(call.token_blocks), (1,), np.int64)[token]
     offset = carray(at(call.token_offsets), (1,), np.int64)[token]
     key, value = carray(at(call.key), (1,), kind), carray(at(call.value), (1,), kind)
@@ -72,7 +76,7 @@ def store_token(call, token, head, dim, block_size, kind):
 
 @cache
 def store_kernel(dim: int, block_size: int, half: bool) -> CFunc:
-    """What stores the keys and values of tasks that others may need."""
+    """Return the kernel that stores the keys and values that other tasks may read."""
     kind = np.uint16 if half else np.float32
 
     def store(pointer):
@@ -92,9 +96,9 @@ def store_kernel(dim: int, block_size: int, half: bool) -> CFunc:
 
 @njit(inline="always")
 def see_block(softmax, row, blocks, begin, end, softcap, shape):
-    """What a token's `shared` queries, from `row` on, take from keys begin to end of a block.
+    """Let a token's `shared` queries, from `row` on, attend to the keys [begin, end) of a block.
 
-    `blocks` are the addresses of its keys, its values, and the keys to be seen next.
+    `blocks` holds the addresses of the block's keys, its values, and the keys to prefetch.
     """
     q, sums, tops, totals, keep, scores = softmax
     keys, values, following = blocks
@@ -121,7 +125,7 @@ def see_block(softmax, row, blocks, begin, end, softcap, shape):
 
 @njit(inline="always")
 def load_queries(call, task, head, q, shared, dim, kind):
-    """The task's queries of a head, scaled."""
+    """Load and scale the task's queries of one kv head."""
     query, scale = carray(at(call.query), (1,), kind), np.float32(call.scale)
     for t in range(task[2]):
         for g in range(shared):
@@ -143,7 +147,10 @@ def write_outputs(call, task, head, sums, totals, shared, dim, kind):
 
 @cache
 def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFunc:
-    """What attends, and stores what only the task itself needs. A kv head has `shared` queries."""
+    """Return the kernel that attends, and stores the KV that only its own task reads.
+
+    A kv head has `shared` query heads.
+    """
     assert dim % 8 == block_size % 8 == 0
     kind, block_bytes = np.uint16 if half else np.float32, (2 if half else 4) * dim * block_size
     shape, rows = (shared, dim, block_size, half), TILE * shared

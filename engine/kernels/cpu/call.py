@@ -1,6 +1,6 @@
-"""What kernels are told: structures that Python fills in and kernels read.
+"""The arguments of CPU kernels: structures that Python fills in and kernels read.
 
-What they point to must outlive the call.
+The memory that a structure points to must outlive the call.
 """
 
 from __future__ import annotations
@@ -13,58 +13,58 @@ from numba import types
 INT, FLOAT = ctypes.c_int64, ctypes.c_double
 KINDS = {INT: types.int64, FLOAT: types.float64}
 LOG2_E = math.log2(math.e)
-# Of attention, a task: sequence, first token, number of tokens, first position, and whether their
-# keys and values must be there before any task attends.
+# Fields of an attention task: sequence, first token, number of tokens, first position, and whether
+# its keys and values must be stored before any task attends.
 TASK = 5
 
 
 def signature(call: type[ctypes.Structure]) -> types.Type:
-    """Of a kernel that is told this."""
+    """Return the Numba signature of a kernel that takes this structure."""
     fields = [(field[0], KINDS[field[1]]) for field in call._fields_]
     return types.void(types.CPointer(types.Record.make_c_struct(fields)))
 
 
 class AttentionCall(ctypes.Structure):
-    """Attention of a step's tasks in one layer."""
+    """Arguments of attention for a step's tasks in one layer."""
 
     _fields_ = [
-        ("counter", INT),  # address of the number of the next task
+        ("counter", INT),  # address of the index of the next task
         ("num_tasks", INT),
-        ("num_attended", INT),  # of these the first; of the others keys and values are stored
+        ("num_attended", INT),  # only the first tasks attend; the others only store their KV
         ("tasks", INT),  # address of [tasks, TASK]
-        ("heads", INT),  # of keys and values; each task is done for every one
-        ("tables", INT),  # address of [sequences, table_stride] blocks
+        ("heads", INT),  # kv heads; each task runs once per kv head
+        ("tables", INT),  # address of [sequences, table_stride] block ids
         ("table_stride", INT),
         ("token_blocks", INT),  # address of [T]
         ("token_offsets", INT),  # address of [T]
-        ("query", INT),  # address of [T, H, D], a token every query_stride elements
+        ("query", INT),  # address of [T, H, D], tokens query_stride elements apart
         ("query_stride", INT),
-        ("key", INT),  # address of [T, Hkv, D], a token every key_stride elements
+        ("key", INT),  # address of [T, Hkv, D], tokens key_stride elements apart
         ("key_stride", INT),
-        ("value", INT),  # the same
+        ("value", INT),  # address of [T, Hkv, D], tokens value_stride elements apart
         ("value_stride", INT),
         ("keys", INT),  # address of [blocks, Hkv, D, block_size]
         ("values", INT),  # address of [blocks, Hkv, block_size, D]
         ("out", INT),  # address of [T, H, D]
-        ("window", INT),  # visible keys
-        ("scale", FLOAT),  # times log2(e): weights are powers of two, not of e
-        ("softcap", FLOAT),  # the same; 0: none
+        ("window", INT),  # number of visible keys
+        ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e
+        ("softcap", FLOAT),  # times log2(e) likewise; 0: no softcap
     ]
 
 
 class LinearCall(ctypes.Structure):
-    """Few rows through a linear layer."""
+    """Arguments of a linear layer for few rows."""
 
     _fields_ = [
-        ("counter", INT),  # address of the number of the next panels
-        ("panels", INT),  # of outputs, side by side in the packed weight
-        ("at_once", INT),  # panels taken off the counter
+        ("counter", INT),  # address of the index of the next group of panels
+        ("panels", INT),  # number of panels: groups of outputs that the packed weight interleaves
+        ("at_once", INT),  # panels that a thread takes at a time
         ("weight", INT),  # address of [panels, pairs, outputs of a panel, 2] bf16
         ("bias", INT),  # address of [panels, outputs of a panel] bf16, or 0
-        ("pairs", INT),  # of inputs
-        ("split", INT),  # pairs after which a sum begins anew
+        ("pairs", INT),  # number of pairs of inputs
+        ("split", INT),  # number of pairs in a partial sum
         ("x", INT),  # address of [rows, 2 * pairs] bf16
-        ("x_bytes", INT),  # from row to row
+        ("x_bytes", INT),  # stride between rows
         ("out", INT),  # address of [rows, outputs] bf16
         ("out_bytes", INT),
         ("rows", INT),
@@ -72,23 +72,23 @@ class LinearCall(ctypes.Structure):
 
 
 class RowsCall(ctypes.Structure):
-    """Something done row by row."""
+    """Arguments of a row-wise operation."""
 
     _fields_ = [
-        ("counter", INT),  # address of the number of the next rows
+        ("counter", INT),  # address of the index of the next group of rows
         ("rows", INT),
-        ("at_once", INT),  # rows taken off the counter
-        ("size", INT),  # of a row of `out`, in elements, as are the strides
+        ("at_once", INT),  # rows that a thread takes at a time
+        ("size", INT),  # elements in a row of `out`; strides count elements, too
         ("x", INT),  # address of [rows, ...]
         ("x_stride", INT),
-        ("other", INT),  # address of what is added to x, or 0
+        ("other", INT),  # address of the tensor that is added to x, or 0
         ("other_stride", INT),
-        ("sum", INT),  # address of [rows, size], where the sum goes
+        ("sum", INT),  # address of [rows, size] for the sum
         ("weight", INT),  # address of [size], or 0
         ("out", INT),  # address of [rows, size]
         ("eps", FLOAT),
         ("offset", FLOAT),  # added to each weight
-        ("dim", INT),  # of a head
+        ("dim", INT),  # head dimension
         ("cos", INT),  # address of [rows, dim]
         ("sin", INT),  # address of [rows, dim]
     ]

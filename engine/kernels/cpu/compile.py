@@ -1,4 +1,4 @@
-"""Compiling a kernel, once: for the next start its machine code is kept on disk."""
+"""Compile kernels and keep their machine code on disk for the next start."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from numba.core.ccallback import CFunc
 
 from engine.kernels.cpu.intrinsics import FEATURES
 
-EXACT = {"contract"}  # a product and a sum may be rounded as one, and nothing is reordered
+EXACT = {"contract"}  # a product and a sum may fuse (one rounding); nothing is reordered
 
 
 def compiled(body, signature, *shape: int) -> CFunc:
-    """`body` for this shape; kept where there is room.
+    """Compile `body` for this shape and cache it on disk if there is room.
 
-    Under a name of its own for every shape, version of the source and CPU: Numba writes the list of
-    what it keeps under a name and the code apart, so of two processes that write at once one may
-    leave its list and the other its code. Under these names both are of the same.
+    The cached name is unique for every shape, version of the source and CPU. Numba writes the index
+    of a name and its code separately. If two processes write at once, the index may come from one
+    and the code from the other. Under a unique name, both are the same.
     """
     target = f"{numba.__version__} {binding.get_host_cpu_name()} {FEATURES}".encode()
     digest = hashlib.sha256(_source() + target).hexdigest()[:16]
@@ -31,9 +31,9 @@ def compiled(body, signature, *shape: int) -> CFunc:
     options = {"fastmath": EXACT, "error_model": "numpy"}
     try:
         return cfunc(signature, cache=True, **options)(body)
-    except (RuntimeError, OSError):  # no place for it, or a full one
+    except (RuntimeError, OSError):  # no cache folder, or a full disk
         pass
-    except Exception:  # a crash left half of it: empty the list, so that it is written anew
+    except Exception:  # a crash left an incomplete entry: clear the index, so that it is rewritten
         with contextlib.suppress(OSError):
             FunctionCache(body).flush()
     return cfunc(signature, **options)(body)

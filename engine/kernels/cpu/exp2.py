@@ -1,4 +1,4 @@
-"""Powers of two, of which softmax and activations are made."""
+"""Powers of two, from which softmax and activations are computed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.kernels.cpu.compile import EXACT
 
 @njit(fastmath=EXACT, error_model="numpy")
 def exp2(x):
-    """2**x for x <= 0, within two units in the last place; 2**-126 for whatever is less.
+    """Return 2**x for x <= 0, within two units in the last place; 2**-126 if x is below -126.
 
-    Arithmetic and no call, so it takes a vector at a time. The polynomial is that of degree 5 whose
-    highest relative error between -1/2 and 1/2 is least.
+    It uses arithmetic and no call, so that loops over it vectorize. The polynomial is the one of
+    degree 5 with the smallest maximum relative error between -1/2 and 1/2.
     """
     x = np.float32(-126) if x < np.float32(-126) else x
     n = np.floor(x + np.float32(0.5))

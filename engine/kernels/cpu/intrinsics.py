@@ -1,7 +1,7 @@
-"""What kernels need and Numba's Python has no words for, as instructions of LLVM.
+"""LLVM instructions that kernels need and that Numba's Python cannot express.
 
-Sums are written out, not left to LLVM to vectorize: they stay in registers, and their order is the
-same wherever a kernel needs them.
+Sums are written out and not left to LLVM's vectorizer. They stay in registers, and their order is
+the same in every kernel.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# A tile of sums in registers: AVX-512 has 32 registers of 16 numbers, older CPUs 16 of 8.
+# A tile of sums is kept in registers. AVX-512 has 32 registers of 16 fp32, older CPUs 16 of 8.
 FEATURES = config.CPU_FEATURES or binding.get_host_cpu_features().flatten()
 AVX512 = "+avx512f" in FEATURES.split(",")
 LANES, ROWS, COLUMNS = (16, 4, 4) if AVX512 else (8, 4, 2)
 AVX512_BF16 = "+avx512bf16" in FEATURES.split(",")
-PREFETCH = 4096  # bytes ahead, of what is read in order
+PREFETCH = 4096  # how many bytes ahead of the current read a weight is prefetched
 INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FP32 = ir.FloatType()
 CACHE_LINE = 64
@@ -24,7 +24,7 @@ CACHE_LINE = 64
 
 @intrinsic
 def at(typing, address):
-    """The address as a pointer."""
+    """Convert the address to a pointer."""
 
     def code(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -34,7 +34,7 @@ def at(typing, address):
 
 @intrinsic
 def take(typing, counter):
-    """The number at this address; whoever asks next, in whichever thread, gets the next one."""
+    """Return the number at this address and increment it atomically, across all threads."""
 
     def code(context, builder, signature, arguments):
         place = builder.inttoptr(arguments[0], INT64.as_pointer())
@@ -45,7 +45,7 @@ def take(typing, counter):
 
 @intrinsic
 def to_fp32(typing, element):
-    """An element of an array, which is fp32 or the bits of bf16."""
+    """Convert an array element, which is fp32 or the bits of bf16, to fp32."""
 
     def code(context, builder, signature, arguments):
         return arguments[0] if isinstance(element, types.Float) else _wide(builder, *arguments)
@@ -54,7 +54,7 @@ def to_fp32(typing, element):
 
 
 def _wide(builder, bits, lanes=None):
-    """bf16 as fp32: a number, or a vector of so many."""
+    """Convert bf16 to fp32: a single number, or a vector of `lanes` numbers."""
     words = ir.VectorType(INT32, lanes) if lanes else INT32
     numbers = ir.VectorType(FP32, lanes) if lanes else FP32
     shift = ir.Constant(words, [16] * lanes if lanes else 16)
@@ -63,7 +63,7 @@ def _wide(builder, bits, lanes=None):
 
 @intrinsic
 def to_element(typing, number, array):
-    """The fp32 number as this array holds it: bf16 is rounded to the nearest, halves to even."""
+    """Convert the fp32 number to the array's type; bf16 rounds to nearest, ties to even."""
 
     def code(context, builder, signature, arguments):
         if isinstance(array.dtype, types.Float):
@@ -78,13 +78,13 @@ def to_element(typing, number, array):
 
 @intrinsic(prefer_literal=True)
 def highest(typing, numbers, count):
-    """The highest of `count` fp32 numbers at this address; NaN are passed over."""
+    """Return the highest of `count` fp32 numbers at this address, ignoring NaN."""
     return types.float32(numbers, count), _reduction("fmax", count.literal_value)
 
 
 @intrinsic(prefer_literal=True)
 def total(typing, numbers, count):
-    """The sum of `count` fp32 numbers at this address, pair by pair."""
+    """Return the pairwise sum of `count` fp32 numbers at this address."""
     return types.float32(numbers, count), _reduction("fadd", count.literal_value)
 
 
@@ -95,7 +95,7 @@ def _reduction(operation, count):
         name = f"llvm.vector.reduce.{operation}.v{count}f32"
         reduce = _instruction(builder, name, FP32, [FP32, vector] if adds else [vector])
         read = builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=4)
-        if adds:  # pair by pair, that is, not in the order of the numbers
+        if adds:  # pairwise, not in the order of the numbers
             return builder.call(reduce, [FP32(0), read], fastmath=("reassoc",))
         return builder.call(reduce, [read])
 
@@ -106,9 +106,10 @@ def _reduction(operation, count):
 def sum_rows(typing, out, keep, weights, stride, matrix, ahead, count, rows, width, half):
     """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
 
-    In this order. Addresses of out [rows, width], keep [rows] and weights [rows, stride] in fp32,
-    and of the matrix [count, width], bf16 where `half`. A literal 0 for `keep` keeps nothing.
-    Meanwhile `count` rows at the address `ahead` are fetched from memory.
+    The terms are added in this order. Arguments are the addresses of out [rows, width], keep [rows]
+    and weights [rows, stride] in fp32, and of matrix [count, width], which is bf16 if `half`. If
+    `keep` is a literal 0, the old `out` is ignored. `count` rows at the address `ahead` are
+    prefetched meanwhile.
     """
     shape = rows.literal_value, width.literal_value, half.literal_value
     arguments = out, keep, weights, stride, matrix, ahead, count, rows, width, half
@@ -124,7 +125,7 @@ def sum_rows(typing, out, keep, weights, stride, matrix, ahead, count, rows, wid
 
 
 class _Sums:
-    """The code of `sum_rows` for one shape."""
+    """Code generator of `sum_rows` for one shape."""
 
     def __init__(self, builder, values, rows, width, half, *, fresh):
         self._out, self._keep, self._weights, self._stride, self._matrix = values[:5]
@@ -137,7 +138,7 @@ class _Sums:
         self._fma = _instruction(builder, fma, self._vector, [self._vector] * 3)
 
     def tile(self, top, left):
-        """The sums of a few rows and columns, over the whole matrix."""
+        """Emit the sums of a few rows and columns over the whole matrix."""
         b = self._builder
         rows = [INT64(r) for r in range(top, min(self._rows, top + ROWS))]
         end = min(self._width, left + COLUMNS * self.lanes)
@@ -163,7 +164,7 @@ class _Sums:
         return self._builder.fmul(self._builder.load(place, align=4), keep)
 
     def _matrix_row(self, row, column):
-        """A vector's worth of the matrix, in fp32."""
+        """Load one vector of the matrix as fp32."""
         b = self._builder
         if not self._half:
             return b.load(
@@ -174,11 +175,11 @@ class _Sums:
         return _wide(b, b.load(place, align=2), self.lanes)
 
     def _spread(self, base, row, stride, column):
-        """The fp32 number at [row, column], in every lane."""
+        """Load the fp32 number at [row, column] into every lane."""
         b = self._builder
         number = b.load(self._place(base, FP32, row, stride, column, FP32), align=4)
         nothing = ir.Constant(self._vector, ir.Undefined)
-        first = ir.Constant(ir.VectorType(INT32, self.lanes), None)  # of which lane: the first
+        first = ir.Constant(ir.VectorType(INT32, self.lanes), None)  # every lane takes lane 0
         return b.shuffle_vector(b.insert_element(nothing, number, INT32(0)), nothing, first)
 
     def _prefetch(self, row):
@@ -191,7 +192,7 @@ class _Sums:
             self._builder.call(prefetch, [place, read, nearest, data])
 
     def _place(self, base, element, row, stride, column, kind):
-        """A pointer of this kind to [row, column] of elements at an address."""
+        """Return a pointer of type `kind` to [row, column] of the elements at address `base`."""
         b = self._builder
         stride = INT64(stride) if isinstance(stride, int) else stride
         number = b.add(b.mul(row, stride), column)
@@ -199,23 +200,23 @@ class _Sums:
 
 
 class _BF16(ir.Type):
-    """llvmlite has no type for it."""
+    """LLVM's bfloat, for which llvmlite has no type."""
 
     def _to_string(self):
         return "bfloat"
 
 
-BF16 = _BF16()  # one: types are compared
+BF16 = _BF16()  # one instance, because llvmlite compares types
 
 
 @intrinsic(prefer_literal=True)
 def multiply_panel(
     typing, weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased
 ):
-    """out[r, :width] = x[r] times a panel [pairs, width, 2] of a weight, and the bias. All bf16.
+    """out[r, :width] = x[r] times a panel [pairs, width, 2] of a weight, plus the bias, in bf16.
 
-    Pairs of inputs are multiplied and added in order (AVX512_BF16), anew after `split` of them, and
-    these sums added in order: that is how oneDNN does it.
+    Pairs of inputs are multiplied and added in order (AVX512_BF16). A new partial sum begins after
+    every `split` pairs, and the partial sums are added in order. oneDNN uses the same order.
     """
     arguments = weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased
     shape = rows.literal_value, width.literal_value, biased.literal_value
@@ -228,7 +229,7 @@ def multiply_panel(
 
 
 class _Panel:
-    """The code of `multiply_panel` for one shape."""
+    """Code generator of `multiply_panel` for one shape."""
 
     def __init__(self, builder, values, rows, width, biased):
         self._weight, self._bias, self._pairs, self._split = values[:4]
@@ -280,7 +281,7 @@ class _Panel:
                 b.store(b.call(self._multiply, [b.load(place), inputs, weights[column]]), place)
 
     def _spread(self, row, pair):
-        """A row's two inputs in every lane."""
+        """Load a row's pair of inputs into every lane."""
         b = self._builder
         place = b.add(b.add(self._x, b.mul(self._x_bytes, INT64(row))), b.mul(pair, INT64(4)))
         word = b.load(b.inttoptr(place, INT32.as_pointer()), align=2)

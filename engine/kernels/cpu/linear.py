@@ -1,8 +1,8 @@
-"""Linear layers of few rows on a CPU that multiplies bf16 (AVX512_BF16).
+"""Linear layers for few rows on a CPU that multiplies bf16 (AVX512_BF16).
 
-What takes the time there is reading the weight, and oneDNN reads it below the memory's rate.
-This reads oneDNN's own packed bytes, so there is no second copy, and sums in oneDNN's order, so a
-row has the same bits among few and among many.
+Reading the weight takes most of the time, and oneDNN reads it below the memory bandwidth. This
+kernel reads oneDNN's own packed bytes, so there is no second copy of the weight. It sums in
+oneDNN's order, so that a row has the same bits in small and large batches.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from engine.kernels.cpu.threads import in_threads, parallel
 from engine.platform import multiplies_in_amx
 
 SIGNATURE = signature(LinearCall)
-# Up to here reading the weight is what takes the time; with AMX oneDNN has enough to do sooner.
+# Up to this many rows, reading the weight dominates. With AMX, oneDNN catches up at fewer rows.
 FEW_ROWS, FEW_ROWS_AMX = 8, 4
-WIDTHS = (64, 32, 16)  # outputs of a panel that oneDNN is known to choose
-SPLITS = (256, 512, 2**30)  # pairs of inputs after which it is known to begin a sum anew
-SHARES = 4  # a thread takes its panels in about so many parts
-PROBES = 128  # rows for which bits are compared
+WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
+SPLITS = (256, 512, 2**30)  # pairs of inputs per partial sum that oneDNN is known to use
+SHARES = 4  # a thread takes its panels in about this number of parts
+PROBES = 128  # rows whose results are compared with oneDNN's
 
 
 class FewRows:
@@ -35,7 +35,7 @@ class FewRows:
     def __init__(
         self, packed: torch.Tensor, outputs: int, bias: torch.Tensor | None, width: int, split: int
     ) -> None:
-        self._packed, self._bias = packed, bias  # they must outlive the call
+        self._packed, self._bias = packed, bias  # the call holds only their addresses
         self._outputs = outputs
         self.most = FEW_ROWS_AMX if multiplies_in_amx(packed.device, packed.dtype) else FEW_ROWS
         self._kernel = few_rows_kernel(width, bias is not None)
@@ -51,7 +51,7 @@ class FewRows:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, outputs] for x [rows, inputs]."""
+        """Return [rows, outputs] for x [rows, inputs]."""
         rows, call = x.shape[0], self._call
         assert rows <= self.most
         assert x.stride(1) == 1
@@ -65,8 +65,10 @@ class FewRows:
 def few_rows(
     weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
 ) -> FewRows | None:
-    """What multiplies `packed`, that is `weight` [out, in], by few rows; None where nothing does
-    as oneDNN would, bit by bit. (With AMX oneDNN has no bits of its own: see docs/architecture.md.)
+    """Return a FewRows for `packed`, which is `weight` [out, in] packed by oneDNN.
+
+    Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
+    close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
     """
     bf16 = weight.dtype == torch.bfloat16 and AVX512_BF16
     if not bf16 or parallel() is None or not hasattr(torch.ops.mkldnn, "data_ptr"):
@@ -83,13 +85,13 @@ def few_rows(
     return None if split is None else FewRows(packed, len(weight), bias, width, split)
 
 
-_splits: dict[tuple[int, int, int, bool], int | None] = {}  # the same for all layers of a shape
+_splits: dict[tuple[int, int, int, bool], int | None] = {}  # one for all layers of the same shape
 
 
 def _width(weight: torch.Tensor, packed: torch.Tensor) -> int | None:
-    """Outputs of a panel; None where no width is known, or more than one would explain the bytes.
+    """Return the outputs per panel, or None unless exactly one known width explains the bytes.
 
-    In a panel the first pair of inputs of all outputs comes before the second of any.
+    A panel stores the first pair of inputs for all its outputs, then the second pair, and so on.
     """
     if weight.shape[1] % 2 or len(weight) % (most := max(WIDTHS)):
         return None
@@ -136,7 +138,7 @@ def multiply_rows(call, panel, row, rows, width, biased):
 
 @cache
 def few_rows_kernel(width: int, biased: bool) -> CFunc:
-    """Multiplies rows, as many at a time as there are registers for their sums."""
+    """Return a kernel that multiplies as many rows at a time as registers can hold sums for."""
     together = 256 // width
 
     def multiply(pointer):

@@ -1,6 +1,7 @@
-"""Norms, activations and rotations on a CPU: each reads a token's numbers once and writes once.
+"""Norms, activations and rotations on a CPU, which read and write each token's values once.
 
-torch makes a tensor of every operation in them. All compute in fp32, and a row like any other.
+torch would create a tensor for every operation in them. All of them compute in fp32. A row's result
+does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from engine.kernels.cpu.intrinsics import at, take, to_element, to_fp32
 from engine.kernels.cpu.threads import in_threads
 
 SIGNATURE = signature(RowsCall)
-# A sum over a row goes lane by lane: in an order of its own, the same for every row.
+# Allows vectorized sums over a row. Their order is not sequential, but it is the same in every row.
 SUMMING = EXACT | {"reassoc"}
-PART = 2**14  # numbers that are worth a thread
-NORM, SILU, GELU_TANH, ROTATION = range(4)  # what is done with a row
+PART = 2**14  # elements that are worth a thread
+NORM, SILU, GELU_TANH, ROTATION = range(4)  # the operations on a row
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 
 
-# ---- what torch calls ------------------------------------------------------------------------
+# ---- entry points ----------------------------------------------------------------------------
 
 
 def norm(
@@ -38,9 +39,10 @@ def norm(
     *,
     offset: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + delta and its RMS norm, [..., N] each; without a delta, x itself.
+    """Return (x + delta, its RMS norm), [..., N] each; without a delta, (x, its RMS norm).
 
-    `offset` adds one to the weights. x and delta are dense but for the stride between rows.
+    `offset` adds one to the weights. The rows of x and delta are contiguous, with any stride
+    between rows.
     """
     size = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -65,7 +67,10 @@ def norm(
 
 
 def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
-    """silu or gelu_tanh of the first half of each row [..., 2 * N] times its second: [..., N]."""
+    """Return `kind`(gate) * up, [..., N], where each row [..., 2 * N] is gate and then up.
+
+    `kind` is silu or gelu_tanh.
+    """
     flat = _flat(gate_up)
     out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
     call = RowsCall(
@@ -80,8 +85,10 @@ def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """ops.rotary.apply_rotary: x [T, H, D], copied unless a token's heads lie side by side; cos and
-    sin [T, 1, D]."""
+    """Rotate x [T, H, D] by cos and sin [T, 1, D], as ops.rotary.apply_rotary does.
+
+    x is copied unless the heads of a token are contiguous.
+    """
     x = x if x[0].is_contiguous() else x.contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
@@ -102,7 +109,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """[rows, N], without a copy where there is one stride between rows."""
+    """Reshape to [rows, N]; no copy if there is a single stride between rows."""
     assert x.stride(-1) == 1
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
@@ -122,7 +129,7 @@ def row_of(address, row, stride, size, kind, item):
 
 @njit(fastmath=SUMMING, error_model="numpy")
 def add(x, other, total):
-    """Their sum as it is kept, and the sum of its squares."""
+    """Store x + other in `total`, rounded to its type, and return the sum of its squares."""
     squares = np.float32(0)
     for i in range(len(total)):
         total[i] = to_element(to_fp32(x[i]) + to_fp32(other[i]), total)
@@ -210,8 +217,11 @@ def rotate_row(call, row, kind, item):
 
 @cache
 def rows_kernel(what: int, half: bool) -> CFunc:
-    """Does it with rows off the counter. `what` is a number, not a function: code that closes over
-    a function is compiled anew in every process."""
+    """Return the kernel that applies operation `what` to rows it takes off the counter.
+
+    `what` is a number and not a function, because Numba compiles code that closes over a function
+    again in every process.
+    """
     kind, item = np.uint16 if half else np.float32, 2 if half else 4
 
     def over_rows(pointer):

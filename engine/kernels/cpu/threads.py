@@ -1,4 +1,4 @@
-"""The threads that kernels run on: those that torch computes with."""
+"""Run kernels on the OpenMP threads that torch computes with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Parallel = Callable[[int, int, int, int], None]  # function, its argument, threa
 
 @cache
 def parallel() -> Parallel | None:
-    """GOMP_parallel of the OpenMP torch itself runs on, or None.
+    """Return GOMP_parallel of the OpenMP runtime that torch uses, or None if there is none.
 
-    The threads torch computes with spin a while when they have nothing to do; threads of Numba's
-    own would compete with them for the cores.
+    torch's threads spin for a while when they are idle. Threads of Numba's own would compete with
+    them for the cores.
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        run = ctypes.CDLL(str(library)).GOMP_parallel  # found in what the library needs
+        run = ctypes.CDLL(str(library)).GOMP_parallel  # found in the library's dependencies
     except (OSError, AttributeError):
         return None
     run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
@@ -30,9 +30,10 @@ def parallel() -> Parallel | None:
 
 
 def in_threads(kernel, call: ctypes.Structure, *, alone: bool = False) -> None:
-    """In all threads, until they have taken every task off the counter, or in the caller's `alone`.
+    """Run `kernel` on all threads until every task is taken; with `alone`, on the caller's thread.
 
-    Never in some: OpenMP ends the threads that a smaller team leaves out, and starts new ones.
+    It never runs on some of the threads: OpenMP would end those that a smaller team leaves out, and
+    would have to start new ones for the next kernel.
     """
     run, counter = parallel(), ctypes.c_int64(0)
     assert run is not None

@@ -1,4 +1,4 @@
-"""nanochat's own checkpoint folders: model_<step>.pt with meta_<step>.json beside it."""
+"""nanochat's own checkpoint folders, which contain model_<step>.pt and meta_<step>.json."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from engine.config import full_path, read_json
 from engine.errors import ConfigError
 from engine.weights.loader import FLOATS
 
-MOST_NAMED = 20  # folders, in a message
-# In a base folder the first of these is taken: upstream's own chat serves the fine-tuned model too.
+MOST_NAMED = 20  # folders that an error message lists
+# The first of these in a base folder is used. Upstream's chat prefers the fine-tuned model, too.
 STAGES = ("chatsft_checkpoints", "chatrl_checkpoints", "mid_checkpoints", "base_checkpoints")
 Count = Annotated[int, Meta(ge=1)]
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`model_config` of a meta file, under upstream's names."""
+    """`model_config` of a meta file, with upstream's names."""
 
     sequence_len: Count
     vocab_size: Count
@@ -37,7 +37,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One step of one model."""
+    """The files of one training step of one model."""
 
     weights: Path
     meta: Path
@@ -47,40 +47,47 @@ class Checkpoint:
         return self.weights.parent.name
 
     def model_config(self) -> ModelConfig:
-        """Raises ConfigError where the meta file lacks one of the sizes or holds a key we do not
-        know: a fork's architecture is not served as nanochat's."""
+        """Return the sizes of the model from its meta file.
+
+        Raises ConfigError if a size is missing or a key is unknown: an unknown key means a fork
+        with another architecture.
+        """
         try:
             return msgspec.convert(read_json(self.meta).get("model_config"), ModelConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{self.meta}, model_config: {error}") from error
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Upstream's tensors by name, mapped from the file. Nothing in it is executed: raises
-        ConfigError naming what is no plain tensor."""
+        """Return upstream's tensors by name, memory-mapped. Nothing in the file is executed.
+
+        Raises ConfigError naming any entry that is not a plain tensor.
+        """
         try:
             if unsafe := get_unsafe_globals_in_checkpoint(self.weights):
                 raise ConfigError(
-                    f"{self.weights} asks for {', '.join(unsafe)}; only plain tensors are read. "
-                    "Nothing of it was executed."
+                    f"{self.weights} refers to {', '.join(unsafe)}; only plain tensors are read. "
+                    "Nothing in the file was executed."
                 )
             state = torch.load(self.weights, map_location="cpu", weights_only=True, mmap=True)
         except (RuntimeError, OSError, ValueError, EOFError, UnpicklingError) as error:
             raise ConfigError(f"{self.weights} is not a readable torch file: {error}") from error
         if not isinstance(state, dict):
-            raise ConfigError(f"{self.weights} holds a {type(state).__name__}, not named tensors.")
+            raise ConfigError(f"{self.weights} holds a {type(state).__name__}; expected a dict.")
         for name, tensor in state.items():
             if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
                 kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
                 raise ConfigError(
-                    f"{name} in {self.weights} is {kind}; expected are tensors of float32, "
-                    "bfloat16 or float16."
+                    f"{name} in {self.weights} is {kind}; supported: tensors of float32, "
+                    "bfloat16, float16."
                 )
         return {str(name).removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
 
 
 def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
-    """The checkpoint of `step`, else of the highest, in a checkpoint folder; or in that of the
-    deepest model (the d20 of d12 and d20) below `folder`. Raises ConfigError saying what is there.
+    """Return the checkpoint of `step`, or of the last step, in a checkpoint folder.
+
+    If `folder` contains several models, the deepest one is used: d20 of d12 and d20. Raises
+    ConfigError, listing the steps or folders found, if there is no such checkpoint.
     """
     folder = full_path(folder)
     stage = next((folder / name for name in STAGES if (folder / name).is_dir()), folder)
@@ -102,7 +109,7 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
         raise ConfigError(f"{stage} holds no model_<step>.pt.")
     if step is not None and step not in steps:
         found = ", ".join(map(str, sorted(steps)))
-        raise ConfigError(f"{stage} has no model of step {step}; it has {found}.")
+        raise ConfigError(f"{stage} has no model of step {step}; steps found: {found}.")
     weights = steps[max(steps) if step is None else step]
     meta = weights.with_name(weights.stem.replace("model_", "meta_") + ".json")
     return Checkpoint(weights, meta)
@@ -110,7 +117,7 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
 
 def _folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise ConfigError(f"No folder at {folder}.")
+        raise ConfigError(f"{folder} is not a folder.")
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 

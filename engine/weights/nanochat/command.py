@@ -1,7 +1,7 @@
-"""`penstock import nanochat DIR`: a nanochat checkpoint becomes a folder that is served.
+"""`penstock import nanochat DIR`: convert a nanochat checkpoint to a folder that can be served.
 
-The server's command runs this in a process of its own, as it needs torch. Status 2, with one
-message, where something cannot be imported as it was given.
+The server's command runs this in a separate process, because it needs torch. The exit status is 2,
+with one message on stderr, if the checkpoint cannot be imported.
 """
 
 from __future__ import annotations
@@ -53,43 +53,47 @@ def _say(line: str) -> None:
 def import_nanochat(
     directory: Path, out: Path | None, step: int | None, tokenizer: Path | None, say: Say
 ) -> Path:
-    """Writes the folder `out`, which must not exist, whole or not at all; returns it.
+    """Write the folder `out`, which must not exist, completely or not at all. Return its path.
 
-    Raises ConfigError naming the file and what in it is missing, wrong or not allowed.
+    Raises ConfigError naming the file at fault and the part of it that is missing, wrong or not
+    allowed.
     """
     checkpoint = find_checkpoint(directory, step)
     out = full_path(out) if out else Path(f"nanochat-{checkpoint.tag}")
     if out.exists():
-        raise ConfigError(f"{out} exists already. Give another folder with --out.")
+        raise ConfigError(f"{out} already exists. Give another folder with --out.")
     file = _tokenizer_file(checkpoint, tokenizer)
     tokens = build_tokenizer(read_encoding(file), file)
     config, tensors = convert(checkpoint, say)
     if tokens.get_vocab_size() != config["vocab_size"]:
         raise ConfigError(
             f"{file} has {tokens.get_vocab_size()} tokens, but vocab_size in {checkpoint.meta} is "
-            f"{config['vocab_size']}. Give the folder of this model's own with --tokenizer."
+            f"{config['vocab_size']}. Give the folder of this model's tokenizer with --tokenizer."
         )
-    say(f"The tokenizer is {file}.")
+    say(f"Using the tokenizer {file}.")
     size = sum(tensor.nbytes for tensor in tensors.values())
     say(f"Writing {len(tensors)} tensors, {size / 2**20:.0f} MiB, to {out} …")
     with _whole_or_not_at_all(out) as folder:
         write_json(folder / "config.json", config)
         write_tokenizer(tokens, folder, config["max_position_embeddings"])
-        # The tensors are mapped from the checkpoint and written from there: memory stays small.
+        # The tensors are memory-mapped from the checkpoint, so writing them takes little memory.
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        shutil.copymode(folder / "config.json", folder / "model.safetensors")  # made as 0600
+        shutil.copymode(folder / "config.json", folder / "model.safetensors")  # else it has 0600
     say(f"Done. Serve it with: penstock serve {out}")
     return out
 
 
 def convert(checkpoint: Checkpoint, say: Say) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """config.json and the tensors it belongs to; says what was inferred. Raises ConfigError."""
+    """Return config.json and the tensors for it; report the inferred settings with `say`.
+
+    Raises ConfigError if the checkpoint is not one of a known nanochat.
+    """
     model, tensors = checkpoint.model_config(), checkpoint.tensors()
     generation = generation_of(checkpoint, tensors)
     served = served_tensors(checkpoint.weights, model, generation, tensors)
     sizes, facts = served_config(model, generation, served["model.embed_tokens.weight"].dtype)
     say(f"{checkpoint.weights} has the tensors of nanochat from {generation.dates}.")
-    say("Inferred from that, and written into config.json:")
+    say("Inferred from the tensors and written into config.json:")
     for key, value in facts.items():
         say(f"  {key} = {value}")
     if generation.doubt:
@@ -98,7 +102,10 @@ def convert(checkpoint: Checkpoint, say: Say) -> tuple[dict[str, Any], dict[str,
 
 
 def _tokenizer_file(checkpoint: Checkpoint, given: Path | None) -> Path:
-    """tokenizer.pkl in the folder given; else with the checkpoint, or where upstream keeps it."""
+    """Find tokenizer.pkl in the folder `given`, or else near the checkpoint as upstream stores it.
+
+    Raises ConfigError listing the places searched.
+    """
     folder = checkpoint.weights.parent
     folders = [given] if given else [folder, folder / "tokenizer", folder.parents[1] / "tokenizer"]
     files = [folder / "tokenizer.pkl" for folder in folders]
@@ -111,7 +118,7 @@ def _tokenizer_file(checkpoint: Checkpoint, given: Path | None) -> Path:
 
 @contextmanager
 def _whole_or_not_at_all(out: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `out` in the end, or is removed on the way there."""
+    """Yield a folder to write into. It is renamed to `out` on success and removed on failure."""
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""A pickled tiktoken Encoding, read without unpickling it.
+"""Read a pickled tiktoken Encoding without unpickling it.
 
-A pickle is a program for a stack machine. The machine here knows the instructions that the pickle
-of an Encoding consists of, none of which imports or calls anything: nothing can be executed.
+A pickle is a program for a stack machine. The machine here knows only the instructions in the
+pickle of an Encoding. None of them imports or calls anything, so nothing can be executed.
 """
 
 from __future__ import annotations
@@ -23,42 +23,45 @@ VALUES = {
 
 
 class Encoding(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tiktoken Encoding is made of."""
+    """The fields of a tiktoken Encoding."""
 
     name: str
-    pat_str: str  # a regular expression for the pieces, each of which is encoded by itself
+    pat_str: str  # regular expression that splits a text into separately encoded pieces
     mergeable_ranks: dict[bytes, int]  # token to id; lower ids are merged first
     special_tokens: dict[str, int]
 
 
 class Instance:
-    """Stands on the machine's stack for the Encoding that would be made."""
+    """Placeholder on the machine's stack for the Encoding that unpickling would create."""
 
     state: Any = None
 
 
 class RefusedError(Exception):
-    """The pickle does what no Encoding's pickle does."""
+    """The pickle contains something that the pickle of an Encoding never contains."""
 
 
 def read_encoding(file: Path) -> Encoding:
-    """Raises ConfigError naming the class, the instruction or the field that is not allowed."""
+    """Return the Encoding in a pickle file.
+
+    Raises ConfigError naming the class, the instruction or the field that is not allowed.
+    """
     try:
         state = _state(file.read_bytes())
         if isinstance(state, str):
-            raise ConfigError(f"{file} only names {state!r}, an encoding whose tokens it lacks.")
+            raise ConfigError(f"{file} only names the encoding {state!r} and lacks its tokens.")
         return msgspec.convert(state, Encoding)
     except RefusedError as error:
         raise ConfigError(
-            f"{file} {error}; expected is a pickled {'.'.join(CLASS)} of plain values. "
-            "Nothing of it was executed."
+            f"{file} {error}; expected a pickled {'.'.join(CLASS)} of plain values. "
+            "Nothing in the file was executed."
         ) from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} is no readable pickle of an Encoding: {error}") from error
+        raise ConfigError(f"{file} is not a readable pickle of an Encoding: {error}") from error
 
 
 def _state(data: bytes) -> Any:
-    """The values the pickle hands to the one Encoding it makes."""
+    """Return the values with which the pickle creates its one Encoding."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[Any, Any] = {}
@@ -102,7 +105,7 @@ def _state(data: bytes) -> Any:
                 return stack.pop().state
             case name:
                 raise RefusedError(f"uses the pickle instruction {name}")
-    raise ValueError("it ends too early")
+    raise ValueError("the pickle ends too early")
 
 
 def _checked(module: str, name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Which nanochat a checkpoint is. It does not record that, so it is told from the tensors."""
+"""Infer the version of nanochat that wrote a checkpoint from its tensors; nothing records it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SOFTCAP = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What upstream's code had fixed at a time: facts no checkpoint holds."""
+    """Constants of upstream's code in a period of time, which no checkpoint records."""
 
     dates: str
-    lambdas: bool  # and windows, since the same day
-    smear: bool  # and backout
-    gate_channels: int  # of the value embeddings; 0: it has none
+    lambdas: bool  # residual scalars, and windows
+    smear: bool  # smear and backout
+    gate_channels: int  # of the value embeddings; 0: no value embeddings
     gate_range: float
     rope_theta: float
     qk_scale: float
-    short_window: Callable[[int], int]  # of sequence_len: how far back a layer S sees
+    short_window: Callable[[int], int]  # sequence_len -> how far back an S layer sees
     doubt: str = ""
 
 
@@ -35,13 +35,16 @@ def _half(sequence_len: int) -> int:
 
 
 def _part(divisor: int) -> Callable[[int], int]:
-    """Rounded up to what flash attention computes at once."""
+    """Return a function that divides sequence_len and rounds up to a multiple of 128.
+
+    128 is the tile size of flash attention.
+    """
     return lambda sequence_len: -(-sequence_len // divisor // 128) * 128
 
 
 CAP_IN_DOUBT = (
-    "final_logit_softcapping is 20.0 if it is from 03-03 or later, which nothing in it tells. Then "
-    "change it in config.json; greedy answers are the same either way."
+    "final_logit_softcapping is 20.0 if the checkpoint is from 2026-03-03 or later, which its "
+    "tensors do not show. In that case change config.json; greedy output is the same either way."
 )
 GENERATIONS = (
     Generation("2026-03-14 or later", True, True, 12, 3.0, 100_000.0, 1.2, _part(4)),
@@ -53,7 +56,7 @@ GENERATIONS = (
 
 
 def generation_of(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> Generation:
-    """Raises ConfigError where the tensors are of no generation known."""
+    """Return the generation that matches the tensors. Raises ConfigError if none does."""
     gates = (tensor for name, tensor in tensors.items() if name.endswith(".attn.ve_gate.weight"))
     columns = next((gate.shape[-1] for gate in gates), 0)
     lambdas, smear = "resid_lambdas" in tensors, "smear_gate.weight" in tensors
@@ -61,17 +64,20 @@ def generation_of(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -
         if (lambdas, smear, columns) == (known.lambdas, known.smear, known.gate_channels):
             return known
     raise ConfigError(
-        f"{checkpoint.weights} is of no nanochat known: it has {'' if lambdas else 'no '}"
+        f"{checkpoint.weights} matches no known nanochat: it has {'' if lambdas else 'no '}"
         f"resid_lambdas, {'' if smear else 'no '}smear_gate.weight and value gates of {columns} "
-        f"channels; known are {', '.join(g.dates for g in GENERATIONS)}."
+        f"channels; supported: nanochat from {', '.join(g.dates for g in GENERATIONS)}."
     )
 
 
 def served_config(
     model: ModelConfig, generation: Generation, compute: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json in two parts: what the checkpoint says, and what is inferred. Together they are
-    every fact that engine/models/nanochat.py asks for. `compute` is the dtype of its training."""
+    """Return config.json in two parts: values stored in the checkpoint, and inferred values.
+
+    Together they have every key that engine/models/nanochat.py reads. `compute` is the dtype of
+    the training.
+    """
     sizes = {
         "architectures": ["NanoChatForCausalLM"],
         "model_type": "nanochat",
@@ -104,8 +110,11 @@ def served_config(
 
 
 def layer_windows(model: ModelConfig, generation: Generation) -> list[int | None]:
-    """How many keys each layer sees: as far back as its letter of the pattern says, and its own.
-    The last layer is always long. Before there were patterns, all keys."""
+    """Return the number of keys that a query of each layer sees, its own included.
+
+    A letter of the pattern says how far back the layer sees. The last layer is always long. Layers
+    of generations without patterns see all keys (None).
+    """
     if not generation.lambdas:
         return [None] * model.n_layer
     back = {"L": model.sequence_len, "S": generation.short_window(model.sequence_len)}
@@ -114,6 +123,6 @@ def layer_windows(model: ModelConfig, generation: Generation) -> list[int | None
 
 
 def value_layers(model: ModelConfig, generation: Generation) -> list[int]:
-    """Every other layer, the last one included."""
+    """Return the layers with value embeddings: none, or every other layer including the last."""
     first = (model.n_layer - 1) % 2
     return list(range(first, model.n_layer, 2)) if generation.gate_channels else []

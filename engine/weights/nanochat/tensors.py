@@ -1,4 +1,4 @@
-"""Upstream's tensors under the names they are served by, each accounted for."""
+"""Map upstream's tensors to the names in a served folder, with every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.errors import ConfigError
 from engine.weights.nanochat.checkpoint import ModelConfig
 from engine.weights.nanochat.generation import SMEAR_CHANNELS, Generation, value_layers
 
-TABLES = ("transformer.wte.", "lm_head.", "value_embeds.")  # over the vocabulary:
-PADDING = 64  # since 2025-12 their rows are filled up to a multiple of it
+TABLES = ("transformer.wte.", "lm_head.", "value_embeds.")  # with one row per token
+PADDING = 64  # since 2025-12 the rows of TABLES are padded to a multiple of it
 
 
 def served_tensors(
@@ -21,8 +21,11 @@ def served_tensors(
     generation: Generation,
     tensors: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Views of the tensors, without the rows that only pad the vocabulary. Raises ConfigError
-    naming what is missing, left over, or of another shape than the meta file's sizes give it."""
+    """Return views of the tensors, without the rows that only pad the vocabulary.
+
+    Raises ConfigError naming a tensor that is missing, unexpected, or of another shape than the
+    sizes in the meta file imply.
+    """
     served, unclaimed = {}, dict(tensors)
     for name, new_name, shape in _layout(model, generation):
         if name not in unclaimed:
@@ -31,13 +34,13 @@ def served_tensors(
         padded = (-(-shape[0] // PADDING) * PADDING, *shape[1:])
         if tensor.shape != shape and not (name.startswith(TABLES) and tensor.shape == padded):
             raise ConfigError(
-                f"{name} in {file} has shape {list(tensor.shape)}; expected is {list(shape)}."
+                f"{name} in {file} has shape {list(tensor.shape)}; expected {list(shape)}."
             )
         served[new_name] = tensor[: shape[0]]
     if unclaimed:
         raise ConfigError(
             f"{file} holds {', '.join(sorted(unclaimed)[:5])}; nanochat from {generation.dates} "
-            f"has no such tensor ({len(unclaimed)} are left over)."
+            f"has no such tensors ({len(unclaimed)} in total)."
         )
     return served
 
@@ -45,7 +48,7 @@ def served_tensors(
 def _layout(
     model: ModelConfig, generation: Generation
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """(upstream's name, name it is served by, shape) of every tensor a checkpoint holds."""
+    """Yield (upstream's name, served name, shape) of every tensor in a checkpoint."""
     width, vocabulary = model.n_embd, model.vocab_size
     kv_width = model.n_kv_head * (width // model.n_head)
     yield "transformer.wte.weight", "model.embed_tokens.weight", (vocabulary, width)

@@ -1,4 +1,4 @@
-"""tokenizer.json and the files beside it, from a tiktoken Encoding."""
+"""Convert a tiktoken Encoding to tokenizer.json and the configuration files that go with it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(encoding: Encoding, file: Path) -> Tokenizer:
-    """Byte-level BPE that encodes as tiktoken does, BOS in front. Raises ConfigError naming `file`
-    where ids are not 0 to n with the special tokens last, or one the chat needs is missing."""
+    """Return a byte-level BPE tokenizer that encodes like tiktoken and prepends BOS.
+
+    Raises ConfigError naming `file` if the ids are not 0 to n with the special tokens last, or if
+    a special token of the chat format is missing.
+    """
     ranks, special = encoding.mergeable_ranks, encoding.special_tokens
     ids = sorted(ranks.values()) + sorted(special.values())
     if ids != list(range(len(ids))) or not {bytes([byte]) for byte in range(256)} <= ranks.keys():
         raise ConfigError(
-            f"{file}: expected are ids from 0 to {len(ids) - 1}, all 256 bytes among them and the "
-            f"special tokens last; found are ranks up to {max(ranks.values(), default=0)} and "
+            f"{file}: expected ids from 0 to {len(ids) - 1}, with all 256 bytes among them and the "
+            f"special tokens last; found ranks up to {max(ranks.values(), default=0)} and "
             f"special tokens {special}."
         )
     if missing := [token for token in CHAT_TOKENS if token not in special]:
@@ -56,11 +59,11 @@ def build_tokenizer(encoding: Encoding, file: Path) -> Tokenizer:
 
     merges = [(spelled(left), spelled(right)) for left, right in merges_of(ranks)]
     vocabulary = {spelled(token): rank for token, rank in ranks.items()}
-    # A piece that is a token is that token, whatever its merges say: so in tiktoken too.
+    # As in tiktoken, a piece that is itself a token is not built from merges.
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     try:
         split = pre_tokenizers.Split(Regex(encoding.pat_str), "isolated")
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise ConfigError(f"{file}: the split pattern cannot be used: {error}") from error
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
@@ -78,10 +81,11 @@ def build_tokenizer(encoding: Encoding, file: Path) -> Tokenizer:
 
 
 def merges_of(ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """The two tokens each longer token is merged from, in the order of merging.
+    """Yield the two tokens that each longer token is merged from, in the order of merging.
 
-    tiktoken keeps no merges: it joins whichever neighbours form the token of lowest rank. Inside
-    a piece that goes as it does for the token alone, so doing it for the token shows its last pair.
+    tiktoken stores no merges: it repeatedly joins the neighbours that form the token of lowest
+    rank. It builds a token inside a piece just as it would build the token alone. So encoding the
+    token alone shows its last pair.
     """
     for token in sorted(ranks, key=ranks.__getitem__):
         parts = [token[i : i + 1] for i in range(len(token))]
@@ -89,21 +93,21 @@ def merges_of(ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
             joined = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
             lowest = joined.index(min(joined))
             if joined[lowest] == len(ranks):
-                break  # no merges lead to it: it is found as a whole piece or not at all
+                break  # no merges lead to it: only a whole piece can become this token
             parts[lowest : lowest + 2] = [parts[lowest] + parts[lowest + 1]]
         if len(parts) == 2:
             yield parts[0], parts[1]
 
 
 def _byte_letters() -> list[str]:
-    """GPT-2's printable letter for each byte, as ByteLevel writes them (openai/gpt-2)."""
+    """Return GPT-2's printable character for each byte, as in ByteLevel (openai/gpt-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     stand_in = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(stand_in)) for byte in range(256)]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
-    """tokenizer.json, tokenizer_config.json with the chat template, generation_config.json."""
+    """Write tokenizer.json, tokenizer_config.json (with chat template), generation_config.json."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
