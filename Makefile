@@ -51,11 +51,11 @@ demo-score: setup
 	$(BIN)/penstock serve $(DEMO) --port $$port --log-level warning & server=$$!; \
 	trap "kill $$server; wait $$server" EXIT; \
 	until curl -sf $$url/ready >/dev/null; do kill -0 $$server || exit 1; sleep 0.2; done; \
-	$(BIN)/python -m engine.demo.evaluate --base-url $$url/v1
+	$(BIN)/python -m engine.demo.training.evaluate --base-url $$url/v1
 
 demo-train: setup
-	$(BIN)/python -m engine.demo.train
-	$(BIN)/python -m engine.demo.train --model translate
+	$(BIN)/python -m engine.demo.training.train
+	$(BIN)/python -m engine.demo.training.train --model translate
 
 # The machine with the GPU may have a python of its own and no network. There `make gpu-wheels`,
 # made on another machine and copied along, supplies what is missing beside torch and triton; of

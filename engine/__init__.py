@@ -1,6 +1,6 @@
 """Public names of the engine. They import no torch, so the API process starts fast and stays small.
 
-`engine.client` is not re-exported: it imports zmq and asyncio, which `--help` does not need.
+`engine.client.client` is not re-exported: it imports zmq and asyncio, which `--help` does not need.
 """
 
 from engine.config import EngineConfig

@@ -24,7 +24,7 @@ from engine.protocol import (
     ToEngine,
 )
 from engine.runner.model_runner import ModelRunner
-from engine.runner.pending import PendingStep
+from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 

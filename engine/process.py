@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.channel import EngineEndpoint, remove_sockets
+from engine.client.channel import EngineEndpoint, remove_sockets
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol import TELL_STACKS, Fatal, Notice, Progress

@@ -2,8 +2,8 @@
 
 This module documents that boundary. A message is a frozen msgspec struct, encoded as msgpack;
 nothing is pickled. Each direction has one tagged union: `ToEngine` and `FromEngine`.
-`engine/channel.py` carries the messages over zmq and numbers them, so a lost or repeated message
-is detected.
+`engine/client/channel.py` carries the messages over zmq and numbers them, so a lost or repeated
+message is detected.
 
 The engine sends Progress while it loads the model and Ready when it can serve. The API process
 then sends GenerateRequest and EmbedRequest messages. The engine sends one StepOutputs per step. A

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from engine.layers.linear import PackedWeight
-from engine.platform import DTYPES, onednn_multiplies, select_dtype
+from engine.device.facts import DTYPES, onednn_multiplies, select_dtype
+from engine.layers.weights.onednn import PackedWeight
 from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server

@@ -23,7 +23,7 @@ from typing import Any
 import tokenizers
 import torch
 
-from engine.platform import DTYPES, select_dtype
+from engine.device.facts import DTYPES, select_dtype
 from loadtest.http_client import closed_loop
 from loadtest.servers import Penstock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.platform import available_memory
+from engine.device.facts import available_memory
 from engine.protocol import SamplingParams
 from engine.runner.batch import decode_batch
 from engine.scheduling.step import NewBlocks, NewRow

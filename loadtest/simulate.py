@@ -23,12 +23,12 @@ from pathlib import Path
 import msgspec
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
+from engine.client.admission import WaitingQueue
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError
 from engine.protocol import GenerateRequest, SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken, Step
-from engine.waiting import WaitingQueue
 from loadtest.errors import BenchError
 from loadtest.http_client import Completion
 from loadtest.measure import Load, Measured, Point, Slo, point

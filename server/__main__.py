@@ -1,11 +1,11 @@
 """`python -m server`: run the command `penstock` from the source tree, without installing it."""
 
-from engine.command import stopped_at_once
+from server.cli.command import stopped_at_once
 
 
 def main() -> None:
     with stopped_at_once():
-        from server.cli import app
+        from server.cli.main import app
     app(prog_name="penstock")
 
 

@@ -17,23 +17,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
-from engine.config import EngineConfig, model_folder
-from server.chat_template import ChatTemplate
-from server.config import ServerConfig, served_names
-from server.description import RESPONSES, DescribedApp
-from server.errors import ApiError
-from server.keys import ApiKeys
-from server.logging import configure
-from server.metrics import Metrics
-from server.middleware import CrossOrigin, Gate, RequestBoundary
-from server.pooling import PoolingConfig
-from server.routes import embeddings, generate, models, ops, tokenize
-from server.service import Service
-from server.tokenizer import Tokenizer
-from server.tracing import Tracing
+from engine.checkpoint.folder import model_folder
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
+from server.api import ops
+from server.api.openai import embeddings, generate, models, score, tokenize
+from server.cli.config import ServerConfig, served_names
+from server.http.auth import ApiKeys, Gate
+from server.http.boundary import CrossOrigin, RequestBoundary
+from server.http.errors import ApiError
+from server.http.openapi import RESPONSES, DescribedApp
+from server.state import Service
+from server.telemetry.logging import configure
+from server.telemetry.metrics import Metrics
+from server.telemetry.tracing import Tracing
+from server.text.chat_template import ChatTemplate
+from server.text.pooling import PoolingConfig
+from server.text.tokenizer import Tokenizer
 
-ROUTERS = [module.router for module in (generate, embeddings, models, tokenize, ops)]
+ROUTERS = [module.router for module in (generate, embeddings, score, models, tokenize, ops)]
 # Paths of other APIs that clients often try; the 404 names a supported path.
 FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
@@ -75,7 +77,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.service = service
-    app.state.most_connections = math.inf  # `server.launch.run` lowers it
+    app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Gate, config=config, keys=service.keys)

@@ -10,8 +10,8 @@ import signal
 import sys
 
 from engine.errors import ConfigError
-from server import exits
-from server.voice import say
+from server.cli import exit_codes as exits
+from server.cli.console import say
 
 ON_THIS_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: all of Ray's ports on loopback

@@ -18,9 +18,9 @@ from deploy.ray.policies import POLICIES
 from deploy.ray.replica import Replica
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.config import ServerConfig
-from server.model import located
-from server.settings import load
+from server.cli.config import ServerConfig
+from server.cli.model_source import located
+from server.cli.settings import load
 
 SPARE = 64  # requests a replica may have beyond its rows and its queue: probes and scrapes
 HEALTH_PERIOD_S = 5.0

@@ -22,8 +22,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deploy.ray.policies import prefix_of
-from server.errors import ApiError
-from server.schemas.body import BODY_DEADLINE
+from server.http.body import BODY_DEADLINE
+from server.http.errors import ApiError
 
 SCRAPE_S = 5.0
 # Of the scope; the rest is Ray's.

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from engine.scheduling.blocks import BlockHasher
+from engine.scheduling.block_pool import BlockHasher
 
 BYTES_A_TOKEN = 4  # of text, roughly: a block of text is as long as a block of the KV cache
 MAX_BLOCKS = 1024  # of a prompt that are hashed

@@ -11,14 +11,14 @@ from typing import Any
 from ray import serve
 from starlette.types import Message, Scope
 
-from engine.client import ProcessClient
+from engine.client.client import ProcessClient
 from engine.config import EngineConfig
-from server import exits
 from server.app import create_app
-from server.config import ServerConfig
-from server.launch import LAST_WORDS_S
-from server.service import Service
-from server.voice import say
+from server.cli import exit_codes as exits
+from server.cli.config import ServerConfig
+from server.cli.console import say
+from server.lifetime import LAST_WORDS_S
+from server.state import Service
 
 LEAVE_S = 5.0  # for the app to end a request whose client has gone
 

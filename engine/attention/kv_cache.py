@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.spec import AttentionSpec
-from engine.platform import to_device
+from engine.device.transfer import to_device
 from engine.protocol import KVGroup
 
 

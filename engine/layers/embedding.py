@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.linear import PackedWeight
+from engine.layers.weights.onednn import PackedWeight
 from engine.ops.embedding import embed
 from engine.ops.linear import linear
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from engine.attention.batch import ForwardBatch
+from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError
-from engine.weights.rules import WeightMap
 
 Number = TypeVar("Number", int, float)
 

@@ -11,13 +11,13 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, positive_float, shared_by
-from engine.weights.rules import WeightMap, targets_by_module
 
 # Our module name -> its name in a checkpoint.
 NAMES = {

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
@@ -21,7 +22,6 @@ from engine.models.base import layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.llama import NAMES, LlamaConfig, llama_attention
 from engine.ops.softcap import softcap
-from engine.weights.rules import WeightMap, targets_by_module
 
 NAMES_GEMMA2 = NAMES | {
     "blocks.{i}.attention_post_norm": "model.layers.{i}.post_attention_layernorm",

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from engine.attention.batch import ForwardBatch
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
-from engine.weights.rules import WeightMap, targets_by_module
 
 # The defaults of transformers: a nested text_config omits values that equal them.
 TEXT_DEFAULTS = {

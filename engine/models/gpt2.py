@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.linear import Linear
@@ -18,7 +19,6 @@ from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, positive_float, shared_by
 from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
-from engine.weights.rules import WeightMap, targets_by_module
 
 # Our module name -> its name in a checkpoint.
 NAMES = {

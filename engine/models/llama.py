@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledEmbedding
 from engine.layers.mlp import GATED, GatedMLP
@@ -21,7 +22,6 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, layer_count, positive, positive_float
 from engine.ops.norm import Tensors
-from engine.weights.rules import WeightMap, targets_by_module
 
 # Our module name -> its name in a checkpoint.
 NAMES = {

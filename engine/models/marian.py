@@ -13,12 +13,12 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead, Sinusoids
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, shared_by
-from engine.weights.rules import WeightMap, targets_by_module
 
 NORM_EPS = 1e-5
 # Variants that Marian can train or that BART, whose layout Marian uses, computes. Unsupported.

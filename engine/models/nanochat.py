@@ -19,6 +19,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding, LMHead
@@ -38,7 +39,6 @@ from engine.ops.gated import relu_squared, sigmoid
 from engine.ops.norm import add_rms_norm, rms_norm
 from engine.ops.rotary import HeadNorm
 from engine.ops.softcap import softcap
-from engine.weights.rules import WeightMap, targets_by_module
 
 # Our module name -> its name in a checkpoint.
 NAMES = {

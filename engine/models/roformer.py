@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
+from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
@@ -17,7 +18,6 @@ from engine.layers.rotary import PairRotaryEmbedding
 from engine.models.base import expect, positive
 from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map
 from engine.ops.rotary import apply_rotary_pairs
-from engine.weights.rules import WeightMap
 
 THETA = 10000.0
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import Embedding, LMHead
@@ -20,7 +21,6 @@ from engine.layers.norm import RMSNorm
 from engine.models.base import expect, layer_count, positive, positive_float
 from engine.ops.gated import gelu_tanh_mul, silu_mul
 from engine.ops.norm import Tensors
-from engine.weights.rules import WeightMap, targets_by_module
 
 # feed_forward_proj -> (dense_act_fn, names of the input linears, activation).
 FEED_FORWARDS: dict[str, tuple[str, Sequence[str], Activation]] = {

@@ -11,7 +11,7 @@ from engine.ops.dispatch import kernels_for
 def embed(ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return table[ids] * scale [T, N], for ids [T] and a table [V, N]."""
     if kernels_for(table):
-        from engine.kernels.embedding import gather
+        from engine.kernels.triton.embedding import gather
 
         return gather(ids, table, scale)
     rows = F.embedding(ids, table)

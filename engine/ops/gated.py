@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from engine.device.facts import emulates
 from engine.ops.dispatch import compiled_for, kernels_for
-from engine.platform import emulates
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -26,11 +26,11 @@ def _gated(
     gate_up: torch.Tensor, kind: str, activation: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     if kernels_for(gate_up):
-        from engine.kernels.gated import activate
+        from engine.kernels.triton.gated import activate
 
         return activate(gate_up, kind, gated=True)
     if compiled_for(gate_up):
-        from engine.kernels.cpu.rows import activate as activate_rows
+        from engine.kernels.numba.rowwise import activate as activate_rows
 
         return activate_rows(gate_up, kind)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -77,7 +77,7 @@ def _splits_change_bits(x: torch.Tensor) -> bool:
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
     """Return max(x, 0) squared (Primer, arXiv 2109.08668)."""
     if kernels_for(x):
-        from engine.kernels.gated import activate
+        from engine.kernels.triton.gated import activate
 
         return activate(x, "relu_squared", gated=False)
     return F.relu(x).square()

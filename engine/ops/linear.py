@@ -18,7 +18,7 @@ def linear(
 ) -> torch.Tensor:
     """Return x W^T + b [T, out], for x [T, in] and a weight [out, in]. `dtype` defaults to x's."""
     if len(x) <= FEW_ROWS and weight.dtype.itemsize == 2 and kernels_for(x):
-        from engine.kernels.linear import few_rows_linear
+        from engine.kernels.triton.linear import few_rows_linear
 
         return few_rows_linear(x, weight, bias, dtype or x.dtype)
     y = F.linear(x, weight, bias)

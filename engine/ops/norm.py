@@ -19,11 +19,11 @@ def rms_norm(
     the result is rounded to x's dtype only at the end (Gemma).
     """
     if kernels_for(x):
-        from engine.kernels.norm import norm
+        from engine.kernels.triton.norm import norm
 
         return norm(x, None, weight, None, eps, offset=offset)[1]
     if compiled_for(x):
-        from engine.kernels.cpu.rows import norm as norm_rows
+        from engine.kernels.numba.rowwise import norm as norm_rows
 
         return norm_rows(x, None, weight, eps, offset=offset)[1]
     if offset and weight is not None:
@@ -42,7 +42,7 @@ def layer_norm(
 ) -> torch.Tensor:
     """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
     if kernels_for(x):
-        from engine.kernels.norm import norm
+        from engine.kernels.triton.norm import norm
 
         return norm(x, None, weight, bias, eps, mean=True)[1]
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
@@ -59,13 +59,13 @@ def add_rms_norm(
 ) -> Tensors:
     """Return x + delta and its rms_norm. `post` is the weight of an rms_norm on delta first."""
     if kernels_for(x):
-        from engine.kernels.norm import norm
+        from engine.kernels.triton.norm import norm
 
         return norm(x, delta, weight, None, eps, offset=offset, post=post)
     if post is not None:
         delta = rms_norm(delta, post, eps, offset=offset)
     if compiled_for(x):
-        from engine.kernels.cpu.rows import norm as norm_rows
+        from engine.kernels.numba.rowwise import norm as norm_rows
 
         return norm_rows(x, delta, weight, eps, offset=offset)
     total = x + delta
@@ -77,7 +77,7 @@ def add_layer_norm(
 ) -> Tensors:
     """Return x + delta and its layer_norm."""
     if kernels_for(x):
-        from engine.kernels.norm import norm
+        from engine.kernels.triton.norm import norm
 
         return norm(x, delta, weight, bias, eps, mean=True)
     total = x + delta

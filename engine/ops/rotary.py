@@ -17,11 +17,11 @@ def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tens
     `x_THD`. The rotation then takes three operations instead of seven.
     """
     if kernels_for(x_THD):
-        from engine.kernels.rotary import rotate
+        from engine.kernels.triton.rotary import rotate
 
         return rotate(x_THD, cos_T1D, sin_T1D)
     if compiled_for(x_THD):
-        from engine.kernels.cpu.rows import rotate as rotate_rows
+        from engine.kernels.numba.rowwise import rotate as rotate_rows
 
         return rotate_rows(x_THD, cos_T1D, sin_T1D)
     rolled = torch.roll(x_THD, x_THD.shape[-1] // 2, dims=-1)
@@ -36,7 +36,7 @@ def apply_rotary_pairs(
     The even dimensions of `sin_T1D` are negated.
     """
     if kernels_for(x_THD):
-        from engine.kernels.rotary import rotate
+        from engine.kernels.triton.rotary import rotate
 
         return rotate(x_THD, cos_T1D, sin_T1D, pairs=True)
     swapped = x_THD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
@@ -84,7 +84,7 @@ def rotate_and_store(
     offset in it of each token, [T] int64 each. Call it only if `kernels_for` returns true: torch
     has no fused version.
     """
-    from engine.kernels.rotary import rotate
+    from engine.kernels.triton.rotary import rotate
 
     q, k, v = qkv
     if norm is None:

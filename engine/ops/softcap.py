@@ -10,7 +10,7 @@ from engine.ops.dispatch import kernels_for
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """Return cap * tanh(x / cap) in fp32: close to x near zero, and never beyond the cap."""
     if kernels_for(x):
-        from engine.kernels.softcap import cap_softly
+        from engine.kernels.triton.softcap import cap_softly
 
         return cap_softly(x, cap)
     return torch.tanh(x.float() / cap) * cap

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
+from engine.attention.backend import AttentionBackend
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
-from engine.ops.rows import gather_decode_inputs
-from engine.platform import to_device
-from engine.runner.rows import SequenceRows
+from engine.attention.layout import GroupLayout, StepLayout
+from engine.device.transfer import to_device
+from engine.ops.sequence_rows import gather_decode_inputs
+from engine.runner.sequence_rows import SequenceRows
 from engine.scheduling.step import ScheduledSlice, Step
 
 

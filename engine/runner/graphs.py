@@ -19,11 +19,11 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache
+from engine.device.transfer import to_device
 from engine.models.base import Model
-from engine.platform import to_device
 from engine.runner.batch import decode_batch
 from engine.runner.recorder import Recorder
-from engine.runner.rows import SequenceRows
+from engine.runner.sequence_rows import SequenceRows
 from engine.sampling.draw import draw
 
 SIZES = (*range(1, 9), *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))

@@ -20,12 +20,12 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache
+from engine.device.transfer import to_device
 from engine.models.base import Model
-from engine.platform import to_device
 from engine.runner.batch import StepInputs, count_decodes, input_columns, mixed_batch
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.recorder import Recorder
-from engine.runner.rows import SequenceRows
+from engine.runner.sequence_rows import SequenceRows
 from engine.scheduling.step import ScheduledSlice
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048)

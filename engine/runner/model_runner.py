@@ -12,25 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.kv_cache import KVCache
+from engine.checkpoint.loader import load_weights
+from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
+from engine.device.facts import available_memory, depends_on_rows, emulates
+from engine.device.limits import cpu_count
+from engine.device.openmp_wait import WaitPolicy
+from engine.device.transfer import to_device
 from engine.errors import ConfigError
-from engine.machine import cpu_count
-from engine.ops.dispatch import compiled_kernels
-from engine.platform import (
-    available_memory,
-    depends_on_rows,
-    emulates,
-    to_device,
-)
-from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
-from engine.runner.batch import build_batch
-from engine.runner.blueprint import Blueprint
-from engine.runner.encode import build_encoder_batch, pooled
-from engine.runner.graphs import DecodeGraphs, batch_sizes
-from engine.runner.mixed import MixedGraphs
-from engine.runner.pending import PendingStep
-from engine.runner.recorder import CudaRecorder, Recorder
-from engine.runner.reserve import (
+from engine.memory.model_plan import Blueprint
+from engine.memory.profile import (
     Reserve,
     kept_by,
     largest_step,
@@ -38,20 +29,25 @@ from engine.runner.reserve import (
     release,
     scoring_step,
 )
-from engine.runner.wait_policy import WaitPolicy
+from engine.ops.dispatch import compiled_kernels
+from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
+from engine.runner.batch import build_batch
+from engine.runner.encoder import build_encoder_batch, pooled
+from engine.runner.graphs import DecodeGraphs, batch_sizes
+from engine.runner.mixed import MixedGraphs
+from engine.runner.pending_step import PendingStep
+from engine.runner.recorder import CudaRecorder, Recorder
 from engine.sampling.draw import draw
 from engine.sampling.logprobs import PendingLogprobs, score
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
-from engine.weights.dummy import random_weights
-from engine.weights.loader import load_weights
 
 log = logging.getLogger(__name__)
 
 # oneDNN makes a kernel for each linear's shape and number of rows, in milliseconds where these are
-# many, and keeps 512 (engine/child.py), of half a megabyte each. So more rows than a few come in
-# multiples: of 16 for texts, which together have any number of tokens; of 8 for a decoder's steps,
-# as without AMX every row costs.
+# many, and keeps 512 (engine/client/subprocess.py), of half a megabyte each. So more rows than a
+# few come in multiples: of 16 for texts, which together have any number of tokens; of 8 for a
+# decoder's steps, as without AMX every row costs.
 FEW_ROWS, TEXT_ROW_STEP, ROW_STEP = 32, 16, 8
 
 

@@ -37,7 +37,7 @@ def draw(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
     Equally likely tokens rank by their number, the lowest first.
     """
     if kernels_for(logits):
-        from engine.kernels.draw import draw_tokens
+        from engine.kernels.triton.draw import draw_tokens
 
         return draw_tokens(logits, *rows, GREEDY_BELOW, INVALID)
     highest, likeliest = logits.max(dim=-1)

@@ -7,7 +7,7 @@ from itertools import islice
 
 import torch
 
-from engine.platform import HostCopy
+from engine.device.transfer import HostCopy
 from engine.protocol import TokenLogprobs
 
 SCORED_ROWS = 64  # of a prompt at once: logits are as wide as the vocabulary

@@ -30,12 +30,12 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
-from engine.scheduling.blocks import BlockHasher, BlockPool
-from engine.scheduling.embedding import EmbedQueue
+from engine.scheduling.block_pool import BlockHasher, BlockPool
+from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.embed_queue import EmbedQueue
+from engine.scheduling.prefill_fairness import left_by
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.sharing import left_by
 from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
-from engine.scheduling.tables import BlockTables
 
 
 class Scheduler:

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from engine.errors import ConfigError
-from server.cli import app as command
-from server.routes import ops
-from server.settings import load
-from server.tracing import Tracing
+from server.api import ops
+from server.cli.main import app as command
+from server.cli.settings import load
+from server.telemetry.tracing import Tracing
 from tests.deploy.render import (
     CHART,
     COMPONENTS,
@@ -365,7 +365,7 @@ def test_spans_are_sent_to_where_the_policy_lets_them(
     name: str, renderings: dict[str, list[Object]], tmp_path: Path
 ) -> None:
     server, _, container = settings_of(renderings[name], tmp_path)
-    assert server.tracing
+    assert server.telemetry.tracing
     environment = {v["name"]: v.get("value") for v in container["env"]}
     Tracing.from_environment(environment).close()
     collector = urlsplit(environment["OTEL_EXPORTER_OTLP_ENDPOINT"])

@@ -17,9 +17,9 @@ import httpx2
 import psutil
 import pytest
 
-from server import exits
+from server.cli import exit_codes as exits
 from tests.deploy.dockerfile import DOCKER, ROOT, stages
-from tests.process import START_S, eventually
+from tests.support.process import START_S, eventually
 
 UID = 54321
 SERVE = [sys.executable, "-m", "server", "serve", "demo", "--port", "0", "--threads", "1"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories import Case, cases_of
+from tests.support.stories import Case, cases_of
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from engine.machine import cpu_count
-from engine.runner.wait_policy import CHOICES
-from tests.e2e.serve import Server, serving
+from engine.device.limits import cpu_count
+from engine.device.openmp_wait import CHOICES
+from tests.support.serve import Server, serving
 
 STREAMS, TOKENS = 4, 200
 SLEEPS = "they now sleep while they wait for each other"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.serve import serving
+from tests.support.serve import serving
 
 MODULES = 50_000  # objects; torch's modules have about 150,000, the server's 80,000
 TELL = """

@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from server import exits
-from tests.e2e.serve import serving, starting
+from server.cli import exit_codes as exits
+from tests.support.serve import serving, starting
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.e2e.serve import Server, check, complete, greedy, serving
-from tests.stories import Case, cases_of
+from tests.support.serve import Server, check, complete, greedy, serving
+from tests.support.stories import Case, cases_of
 
 BLOCK = 16
 

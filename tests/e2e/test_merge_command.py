@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
-from engine.weights.recipe import (
+from engine.checkpoint.merge.recipe import (
     Decay,
     Ema,
     Factor,
@@ -30,9 +29,10 @@ from engine.weights.recipe import (
     WeightedSource,
     parse,
 )
-from server import exits
-from server.merge import recipe_of
-from tests.process import INTERRUPTIBLE, ROOT, eventually
+from engine.errors import ConfigError
+from server.cli import exit_codes as exits
+from server.cli.merge import recipe_of
+from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 FILE = "model.safetensors"

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.e2e.oracle import CLOSE, Body, Expected, Oracle
-from tests.e2e.serve import Server, serving
+from tests.support.oracle import CLOSE, Body, Expected, Oracle
+from tests.support.serve import Server, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.e2e.serve import serving
+from tests.support.serve import serving
 
 BUDGET, PROMPT = 32, 100  # tokens
 

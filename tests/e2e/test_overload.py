@@ -16,8 +16,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.e2e.serve import Case, Server, check, complete, greedy, serving
-from tests.process import eventually
+from tests.support.process import eventually
+from tests.support.serve import Case, Server, check, complete, greedy, serving
 
 BLOCK, BLOCKS = 16, 32
 CAPACITY = BLOCK * BLOCKS

@@ -20,12 +20,12 @@ import httpx2
 import pytest
 
 from engine.config import EngineConfig
-from server import exits
-from server.config import ServerConfig
-from server.model import located
-from tests.e2e.hub import COMMIT, Hub, serving_hub
-from tests.e2e.serve import Case, serving
-from tests.process import INTERRUPTIBLE, ROOT, eventually
+from server.cli import exit_codes as exits
+from server.cli.config import ServerConfig
+from server.cli.model_source import located
+from tests.support.hub import COMMIT, Hub, serving_hub
+from tests.support.process import INTERRUPTIBLE, ROOT, eventually
+from tests.support.serve import Case, serving
 
 NAME = "tales/stories-260k"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -346,7 +346,7 @@ def test_located_with_dummy_weights_skips_their_download(
         asked.append(weights)
         return tmp_path
 
-    monkeypatch.setattr("server.pull.locate", locate)
+    monkeypatch.setattr("server.cli.pull.locate", locate)
     for load_format in ("dummy", "safetensors"):
         _, config = located(ServerConfig(), EngineConfig(model=NAME, load_format=load_format))
         assert config.model == str(tmp_path)

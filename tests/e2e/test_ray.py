@@ -25,8 +25,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.process import ROOT, eventually
-from tests.prometheus import metric
+from tests.support.process import ROOT, eventually
+from tests.support.prometheus import metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,8 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from engine.config import DEMO_MODEL, model_folder
-from tests.e2e.serve import Case, Server, serving
+from engine.checkpoint.folder import model_folder
+from engine.config import DEMO_MODEL
+from tests.support.serve import Case, Server, serving
 
 KEY = "sk-of-the-test"
 # The story model has no chat template. With this one, it continues the text of the messages.

@@ -16,10 +16,10 @@ import numpy as np
 import openai
 import pytest
 
-from server.tokenizer import Tokenizer
-from tests.e2e.serve import Server, serving, starting
-from tests.models.snapshots import POOLED, QUESTION, TOLERANCE, snapshot
-from tests.process import eventually
+from server.text.tokenizer import Tokenizer
+from tests.support.process import eventually
+from tests.support.serve import Server, serving, starting
+from tests.support.snapshots import POOLED, QUESTION, TOLERANCE, snapshot
 
 SENTENCE = "the rate of change over time is what a derivative of some function tells us about it"
 WORDS = SENTENCE.split()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process import ROOT
+from tests.support.process import ROOT
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from tests.e2e.crowd import Wish, send
-from tests.e2e.serve import Server, serving
+from tests.support.crowd import Wish, send
+from tests.support.serve import Server, serving
 
 CLIENTS, ROUNDS, ROUND = 16, 26, 1000  # a round has ROUND requests
 SOAK_S = 60 * float(os.environ.get("SOAK_MINUTES", "0"))

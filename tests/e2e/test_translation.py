@@ -13,9 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from engine.demo.evaluate import read_probes
-from tests.e2e.serve import Server, serving
-from tests.process import ROOT
+from engine.demo.training.evaluate import read_probes
+from tests.support.process import ROOT
+from tests.support.serve import Server, serving
 
 SOURCES = ["Dan loves icecream", "translate English to German: The house is wonderful. " * 3]
 

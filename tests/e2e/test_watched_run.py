@@ -11,7 +11,7 @@ import pytest
 from deploy.grafana.render import Window
 from deploy.prometheus.api import Prometheus, Series
 from deploy.prometheus.watched_run import faults
-from tests.process import ROOT
+from tests.support.process import ROOT
 
 AT = Window(1000.0, 1900.0)
 EXPOSITION = "# HELP penstock:a A.\n# TYPE penstock:a gauge\npenstock:a 1\n"

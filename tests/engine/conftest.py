@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from tests.engine.driver import tiny_llama
-from tests.engine.merging import FILE, Make, Tensors
+from tests.engine.checkpoint.merge.merging import FILE, Make, Tensors
+from tests.support.driver import tiny_llama
 
 
 @pytest.fixture(scope="session")

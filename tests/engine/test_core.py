@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from engine.core import EngineCore
-from engine.layers.linear import PackedWeight
+from engine.layers.weights.onednn import PackedWeight
 from engine.protocol import Rejected, Shutdown, StepOutputs
-from tests.engine.driver import MODES, Driver, each
+from tests.support.driver import MODES, Driver, each
 
 modes = pytest.mark.parametrize("mode", each(MODES))
 

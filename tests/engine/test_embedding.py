@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine.protocol import StepOutputs
-from tests.engine.driver import EAGER, Driver, each
-from tests.engine.tiny_bert import tiny_bert
+from tests.support.driver import EAGER, Driver, each
+from tests.support.tiny_bert import tiny_bert
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 modes = pytest.mark.parametrize("mode", each(EAGER, decoder=False))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.driver import MODES, Driver, each
+from tests.support.driver import MODES, Driver, each
 
 modes = pytest.mark.parametrize("mode", each(MODES))
 PROMPTS = [list(range(start, start + 5 + 9 * start)) for start in range(1, 6)]

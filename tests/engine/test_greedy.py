@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import EAGER, EXTREMES, MODES, Driver, each
-from tests.stories import Case, cases_of
+from tests.support.driver import EAGER, EXTREMES, MODES, Driver, each
+from tests.support.stories import Case, cases_of
 
 modes = pytest.mark.parametrize("mode", each(EXTREMES))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import EXTREMES, Driver
+from tests.support.driver import EXTREMES, Driver
 
 # The tape stands for a GPU. With a CPU's bfloat16 it would prove nothing about one.
 modes = pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.driver import Driver
 from tests.engine.test_greedy import check, load
-from tests.engine.tiny_bert import tiny_bert
+from tests.support.driver import Driver
+from tests.support.tiny_bert import tiny_bert
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from server.launch import KEEP_ALIVE_S
-from tests.e2e.serve import Server, serving
-from tests.process import eventually
+from server.lifetime import KEEP_ALIVE_S
+from tests.support.process import eventually
+from tests.support.serve import Server, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

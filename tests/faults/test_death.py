@@ -18,17 +18,17 @@ import openai
 import psutil
 import pytest
 
-from engine.client import ProcessClient
+from engine.client.client import ProcessClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.protocol import TELL_STACKS, FromEngine, GenerateRequest, SamplingParams
-from server import exits
-from server.cli import LONGEST_TMPDIR
-from server.launch import ECHO_S
-from tests.e2e.serve import Case, Server, check, complete, greedy, serving, starting
+from server.cli import exit_codes as exits
+from server.cli.main import LONGEST_TMPDIR
+from server.lifetime import ECHO_S
 from tests.faults.test_drain import half_sent
-from tests.process import START_S, eventually
-from tests.prometheus import metric
+from tests.support.process import START_S, eventually
+from tests.support.prometheus import metric
+from tests.support.serve import Case, Server, check, complete, greedy, serving, starting
 
 Record = Callable[[str, object], None]
 SEEN_S = 1.0  # promise: every stream and /health report the engine's death

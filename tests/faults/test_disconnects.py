@@ -21,11 +21,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engine.client import ProcessClient
+from engine.client.client import ProcessClient
 from engine.config import EngineConfig
-from tests.e2e.crowd import RESET
-from tests.e2e.serve import Case, check, complete, greedy
-from tests.server.rig import Served, eventually, serving
+from tests.support.crowd import RESET
+from tests.support.rig import Served, eventually, serving
+from tests.support.serve import Case, check, complete, greedy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -21,9 +21,9 @@ import httpx2
 import psutil
 import pytest
 
-from server import exits
-from tests.e2e.serve import Server, serving
-from tests.process import INTERRUPTIBLE, ROOT, eventually
+from server.cli import exit_codes as exits
+from tests.support.process import INTERRUPTIBLE, ROOT, eventually
+from tests.support.serve import Server, serving
 
 BODY = json.dumps({"model": "demo", "prompt": "Hello", "max_tokens": 4}).encode()
 

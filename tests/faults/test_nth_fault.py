@@ -18,22 +18,22 @@ import pytest
 import torch
 import zmq
 
-from engine.channel import ClientEndpoint, EngineEndpoint
-from engine.client import ProcessClient
+from engine.client.channel import ClientEndpoint, EngineEndpoint
+from engine.client.client import ProcessClient
 from engine.config import EngineConfig
 from engine.runner.model_runner import ModelRunner
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.tables import BlockTables
-from server.answer import Answer
-from server.chat_template import ChatTemplate
-from server.detokenizer import Detokenizer
-from server.generation import Generation
-from server.metrics import Metrics
-from server.tokenizer import Tokenizer
-from tests.engine.driver import tiny_llama
-from tests.faults.thread_engine import ThreadChild
+from server.api.openai.writer import Answer
+from server.generation.submission import Generation
+from server.telemetry.metrics import Metrics
+from server.text.chat_template import ChatTemplate
+from server.text.detokenizer import Detokenizer
+from server.text.tokenizer import Tokenizer
 from tests.server.conftest import BOS, TEMPLATE, byte_tokenizer
-from tests.server.rig import Served, check_error_body, eventually, serving
+from tests.support.driver import tiny_llama
+from tests.support.rig import Served, check_error_body, eventually, serving
+from tests.support.thread_engine import ThreadChild
 
 MANY = 200  # no scenario calls a function this often
 HANGS_S = 30

@@ -14,7 +14,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.e2e.serve import START_S, Server, eventually, starting
+from tests.support.serve import START_S, Server, eventually, starting
 
 SECONDS = 60
 SHARED_MEMORY = Path("/dev/shm")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models import (
+from tests.engine.models import (
     test_gemma2,
     test_gemma3,
     test_gpt2,
@@ -21,8 +21,8 @@ from tests.models import (
     test_qwen3,
     test_t5,
 )
-from tests.models.forward import chunked, forward, whole
-from tests.models.golden import BLOCK, Answer, Golden, answers, load, rescored
+from tests.support.forward import chunked, forward, whole
+from tests.support.golden import BLOCK, Answer, Golden, answers, load, rescored
 
 pytestmark = pytest.mark.gpu
 CASES = {

@@ -21,8 +21,8 @@ from loadtest.cli import app
 from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, spread
 from loadtest.session import Asked
-from tests.loadtest.scripted import Scripted, scripted
-from tests.process import INTERRUPTIBLE
+from tests.support.process import INTERRUPTIBLE
+from tests.support.scripted import Scripted, scripted
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -418,7 +418,7 @@ def test_bench_run_with_failed_write_loses_only_that_file(
 
 def test_bench_run_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from server.cli import app\n"
+        "import sys; from server.cli.main import app\n"
         "try: app(['bench', 'run', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'asyncio', 'h11', 'fastapi', 'loadtest.session', 'orjson'}\n"

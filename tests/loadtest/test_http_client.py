@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.errors import BenchError
 from loadtest.http_client import Exchange, Target, exchange, stream
-from tests.loadtest.scripted import ROLE, event, scripted, text
+from tests.support.scripted import ROLE, event, scripted, text
 
 TARGET = Target.parse("http://localhost:8000")
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}})

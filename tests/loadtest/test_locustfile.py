@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.loadtest.scripted import scripted
+from tests.support.scripted import scripted
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"]

@@ -13,8 +13,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tests.server.fake_engine import FakeEngine, Script
-from tests.server.rig import Served, serving
+from tests.support.fake_engine import FakeEngine, Script
+from tests.support.rig import Served, serving
 
 BOS, EOS = 256, 257
 TEMPLATE = (

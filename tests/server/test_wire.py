@@ -10,9 +10,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.server.fake_encoder import FakeEncoder
-from tests.server.rig import serving
-from tests.server.test_stream import events
+from tests.server.generation.test_sse import events
+from tests.support.fake_encoder import FakeEncoder
+from tests.support.rig import serving
 
 
 def component(text: str, name: str) -> dict[str, Any]:

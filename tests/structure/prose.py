@@ -1,4 +1,6 @@
-"""Find words and sentence shapes that our prose avoids: `python -m tests.structure.prose [PATH ...]`.
+"""Find words and sentence shapes that our prose avoids.
+
+Run it with `python -m tests.structure.prose [PATH ...]`.
 
 Prose is every comment, docstring, message and page of documentation, and the names of tests.
 `--long` also lists sentences of more than 30 words.
@@ -51,9 +53,9 @@ def python_prose(source: str, *, messages: bool) -> Iterator[Place]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             docstrings.add(id(node.value))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.name.startswith("test_"):
-                yield node.lineno, node.name.replace("_", " ")
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_prose = id(node) in docstrings or (messages and " " in node.value)
@@ -90,8 +92,7 @@ def hash_comments(source: str) -> Iterator[Place]:
 def markdown(source: str) -> Iterator[Place]:
     """A page's paragraphs, without its code."""
     blanked = FENCED.sub(lambda code: "\n" * code[0].count("\n"), source)
-    for number, line in enumerate(blanked.splitlines(), 1):
-        yield number, line
+    yield from enumerate(blanked.splitlines(), 1)
 
 
 def prose_of(file: Path) -> Iterable[Place]:

@@ -1,0 +1,118 @@
+"""Paged attention with our Triton kernels: the default on a GPU.
+
+The decode kernel computes sequences with one new token, which come first in a step. The extend
+kernel computes the others. Both read lengths and block tables on the device. A plan needs no length
+on the host, so that a step can be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from engine.attention.kv_cache import LayerKV
+from engine.attention.layout import StepLayout
+from engine.attention.spec import AttentionSpec
+from engine.device.facts import gpu_has_bf16
+from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, Features
+from engine.kernels.triton.decode_attention import decode_attention
+from engine.kernels.triton.extend_attention import extend_attention
+from engine.kernels.triton.store_kv import store_kv
+from engine.ops.relative_bias import relative_buckets
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class TritonBackend:
+    """Supports every AttentionSpec with head_dim up to 256, on a GPU."""
+
+    name = "triton"
+    captures = True
+    reads_masked = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
+        if self._device.type != "cuda" and not triton.knobs.runtime.interpret:
+            return f"needs a GPU, not {self._device}; tests set TRITON_INTERPRET=1"
+        if dtype not in DTYPES:
+            return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
+        if self._device.type == "cuda" and dtype == torch.bfloat16 and not gpu_has_bf16():
+            return "needs a GPU with bfloat16 instructions, or --dtype float32"
+        if spec.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {spec.head_dim} is above the maximum of {MAX_HEAD_DIM}"
+        return None
+
+    def plan(self, layout: StepLayout) -> TritonPlan:
+        return TritonPlan(layout)
+
+
+class TritonPlan:
+    """The layout of one step, and the relative biases that its layers share."""
+
+    def __init__(self, layout: StepLayout) -> None:
+        self.layout = layout
+        self._biases: dict[int, torch.Tensor] = {}
+
+    def attend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV | None,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        features = Features(spec.scale, spec.window, spec.softcap, self._by_distance(spec, bias))
+        if kv is None:
+            assert key is not None
+            assert value is not None
+            starts, lengths = self.layout.query_starts, self.layout.lengths
+            extend_attention(out, query, key, value, None, starts, lengths, features, causal=False)
+            return out
+        if key is not None and value is not None:
+            self.store(kv, key, value)
+        group, first = self.layout.groups[kv.group], self.layout.num_decodes
+        lengths = self.layout.lengths if group.key_lengths is None else group.key_lengths
+        if first:
+            tables = group.block_tables[:first]
+            decode_attention(
+                out[:first], query[:first], kv.keys, kv.values, tables, lengths[:first], features
+            )
+        if first < len(lengths):
+            if self.layout.query_lens is None:
+                out[first:].zero_()  # the kernel does not write padding tokens: they may be NaN
+            extend_attention(
+                out,
+                query,
+                kv.keys,
+                kv.values,
+                group.block_tables[first:],
+                self.layout.query_starts[first:],
+                lengths[first:],
+                features,
+                causal=spec.kind == "causal",
+            )
+        return out
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        store_kv(kv.keys, kv.values, key, value, *self.layout.slots(kv.group))
+
+    def _by_distance(self, spec: AttentionSpec, table: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the bias [H, 2 * max_distance + 1] fp32 per distance, from `table` [buckets, H].
+
+        Distances beyond max_distance have the same bias as max_distance.
+        """
+        if (relative := spec.relative) is None:
+            return None
+        assert table is not None
+        if (bias := self._biases.get(id(table))) is None:
+            reach = relative.max_distance
+            distance = torch.arange(-reach, reach + 1, device=table.device)
+            buckets = relative_buckets(
+                distance, relative.num_buckets, reach, relative.bidirectional
+            )
+            bias = self._biases[id(table)] = table[buckets].T.float().contiguous()
+        return bias

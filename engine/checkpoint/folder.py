@@ -1,0 +1,175 @@
+"""A checkpoint folder: where it is, which files it has, and whether they are intact.
+
+Nothing here imports torch: the server reads folders too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from engine.config import DEMO_MODEL
+from engine.errors import ConfigError
+
+DEMO_FOLDERS = {DEMO_MODEL: "model", "demo-translate": "translate"}  # in engine/demo
+
+# Checkpoint files that are read besides the weights, as fnmatch patterns. `pull` downloads them and
+# `merge` copies them. They never include code or pickles.
+CHECKPOINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",  # this and the following: pooling settings of sentence-transformers
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
+)
+WEIGHTS_INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
+NO_GGUF = "GGUF is not served; give the safetensors checkpoint it was converted from."
+WHERE = (
+    f"Give a folder with config.json and *.safetensors, {', '.join(DEMO_FOLDERS)}, or "
+    "ORG/NAME on huggingface.co (`penstock serve` and `penstock pull` download it)."
+)
+POINTER = b"version https://git-lfs.github.com/"
+
+
+def is_hub_name(model: str) -> bool:
+    """Return whether `model` has the form ORG/NAME and is no local path.
+
+    The server looks such a name up on the hub. Raises ConfigError if the path cannot be checked.
+    """
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII):
+        return False
+    try:
+        return not Path(model).exists()
+    except OSError as error:
+        raise ConfigError(f"Cannot check whether {model} is a local folder: {error}") from error
+
+
+def full_path(path: Path) -> Path:
+    """Return `path` as an absolute path without `~` and links. Raises ConfigError if that fails."""
+    try:
+        return path.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # unknown user, circular links, a NUL
+        raise ConfigError(f"{path} is not a usable path: {error}") from error
+
+
+def model_folder(model: str) -> Path:
+    """Return the folder of `model`. Raises ConfigError if it has no config.json."""
+    demo = Path(__file__).parents[1] / "demo"
+    folder = demo / DEMO_FOLDERS[model] if model in DEMO_FOLDERS else Path(model)
+    if not model or "://" in model:
+        raise ConfigError(f"{model!r} is not a model name. {WHERE}")
+    folder = full_path(folder)
+    try:
+        is_folder, has_config = folder.is_dir(), (folder / "config.json").is_file()
+        is_file = folder.is_file()
+    except OSError as error:
+        raise ConfigError(f"Cannot access the model folder: {error}") from error
+    if folder.suffix.lower() == ".gguf":
+        raise ConfigError(f"{folder}: {NO_GGUF}")
+    if is_file:
+        raise ConfigError(f"{folder} is a file; give its folder.")
+    if not is_folder:
+        raise ConfigError(f"No model folder at {folder}. {WHERE}")
+    if not has_config:
+        hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder.{hint}"
+        )
+    return folder
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(folder.glob(f"*.{suffix}"))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the checkpoint's safetensors files: those in its index if it has one, else all."""
+    index = folder / WEIGHTS_INDEX
+    if index.is_file():
+        files = [folder / name for name in indexed_files(index)]
+        # A name must be a file in this folder, never a path to another folder.
+        if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
+            raise ConfigError(f"{index} lists files not in {folder}: {', '.join(missing)}.")
+        return files
+    if files := _files(folder, "safetensors"):
+        return files
+    if gguf := _files(folder, "gguf"):
+        raise ConfigError(f"{folder} has no *.safetensors, only {gguf[0].name}. {NO_GGUF}")
+    raise ConfigError(f"{folder} has no *.safetensors, the only supported weight format.")
+
+
+def indexed_files(index: Path) -> list[str]:
+    """Return the file names in a safetensors index. Raises ConfigError if it has none."""
+    mapped = read_json(index).get("weight_map")
+    values = list(mapped.values()) if isinstance(mapped, dict) else []
+    if not values or not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{index} has no weight_map from tensor names to file names.")
+    return sorted(set(values))
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise ConfigError if `file` is a Git LFS pointer, left by a clone without Git LFS."""
+    try:
+        with file.open("rb") as stream:
+            is_pointer = stream.read(len(POINTER)) == POINTER
+    except OSError:
+        return  # the caller reports it when it reads the file
+    if is_pointer:
+        raise ConfigError(
+            f"{file} is a Git LFS pointer, not the file. Run `git lfs pull` in its folder, or "
+            "`penstock pull ORG/NAME`."
+        )
+
+
+def safetensors_header(file: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file without `__metadata__`: name -> {dtype, shape,
+    data_offsets}.
+
+    The format is 8 bytes of header length, a JSON header and the data. Raises ConfigError if the
+    file is malformed, or shorter or longer than its header says.
+    """
+    refuse_pointer(file)
+    said = f"{file} is not a readable safetensors file: "
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MAX_HEADER_BYTES or 8 + length > size:
+                raise ConfigError(f"{said}a header of {length} bytes in a file of {size} bytes.")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items()}
+    except (OSError, LookupError, TypeError, AttributeError, *BAD_JSON) as error:
+        raise ConfigError(f"{said}{error!r}.") from error
+    due = 8 + length + max(ends.values(), default=0)
+    if size != due:
+        lost = [
+            name for name in sorted(ends, key=ends.__getitem__) if 8 + length + ends[name] > size
+        ]
+        where = f", cut off in {lost[0]}" if lost else ""
+        raise ConfigError(
+            f"{said}it has {size} bytes, its header says {due}{where}. Copy or download it again."
+        )
+    return header
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ConfigError with the file name if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # rejects lone surrogates such as \ud800
+    except (OSError, *BAD_JSON) as error:
+        raise ConfigError(f"Cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
+    return value

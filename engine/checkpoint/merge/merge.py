@@ -1,0 +1,292 @@
+"""Merge models into a new one. `main` takes OUT and RECIPE, the recipe in JSON.
+
+Each chunk of each tensor is read, summed and written before the next one. Memory use therefore does
+not grow with the models or their largest tensor. The output folder appears only once complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from engine.checkpoint.folder import CHECKPOINT_FILES, WEIGHTS_INDEX, full_path, weight_files
+from engine.checkpoint.merge import blend
+from engine.checkpoint.merge.recipe import Ema, Linear, Liti, Recipe, inputs, parse, template
+from engine.checkpoint.merge.tensors import FLOATS, Checkpoint, Declared, StoredTensor, write_file
+from engine.errors import ConfigError
+
+RECORD = "merge.json"
+# Keys of config.json whose differences are not reported: they do not affect the computation.
+UNIMPORTANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+
+
+def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[str]:
+    """Write the merged model to the folder `out`, which must be empty or absent.
+
+    Returns descriptions of the differences that are not merged, such as values in config.json.
+    Raises ConfigError if the models do not fit each other or `out` cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder; give a new one.")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is not a folder, so {out.name} cannot be created in it.")
+    if out.is_dir():
+        _make_anew(out)
+    layout = Checkpoint.open(template(recipe))
+    models = [Checkpoint.open(name) for name in inputs(recipe)]
+    names = _common_tensors([layout, *models])
+    notes = [note for model in models for note in _differences(layout, model)]
+    staging = out.parent / f".{out.name}-{os.getpid()}"
+    try:
+        staging.mkdir()
+        _copy_files(layout, staging, recipe.dtype)
+        _write_weights(recipe, layout, models, names, staging, progress)
+        record = json.dumps(_record(recipe, models, notes), indent=2)
+        (staging / RECORD).write_text(record + "\n", encoding="utf-8")
+        staging.rename(out)
+    except OSError as error:
+        raise ConfigError(f"Cannot merge into {out}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return notes
+
+
+def _make_anew(out: Path) -> None:
+    """Delete and re-create `out`, to check early that the merged folder can replace it.
+
+    Raises ConfigError if that fails, as it does for every kind of mount point.
+    """
+    try:
+        out.rmdir()
+        out.mkdir()
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be replaced by the merged folder: {error.strerror}. If it is a mount "
+            f"point, give {out / 'merged'}."
+        ) from error
+
+
+def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
+    """Return the names of the tensors to merge.
+
+    Raises ConfigError if the models differ in architecture, or if a tensor is missing in one of
+    them or differs in shape.
+    """
+    first, *others = models
+    common = set.intersection(*(set(model.tensors) for model in models))
+    for other in others:
+        mine, its = first.config.get("architectures"), other.config.get("architectures")
+        if mine != its:
+            raise ConfigError(
+                f"{first.folder} is {mine} and {other.folder} is {its}: only models of the same "
+                "architecture can be merged."
+            )
+        for name in sorted(common):
+            a, b = first.tensors[name], other.tensors[name]
+            if a.shape != b.shape:
+                raise ConfigError(
+                    f"{name} has shape {list(a.shape)} in {a.file} but {list(b.shape)} in {b.file}."
+                )
+    # An untied head is loaded as a tensor of its own, even if it equals the token embedding.
+    needed = {"lm_head.weight"} if first.config.get("tie_word_embeddings") is False else set()
+    for model in models:
+        for name in sorted(model.tensors.keys() - common):
+            if name in needed or not _is_tied_copy(model, name, common):
+                lacking = next(m.folder for m in models if name not in m.tensors)
+                raise ConfigError(f"{name} is in {model.tensors[name].file} but not in {lacking}.")
+    return common
+
+
+def _is_tied_copy(model: Checkpoint, name: str, common: set[str]) -> bool:
+    """Whether a tensor repeats another one, as a stored tied head repeats the token embedding."""
+    copy = model.tensors[name]
+    return any(
+        (other.shape, other.dtype) == (copy.shape, copy.dtype) and _equal(copy, other)
+        for other in (model.tensors[n] for n in common)
+    )
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    pairs = itertools.zip_longest(a.chunks(), b.chunks())
+    return (a.dtype, a.size) == (b.dtype, b.size) and all(x == y for x, y in pairs)
+
+
+def _differences(layout: Checkpoint, model: Checkpoint) -> Iterator[str]:
+    ours, its = layout.config, model.config
+    for key in sorted((ours.keys() | its.keys()) - UNIMPORTANT):
+        if ours.get(key) != its.get(key):
+            yield f"{key} stays {ours.get(key)!r}; in {model.folder} it is {its.get(key)!r}"
+    files = [m.folder / "tokenizer.json" for m in (layout, model)]
+    if all(file.is_file() for file in files) and files[0].read_bytes() != files[1].read_bytes():
+        yield f"tokenizer.json stays that of {layout.folder}; in {model.folder} it differs"
+
+
+def _copy_files(layout: Checkpoint, to: Path, dtype: str | None) -> None:
+    for file in (f for pattern in CHECKPOINT_FILES for f in layout.folder.glob(pattern)):
+        copy = to / file.relative_to(layout.folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+    if dtype is not None:
+        told = {key: dtype for key in ("dtype", "torch_dtype") if key in layout.config}
+        (to / "config.json").write_text(json.dumps(layout.config | told, indent=2) + "\n")
+
+
+def _write_weights(
+    recipe: Recipe,
+    layout: Checkpoint,
+    models: Sequence[Checkpoint],
+    names: set[str],
+    to: Path,
+    progress: Callable[[float], None],
+) -> None:
+    """Write the tensors to the same files, and in the same order, as in `layout`."""
+    files: dict[str, dict[str, Declared]] = {}
+    for name, tensor in layout.tensors.items():
+        if name in names:
+            files.setdefault(tensor.file.name, {})[name] = _declared(tensor, recipe.dtype)
+    total, done = sum(size for file in files.values() for *_, size in file.values()), 0
+
+    def chunks(file: dict[str, Declared]) -> Iterator[memoryview]:
+        nonlocal done
+        for name, (dtype, *_) in file.items():
+            for chunk in _merged(recipe, name, [model.tensors[name] for model in models], dtype):
+                yield chunk
+                progress((done := done + len(chunk)) / total)
+
+    for file_name, file in files.items():
+        write_file(to / file_name, file, chunks(file))
+    if (layout.folder / WEIGHTS_INDEX).is_file():
+        where = {name: file_name for file_name, file in files.items() for name in file}
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (to / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _declared(tensor: StoredTensor, wanted: str | None) -> Declared:
+    if wanted is None or tensor.dtype not in FLOATS:
+        return tensor.dtype, tensor.shape, tensor.size
+    dtype = next(name for name, known in FLOATS.items() if str(known) == f"torch.{wanted}")
+    return dtype, tensor.shape, math.prod(tensor.shape) * FLOATS[dtype].itemsize
+
+
+def _merged(
+    recipe: Recipe, name: str, tensors: Sequence[StoredTensor], dtype: str
+) -> Iterator[memoryview]:
+    """Yield the bytes of one merged tensor as `dtype`.
+
+    A tensor that is not of floats is copied. Raises ConfigError if such a tensor differs between
+    the models, or if a merged value is not finite.
+    """
+    if not {dtype, *(tensor.dtype for tensor in tensors)} <= FLOATS.keys():
+        for other in tensors[1:]:
+            if not _equal(tensors[0], other):
+                raise ConfigError(
+                    f"{name} differs between {tensors[0].file} ({tensors[0].dtype}) and "
+                    f"{other.file} ({other.dtype}); only {', '.join(FLOATS)} can be merged."
+                )
+        yield from (memoryview(chunk) for chunk in tensors[0].chunks())
+        return
+    shares = _shares(recipe, tensors)
+    for values in zip(*(tensor.floats() for tensor in tensors), strict=True):
+        total = values[0].mul_(shares[0])
+        for share, more in zip(shares[1:], values[1:], strict=True):
+            total.add_(more, alpha=share)
+        result = total.to(FLOATS[dtype])
+        if not all(map(torch.isfinite, torch.aminmax(result))):
+            files = " and ".join(str(tensor.file) for tensor in tensors)
+            raise ConfigError(f"{name} of {files} comes out with NaN or infinity as {dtype}.")
+        yield result.view(torch.uint8).numpy().data
+
+
+def _shares(recipe: Recipe, tensors: Sequence[StoredTensor]) -> list[float]:
+    match recipe:
+        case Linear():
+            weights = [source.parameters.weight for source in recipe.models]
+            return blend.linear(weights, normalize=recipe.parameters.normalize)
+        case Ema():
+            return blend.ema(len(tensors), recipe.parameters.decay)
+        case Liti():
+            return blend.liti(recipe.parameters.t)
+    dot, norms = _dot_and_norms(*tensors)
+    return blend.slerp(recipe.parameters.t, dot, norms)
+
+
+def _dot_and_norms(a: StoredTensor, b: StoredTensor) -> tuple[float, tuple[float, float]]:
+    """Return the dot product and the norms of two tensors as vectors.
+
+    They are computed in fp64, because fp32 would lose the angle between nearly parallel tensors.
+    """
+    sums = torch.zeros(3, dtype=torch.float64)
+    for x, y in zip(a.floats(), b.floats(), strict=True):
+        x, y = x.double(), y.double()
+        sums += torch.stack([x @ y, x @ x, y @ y])
+    dot, *squares = sums.tolist()
+    return dot, (math.sqrt(squares[0]), math.sqrt(squares[1]))
+
+
+def _record(recipe: Recipe, models: Sequence[Checkpoint], notes: list[str]) -> dict[str, Any]:
+    """Return the content of merge.json, which suffices to repeat the merge."""
+    versions = {name: importlib.metadata.version(name) for name in ("penstock", "torch")}
+    return {
+        "recipe": msgspec.to_builtins(recipe),
+        "inputs": [
+            {
+                "folder": str(model.folder),
+                "config_sha256": _sha256(model.folder / "config.json"),
+                "bytes": {f.name: f.stat().st_size for f in weight_files(model.folder)},
+            }
+            for model in models
+        ],
+        "differences": notes,
+        "versions": versions,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def main() -> int:
+    """Merge and return the exit status.
+
+    It is 0 once the merged folder is in place, 2 if nothing was written (the reason is on stderr),
+    and 130 after Ctrl-C.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` clauses run
+    columns = TextColumn("merging"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    try:
+        # Follow links: the finished folder is renamed to `out`, which cannot replace a link.
+        out = full_path(Path(sys.argv[1]))
+        recipe = parse(json.loads(sys.argv[2]))
+        with Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        ) as bar:
+            task = bar.add_task("", total=1.0)
+            notes = merge(recipe, out, lambda share: bar.update(task, completed=share))
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"penstock: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("penstock: stopped; nothing was written.\n")
+        return 130
+    for note in notes:
+        sys.stderr.write(f"penstock: not merged: {note}\n")
+    sys.stderr.write(f"penstock: wrote {out}; its recipe is in {out / RECORD}\n")
+    return 0

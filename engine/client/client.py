@@ -1,0 +1,335 @@
+"""EngineClient: the async interface to the engine in the API process.
+
+`ProcessClient` runs the engine as a child process. It rejects requests when the queue is full,
+routes outputs to one `OutputStream` per submission, and notices at once when the child ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from msgspec.structs import replace
+
+from engine.client.admission import WaitingQueue
+from engine.client.output_stream import OutputStream
+from engine.client.subprocess import EngineChild, how_it_ended
+from engine.config import EngineConfig
+from engine.errors import (
+    EngineDeadError,
+    EngineUnavailableError,
+    RemoteTraceback,
+    RequestRejectedError,
+)
+from engine.protocol import (
+    TELL_STACKS,
+    Abort,
+    EmbedOutput,
+    EmbedRequest,
+    EngineStats,
+    Fatal,
+    FromEngine,
+    GenerateRequest,
+    Notice,
+    Progress,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepOutputs,
+    TokenOutput,
+)
+
+log = logging.getLogger(__name__)
+State = Literal["loading", "ready", "draining", "dead"]
+LOOK_S = 0.5  # seconds between hang checks
+LAST_WORDS_S = 0.5  # seconds for a hung engine to write its stacks before it is killed
+LEAVE_S = 1.0  # seconds for an engine to exit after Shutdown before it is killed
+Request = GenerateRequest | EmbedRequest
+
+
+class EngineClient(Protocol):
+    """The interface the server uses; tests implement it without a process."""
+
+    state: State
+    info: Ready | None  # None until the model is loaded
+    progress: Progress
+    on_step: Callable[[StepOutputs], None] | None  # called for every step, for metrics
+    config_error: bool  # the engine died because its configuration cannot be served
+
+    @property
+    def stats(self) -> EngineStats:
+        """Stats of the last step; `waiting` also counts requests not yet admitted."""
+
+    async def start(self) -> None:
+        """Start the engine and return at once; it loads in the background."""
+
+    async def wait_ready(self) -> Ready:
+        """Wait until the model is loaded. Raises EngineDeadError if loading failed."""
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine dies without `stop`; return the reason."""
+
+    def admit(self) -> None:
+        """Check for room for one more request. Cheap enough to call before tokenising it. Raises
+        EngineUnavailableError or EngineOverloadedError."""
+
+    def expecting(self) -> contextlib.AbstractContextManager[None]:
+        """Reserve a queue place for a request that passed `admit`. Submit it right after the
+        context. Raises EngineOverloadedError if other requests took the room."""
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
+        """Submit all of the requests or none. They passed `admit`, possibly before a drain. Raises
+        EngineDeadError, EngineOverloadedError (prompt tokens count too) or RequestRejectedError."""
+
+    def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
+        """Submit texts to embed, as `submit` does. In the queue they count as one request."""
+
+    def next_id(self) -> int: ...
+
+    def last_step_age(self) -> float:
+        """Seconds since the engine last sent a message while it had work; 0 if it has none."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any accepted request is unfinished."""
+
+    def drain(self) -> None:
+        """Make `admit` refuse requests; those that passed it can still be submitted and go on."""
+
+    async def stop(self) -> None:
+        """End the engine process. Idempotent."""
+
+
+class ProcessClient:
+    """EngineClient over a child process (`python -m engine.process`): the given `child` if it was
+    started earlier, otherwise a new one."""
+
+    def __init__(self, config: EngineConfig, child: EngineChild | None = None) -> None:
+        self.config = config
+        self.state: State = "loading"
+        self.info: Ready | None = None
+        self.progress = Progress("starting", 0.0)
+        self._stats = EngineStats()
+        self.on_step: Callable[[StepOutputs], None] | None = None
+        self.config_error = False
+        self._streams: dict[int, OutputStream[Any]] = {}
+        self._queue = WaitingQueue(config)
+        self._ids = 0
+        self._last_sign = time.monotonic()
+        self._fatal: str | None = None
+        self._child = child
+        self._vigil: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._dead = asyncio.Event()
+        self._death: EngineDeadError | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        return replace(self._stats, waiting=max(self._stats.waiting, self._queue.requests))
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.process.pid if self._child else None
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._child is None:
+            self._child = EngineChild(self.config)
+        self._endpoint = self._child.endpoint
+        self._endpoint.listen(self._on_message)
+        threading.Thread(target=self._watch, args=(self._child,), daemon=True).start()
+        self._vigil = asyncio.create_task(self._watch_for_a_hang())
+
+    def _watch(self, child: EngineChild) -> None:
+        code = child.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may have closed first
+            self._loop.call_soon_threadsafe(self._on_exit, code)
+
+    def _on_exit(self, code: int) -> None:
+        if self._death is not None:
+            return
+        # With a status above 0 the engine has sent Fatal. It may also have done so before a signal:
+        # after a GPU failure it aborts. The message can arrive later than the news of its end.
+        wait_s = 1.0 if code > 0 else 0.1
+        while self._fatal is None and self._endpoint.receive(wait_s):
+            pass
+        self._end(EngineDeadError(self._fatal or how_it_ended(code)))
+
+    async def _watch_for_a_hang(self) -> None:
+        """End an engine that has work and sends nothing for `stall_timeout` seconds. It counts loop
+        turns, not time: Ctrl-Z or a paused container stops this process and the engine together."""
+        most = self.config.stall_timeout
+        silent, sign = 0.0, self._last_sign
+        while silent <= most:
+            await asyncio.sleep(LOOK_S)
+            silent = silent + LOOK_S if self._streams and sign == self._last_sign else 0.0
+            sign = self._last_sign
+        if self._death is None and self._child is not None:
+            text = (
+                f"The engine hung: it had work but sent nothing for {most:g} s (--stall-timeout). "
+                "Raise --stall-timeout if single steps take that long."
+            )
+            self._child.process.send_signal(TELL_STACKS)
+            self._loop.call_later(LAST_WORDS_S, self._child.process.kill)
+            self._end(EngineDeadError(text))
+
+    def _end(self, death: EngineDeadError) -> None:
+        """Handle the death of an engine that was not shut down."""
+        self._fail(death)
+        self.state = "dead"
+        self._dead.set()
+        self._ready.set()
+        if self._child is not None:
+            self._child.close()
+
+    def _fail(self, death: EngineDeadError) -> None:
+        self._death = death
+        for stream in set(self._streams.values()):
+            stream.fail(death)
+        self._streams.clear()
+        self._queue.clear()
+
+    def _on_message(self, message: FromEngine) -> None:
+        self._last_sign = time.monotonic()
+        match message:
+            case StepOutputs() if self._fatal is None:  # otherwise a message before it may be lost
+                self._on_step(message)
+            case Progress():
+                self.progress = message
+            case Ready():
+                self._on_message(Progress("ready", 1.0))
+                self.info = message
+                if self.state == "loading":
+                    self.state = "ready"
+                self._ready.set()
+            case Rejected():
+                self._queue.forget([message.id])
+                if stream := self._streams.pop(message.id, None):
+                    stream.fail(RequestRejectedError(message.code, message.message))
+            case Notice():
+                log.log(message.level, "%s", message.text)
+            case Fatal():
+                self._fatal = message.message
+                self.config_error = message.config_error
+                if message.detail:  # for the log only; users get the message alone
+                    log.error("the engine failed", exc_info=RemoteTraceback(message.detail))
+                if self._child is not None:
+                    # Needed if channel.py created the message: the engine then still runs.
+                    self._child.process.kill()
+
+    def _on_step(self, outputs: StepOutputs) -> None:
+        self._stats = outputs.stats
+        self._queue.admitted((a.id for a in outputs.admitted), outputs.at)
+        for admission in outputs.admitted:
+            if stream := self._streams.get(admission.id):
+                stream.admissions[admission.id] = admission
+        for prefill in outputs.prefills:
+            if stream := self._streams.get(prefill.id):
+                begin = outputs.at - outputs.stats.step_seconds
+                stream.prefills[prefill.id].append((begin, outputs.at, prefill))
+        for output in outputs.tokens:
+            self._deliver(outputs.at, output)
+        for vector in outputs.embeddings:
+            self._deliver(outputs.at, vector)
+        if self.on_step is not None:
+            self.on_step(outputs)
+
+    def _deliver(self, at: float, output: TokenOutput | EmbedOutput) -> None:
+        if stream := self._streams.get(output.id):
+            stream.deliver(at, output)
+            if output.finish is not None:
+                del self._streams[output.id]
+
+    async def wait_ready(self) -> Ready:
+        await self._ready.wait()
+        if self._death is not None:
+            raise self._death
+        assert self.info is not None
+        return self.info
+
+    async def wait_dead(self) -> EngineDeadError:
+        await self._dead.wait()
+        assert self._death is not None
+        return self._death
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def admit(self) -> None:
+        if self._death is not None:
+            raise self._death
+        if self.state != "ready":
+            raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
+        self._queue.check(1, 0, self._stats)
+
+    def expecting(self) -> contextlib.AbstractContextManager[None]:
+        return self._queue.expecting(self._stats)
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
+        return self._submit(requests, [1] * len(requests))
+
+    def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
+        # A text holds no row and no blocks, and an HTTP request may bring thousands of them. So the
+        # last text counts as one request, and the others as none.
+        return self._submit(requests, [0] * (len(requests) - 1) + [1])
+
+    def _submit(self, requests: Sequence[Request], counts: Sequence[int]) -> OutputStream[Any]:
+        sizes = [request.size for request in requests]
+        if self._death is not None:
+            raise self._death
+        self._queue.check(sum(counts), sum(sizes), self._stats)
+        if not self._streams:
+            self._last_sign = time.monotonic()  # an idle engine sends nothing
+        stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
+        try:
+            for request, count, size in zip(requests, counts, sizes, strict=True):
+                self._streams[request.id] = stream
+                self._queue.join(request.id, count, size)
+                self._endpoint.send(request)
+        except BaseException:
+            stream.close()  # abort the requests already sent: the caller gets no stream
+            raise
+        return stream
+
+    def _abort(self, ids: list[int]) -> None:
+        for request_id in ids:
+            self._streams.pop(request_id, None)
+        self._queue.forget(ids)
+        if self._death is None:
+            self._endpoint.send(Abort(ids))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._streams)
+
+    def last_step_age(self) -> float:
+        return time.monotonic() - self._last_sign if self._streams else 0.0
+
+    def drain(self) -> None:
+        if self.state in ("loading", "ready"):
+            self.state = "draining"
+
+    async def stop(self) -> None:
+        if self._child is None:
+            return
+        process = self._child.process
+        if self._vigil is not None:
+            self._vigil.cancel()
+        if self._death is None:
+            self._fail(EngineDeadError("The server has shut down."))
+            if self.info is None:
+                process.kill()  # it reads no messages while it loads, and has no work to lose
+            else:
+                self._endpoint.send(Shutdown())
+        try:
+            await asyncio.wait_for(asyncio.to_thread(process.wait), LEAVE_S)
+        except TimeoutError:
+            process.kill()
+        self.state = "dead"
+        self._child.close()

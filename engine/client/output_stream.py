@@ -1,0 +1,79 @@
+"""OutputStream: the buffer between the engine's messages and the reader of one submission."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Generic, TypeVar
+
+from engine.protocol import (
+    Admission,
+    EmbedOutput,
+    Prefill,
+    TokenOutput,
+)
+
+Output = TypeVar("Output", TokenOutput, EmbedOutput)
+
+
+class OutputStream(Generic[Output]):
+    """Merged outputs of the requests of one submission, buffered between engine and reader.
+
+    A slow reader costs one list: it gets all outputs since its last read as one batch. Iteration
+    ends when every request has finished. It raises EngineDeadError if the engine dies and
+    RequestRejectedError if the engine refuses a request.
+    """
+
+    def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
+        self.admissions: dict[int, Admission] = {}
+        # By request id: (begin of the step, end of the step, prefill).
+        self.prefills: defaultdict[int, list[tuple[float, float, Prefill]]] = defaultdict(list)
+        self._unfinished = set(ids)
+        self._pending: list[tuple[float, Output]] = []
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+        self._abort = abort
+
+    def deliver(self, at: float, output: Output) -> None:
+        self._pending.append((at, output))
+        if output.finish is not None:
+            self._unfinished.discard(output.id)
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake.set()
+
+    async def arrival(self) -> None:
+        """Wait until there is something to read. If it is only an error, raise it."""
+        await self._wake.wait()
+        if self._error is not None and not self._pending:
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[list[tuple[float, Output]]]:
+        """Yield batches of (time at which the step ended, output)."""
+        while True:
+            if self._pending:
+                batch, self._pending = self._pending, []
+                yield batch
+            elif self._error is not None:
+                raise self._error
+            elif not self._unfinished:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def finish(self, request_id: int) -> None:
+        """Abort a request that the reader needs no more of, as when a stop string was found."""
+        if request_id in self._unfinished:
+            self._unfinished.discard(request_id)
+            self._abort([request_id])
+            self._wake.set()
+
+    def close(self) -> None:
+        """Abort all unfinished requests. Idempotent; call it in the reader's `finally`."""
+        if self._unfinished:
+            self._abort(sorted(self._unfinished))
+            self._unfinished.clear()

@@ -1,0 +1,41 @@
+"""The chat format of the demo model: ChatML, defined once, in the template that servers read.
+
+Training renders its text with that template too. No message of that text has a special token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, Template
+
+Message = dict[str, Any]
+
+FOLDER = Path(__file__).parents[1] / "model"
+START, END, STOP = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+SPECIAL_TOKENS = (STOP, START, END)
+# Splits a rendered conversation; every second piece is text of the assistant.
+SPOKEN = re.compile(rf"(?<={re.escape(START)}assistant\n)(.*?{re.escape(END)})", re.DOTALL)
+
+
+def dump(value: Any) -> str:
+    """Return JSON as the template's `tojson` writes it: not escaped to ASCII, keys not sorted."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+@cache
+def template() -> Template:
+    environment = Environment()
+    environment.filters["tojson"] = dump
+    return environment.from_string((FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
+
+
+def render_text(
+    messages: list[Message], tools: list[dict[str, Any]] | None = None, prompt: bool = False
+) -> str:
+    """Render a conversation. `prompt` adds the header of the assistant's next message."""
+    return template().render(messages=messages, tools=tools, add_generation_prompt=prompt)

@@ -1,0 +1,217 @@
+"""Decode attention over a paged KV cache, split along the keys (Flash-Decoding).
+
+One program reads one split of one sequence's keys for one kv head. The query heads that share this
+kv head are the rows of its tile. A split has 256 keys, or a multiple of 256 if the sequence would
+otherwise need more than 32 splits. Splits begin at multiples of 256.
+
+The number of splits depends only on the sequence's own length, which the kernel reads on the
+device. A sequence's result therefore has the same bits in every batch. The launch itself needs no
+length, so a CUDA graph can capture it.
+
+With one split, its program writes the result. With several splits, a second kernel sums the partial
+results in order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.attention_tiles import (
+    Features,
+    attend_keys,
+    keys_per_tile,
+    load_rows,
+    mean,
+    padded,
+    query_heads,
+    store_rows,
+)
+
+SPLIT: tl.constexpr = tl.constexpr(256)
+MAX_SPLITS: tl.constexpr = tl.constexpr(32)
+# The target number of programs per launch, and the minimum per sequence and kv head. Programs
+# without a split cost launch time; too few programs leave the device idle.
+PROGRAMS, MIN_SPLIT_PROGRAMS = 4096, 4
+
+
+@triton.jit
+def splits_of(length, WINDOW: tl.constexpr):
+    """Return (first visible key, start of the first split, keys per split, number of splits)."""
+    first = 0 if WINDOW is None else tl.maximum(length - WINDOW, 0)
+    origin = first // SPLIT * SPLIT
+    pieces = tl.cdiv(length - origin, SPLIT)
+    size = SPLIT * tl.maximum(tl.cdiv(pieces, MAX_SPLITS), 1)
+    return first, origin, size, tl.maximum(tl.cdiv(length - origin, size), 1)
+
+
+@triton.jit
+def store_stats(partial_stats, place, highest, total, real):
+    """Store a split's highest score and sum of weights; the reduction scales its result by them."""
+    tl.store(partial_stats + place * 2, highest, mask=real)
+    tl.store(partial_stats + place * 2 + 1, total, mask=real)
+
+
+@triton.jit(do_not_specialize=["tables", "lengths", "max_splits", "table_stride"])
+def decode_kernel(
+    out,  # [S, H, D]
+    partial_out,  # [S, H, max_splits, D] fp32
+    partial_stats,  # [S, H, max_splits, 2] fp32: highest score, sum of weights
+    query,  # [S, H, D], only the last dimension is contiguous
+    keys,  # [blocks, Hkv, BLOCK_SIZE, D]
+    values,
+    tables,  # [S, width] int64
+    lengths,  # [S] int32: number of keys
+    bias,
+    scale,
+    max_splits,
+    query_stride,
+    head_stride,
+    table_stride,
+    SHARED: tl.constexpr,  # query heads of one kv head
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BIAS_REACH: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    kv_heads = tl.num_programs(1)
+    length = tl.load(lengths + sequence)
+    first, origin, size, splits = splits_of(length, WINDOW)
+    heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
+    query += sequence * query_stride
+    q = load_rows(query + heads[:, None] * head_stride, real, HEAD_DIM, DIMS)
+    head_keys: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    own = kv_head * head_keys
+    tables += sequence * table_stride
+    for split in range(tl.program_id(2), splits, tl.num_programs(2)):
+        begin = tl.maximum(origin + split * size, first)
+        end = tl.minimum(origin + (split + 1) * size, length)
+        highest, total, result = attend_keys(
+            q,
+            (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
+            (keys + own, values + own, tables, kv_heads * head_keys, HEAD_DIM),
+            (begin, end),
+            bias,
+            scale,
+            HEAD_DIM,
+            TILE,
+            BLOCK_SIZE,
+            SOFTCAP,
+            BIAS_REACH,
+        )
+        place = sequence * (kv_heads * SHARED) + heads
+        if splits == 1:
+            store_rows(out, place, mean(result, total), real, HEAD_DIM)
+        else:
+            place = place * max_splits + split
+            store_rows(partial_out, place, result, real, HEAD_DIM)
+            store_stats(partial_stats, place, highest, total, real)
+
+
+@triton.jit(do_not_specialize=["lengths", "max_splits"])
+def reduce_kernel(
+    out,  # [S, H, D]
+    partial_out,  # [S, H, max_splits, D] fp32
+    partial_stats,  # [S, H, max_splits, 2] fp32
+    lengths,  # [S] int32
+    max_splits,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Sum the splits of one head of one sequence in order; do nothing if there is only one."""
+    sequence = tl.program_id(0).to(tl.int64)
+    _, _, _, splits = splits_of(tl.load(lengths + sequence), WINDOW)
+    if splits == 1:
+        return
+    place = sequence * tl.num_programs(1) + tl.program_id(1)
+    stats = partial_stats + place * max_splits * 2
+    parts = partial_out + place * max_splits * HEAD_DIM
+    split = tl.arange(0, MAX_SPLITS)
+    highest = tl.max(tl.load(stats + split * 2, mask=split < splits, other=float("-inf")), 0)
+    dims = tl.arange(0, DIMS)
+    real = dims < HEAD_DIM
+    total = 0.0
+    result = tl.zeros([DIMS], tl.float32)
+    for part in range(splits):
+        weight = tl.exp2(tl.load(stats + part * 2) - highest)
+        total += weight * tl.load(stats + part * 2 + 1)
+        result += weight * tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
+    target = out + place * HEAD_DIM + dims
+    tl.store(target, (result / total).to(out.dtype.element_ty), mask=real)
+
+
+def max_splits(keys: int, window: int | None) -> int:
+    """Return the largest number of splits that a sequence of up to `keys` keys can have."""
+    if window is not None:
+        keys = min(keys, window + SPLIT.value - 1)  # the first split may begin before the window
+    return min(-(-keys // SPLIT.value), MAX_SPLITS.value)
+
+
+def decode_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    features: Features,
+) -> None:
+    """Attend with `query` [S, H, D], the last token of each sequence, and write `out` [S, H, D].
+
+    `keys` and `values` are [blocks, Hkv, block_size, D]. Row s of `tables` [S, width] int64 lists
+    the blocks of sequence s, which has `lengths[s]` keys.
+    """
+    sequences, heads, dim = query.shape
+    _, kv_heads, block_size, _ = keys.shape
+    splits = max_splits(tables.shape[1] * block_size, features.window)
+    shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
+    partial_out = torch.empty(*shape, dim, dtype=torch.float32, device=query.device)
+    partial_stats = torch.empty(*shape, 2, dtype=torch.float32, device=query.device)
+    programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
+    decode_kernel[sequences, kv_heads, min(splits, programs)](
+        out,
+        partial_out,
+        partial_stats,
+        query,
+        keys,
+        values,
+        tables,
+        lengths,
+        features.bias,
+        features.scale,
+        splits,
+        query.stride(0),
+        query.stride(1),
+        tables.stride(0),
+        SHARED=heads // kv_heads,
+        HEAD_DIM=dim,
+        ROWS=padded(heads // kv_heads),
+        DIMS=padded(dim),
+        TILE=keys_per_tile(dim, query.dtype),
+        BLOCK_SIZE=block_size,
+        WINDOW=features.window,
+        SOFTCAP=features.softcap,
+        BIAS_REACH=features.bias_reach,
+        num_warps=4 if query.dtype.itemsize == 2 or dim <= 64 else 8,
+        num_stages=5,
+    )
+    if splits > 1:
+        reduce_kernel[sequences, heads](
+            out,
+            partial_out,
+            partial_stats,
+            lengths,
+            splits,
+            HEAD_DIM=dim,
+            DIMS=padded(dim),
+            WINDOW=features.window,
+            num_warps=1 if dim <= 128 else 2,
+        )

@@ -1,0 +1,218 @@
+"""Attention for several new tokens per sequence: prefill chunks, encoder inputs, cross-attention.
+
+One program computes a few neighbouring queries of one sequence for one kv head. The rows of its
+tile are pairs (query, query head).
+
+A program finds its sequence on the device: sequence s owns the tiles from
+`query_starts[s] // queries + s` on. The launch therefore depends only on the number of tokens and
+sequences. A token's result has the same bits in every batch, wherever its chunk begins and ends.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.attention_tiles import (
+    Features,
+    attend_keys,
+    keys_per_tile,
+    load_rows,
+    mean,
+    padded,
+    query_heads,
+    rows_per_tile,
+    shared_memory,
+    store_rows,
+)
+
+# Shared memory for heads wider than 128 with five stages. An RTX 4090, L4 or A10 has only 99 KiB.
+WIDE_BYTES = 102912
+
+
+@triton.jit
+def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
+    """Return (sequence, its first token, its queries, the tile's first query, the tile's end).
+
+    This program's tile belongs to the last sequence whose first tile does not come after it.
+    """
+    tile = tl.program_id(0)
+    base = tl.load(query_starts)
+    low = 0
+    high = sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (tl.load(query_starts + middle) - base) // QUERIES + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    start = tl.load(query_starts + low)
+    count = tl.load(query_starts + low + 1) - start
+    first = (tile - (start - base) // QUERIES - low) * QUERIES
+    return low, start, count, first, tl.minimum(first + QUERIES, count)
+
+
+@triton.jit
+def tile_rows(
+    first, count, kv_head, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
+):
+    """Return (query number within the sequence, query head, whether it exists) for each row."""
+    rows = tl.arange(0, ROWS)
+    number = first + rows // PACKED
+    heads, real = query_heads(kv_head, rows % PACKED, SHARED)
+    return number, heads, (number < count) & real
+
+
+@triton.jit
+def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Return (begin, end) of the keys that queries [first, last) of `count` see.
+
+    The sequence has `past` keys before its queries.
+    """
+    begin = 0 if WINDOW is None else tl.maximum(past + first - WINDOW + 1, 0)
+    return begin, past + (last if CAUSAL else count)
+
+
+@triton.jit(
+    do_not_specialize=["tables", "query_starts", "key_lengths", "sequences", "table_stride"]
+)
+def extend_kernel(
+    out,  # [T, H, D]
+    query,  # [T, H, D], only the last dimension is contiguous
+    keys,  # [blocks, Hkv, BLOCK_SIZE, D], or the step's own [T, Hkv, D]
+    values,
+    tables,  # [S, width] int64, or None
+    query_starts,  # [S + 1] int32
+    key_lengths,  # [S] int32
+    bias,
+    scale,
+    sequences,
+    query_stride,
+    head_stride,
+    block_stride,
+    key_head_stride,
+    key_stride,
+    table_stride,
+    SHARED: tl.constexpr,  # query heads of one kv head
+    PACKED: tl.constexpr,  # rows of a query: SHARED, padded to a power of two
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BIAS_REACH: tl.constexpr,
+):
+    sequence, start, count, first, last = owner_of(query_starts, sequences, ROWS // PACKED)
+    if first >= count:
+        return
+    kv_head = tl.program_id(1)
+    number, heads, real = tile_rows(first, count, kv_head, SHARED, PACKED, ROWS)
+    past = tl.load(key_lengths + sequence) - count
+    tokens = (start + number).to(tl.int64)
+    query += tokens[:, None] * query_stride + heads[:, None] * head_stride
+    own = kv_head * key_head_stride
+    if BLOCK_SIZE is None:
+        own += start.to(tl.int64) * key_stride
+    else:
+        tables += sequence.to(tl.int64) * table_stride
+    _, total, result = attend_keys(
+        load_rows(query, real, HEAD_DIM, DIMS),
+        (past + number, heads),
+        (keys + own, values + own, tables, block_stride, key_stride),
+        visible_span(past, first, last, count, CAUSAL, WINDOW),
+        bias,
+        scale,
+        HEAD_DIM,
+        TILE,
+        BLOCK_SIZE,
+        SOFTCAP,
+        BIAS_REACH,
+        CAUSAL,
+        WINDOW,
+    )
+    place = tokens * (tl.num_programs(1) * SHARED) + heads
+    store_rows(out, place, mean(result, total), real, HEAD_DIM)
+
+
+def _strides(keys: torch.Tensor) -> tuple[int, int, int]:
+    """Return the strides between blocks (0 if not paged), kv heads and keys."""
+    if keys.ndim == 3:
+        key, head, _ = keys.stride()
+        return 0, head, key
+    block, head, key, _ = keys.stride()
+    return block, head, key
+
+
+def extend_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor | None,
+    query_starts: torch.Tensor,
+    key_lengths: torch.Tensor,
+    features: Features,
+    *,
+    causal: bool,
+) -> None:
+    """Attend with `query` [T, H, D], the new tokens of S sequences, and write `out` [T, H, D].
+
+    Sequence s owns the tokens from query_starts[s] to query_starts[s + 1]; `query_starts` is
+    [S + 1] int32. Tokens before query_starts[0] are not written.
+
+    Sequence s has `key_lengths[s]` keys. Its row of `tables` [S, width] int64 lists their blocks in
+    `keys` and `values` [blocks, Hkv, block_size, D]. Without tables, `keys` and `values` are
+    [T, Hkv, D] and laid out like the queries. With `causal`, a sequence's queries are its last
+    positions.
+    """
+    tokens, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    block_size = None if tables is None else keys.shape[2]
+    if tables is None and (keys.stride() != values.stride() or keys.stride(2) != 1):
+        keys, values = keys.contiguous(), values.contiguous()
+    packed = triton.next_power_of_2(heads // kv_heads)
+    rows = rows_per_tile(packed, dim, query.dtype)
+    sequences = len(key_lengths)
+    # The last tile of each sequence may be incomplete.
+    extend_kernel[tokens // (rows // packed) + sequences, kv_heads](
+        out,
+        query,
+        keys,
+        values,
+        tables,
+        query_starts,
+        key_lengths,
+        features.bias,
+        features.scale,
+        sequences,
+        query.stride(0),
+        query.stride(1),
+        *_strides(keys),
+        0 if tables is None else tables.stride(0),
+        SHARED=heads // kv_heads,
+        PACKED=packed,
+        HEAD_DIM=dim,
+        ROWS=rows,
+        DIMS=padded(dim),
+        TILE=keys_per_tile(dim, query.dtype),
+        BLOCK_SIZE=block_size,
+        CAUSAL=causal,
+        WINDOW=features.window,
+        SOFTCAP=features.softcap,
+        BIAS_REACH=features.bias_reach,
+        num_warps=8,
+        num_stages=stages(dim, features, shared_memory(query.device)),
+    )
+
+
+def stages(head_dim: int, features: Features, shared: int | None) -> int:
+    """Return the number of pipeline stages for `shared` bytes of shared memory per program."""
+    if features.bias is not None:
+        return 2  # every further stage would also buffer tiles of the bias
+    if head_dim > 128 and shared is not None and shared < WIDE_BYTES:
+        return 4
+    return 5

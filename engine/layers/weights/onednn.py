@@ -1,0 +1,46 @@
+"""Weights in oneDNN's packed layout, for CPUs.
+
+The packed matmul gives a row the same bits for any number of rows, with one exception: a long single
+row uses another kernel. A single row is therefore computed as two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
+
+
+class PackedWeight:
+    """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
+
+    With `compiled`, our own kernel multiplies few rows, if it supports this weight.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, compiled: bool = False
+    ) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+        self._bias = bias
+        self._few_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._most = 0  # the largest number of rows for our own kernel
+        if compiled:
+            from engine.kernels.numba.linear import few_rows
+
+            if kernel := few_rows(weight, self._packed, bias):
+                self._few_rows, self._most = kernel, kernel.most
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] -> [T, out]."""
+        count = x.shape[0]
+        if self._few_rows is not None and count <= self._most:
+            return self._few_rows(x)
+        rows = torch.cat((x, x)) if count == 1 else x
+        y = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        return y[:1] if count == 1 else y

@@ -1,0 +1,74 @@
+"""Read the inputs of a captured decode step from SequenceRows, and append sampled tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.ops.dispatch import kernels_for
+
+
+class DecodeInputs(NamedTuple):
+    """The last known tokens of R rows, and their KV slots in each of G KV groups."""
+
+    lengths: torch.Tensor  # [R] int32: known tokens
+    positions: torch.Tensor  # [R] int64: lengths - 1
+    input_ids: torch.Tensor  # [R] int64
+    prev_ids: torch.Tensor  # [R] int64: the token before each; at position 0, the token itself
+    offsets: torch.Tensor  # [R] int64: each token's offset in its block
+    blocks: torch.Tensor  # [G, R] int64
+    block_tables: torch.Tensor  # [G, R, W] int64
+
+
+def gather_decode_inputs(
+    row_ids: torch.Tensor,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+) -> DecodeInputs:
+    """Gather the DecodeInputs of `row_ids` [R] int64.
+
+    `tokens` [N, L] and `lengths` [N] are int32; `block_tables` is [G, N, W] int64.
+    """
+    if kernels_for(tokens):
+        from engine.kernels.triton.sequence_rows import gather_inputs
+
+        return DecodeInputs(*gather_inputs(row_ids, tokens, lengths, block_tables, block_size))
+    known = lengths.index_select(0, row_ids)
+    positions = known.long() - 1
+    tables = block_tables.index_select(1, row_ids)
+    entries = (positions // block_size).expand(len(tables), -1)[..., None]
+    return DecodeInputs(
+        known,
+        positions,
+        tokens[row_ids, positions].long(),
+        tokens[row_ids, (positions - 1).clamp_(min=0)].long(),
+        positions % block_size,
+        tables.gather(2, entries).squeeze(2),
+        tables,
+    )
+
+
+def append(
+    row_ids: torch.Tensor,
+    new: torch.Tensor,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    padding: int,
+) -> None:
+    """Append `new` [R] int64 to the tokens [N, L] int32 of `row_ids` [R] and update `lengths`.
+
+    A negative token, where sampling failed, is stored as 0. A step launched before the host learns
+    of the failure still looks the token up in the embedding. The row `padding` keeps its length; it
+    may occur more than once.
+    """
+    if kernels_for(tokens):
+        from engine.kernels.triton.sequence_rows import append_tokens
+
+        append_tokens(row_ids, new, tokens, lengths, padding)
+        return
+    known = lengths.index_select(0, row_ids)
+    tokens.index_put_((row_ids, known.long()), new.clamp(min=0).int())
+    lengths.index_copy_(0, row_ids, known + (row_ids != padding))

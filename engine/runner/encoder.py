@@ -1,0 +1,76 @@
+"""The encoder's part of a step: whole texts in, hidden states or pooled vectors out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine.attention.backend import AttentionBackend
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import KVCache
+from engine.attention.layout import GroupLayout, StepLayout
+from engine.device.transfer import to_device
+from engine.scheduling.step import Encode
+
+
+def build_encoder_batch(
+    encodes: Sequence[Encode], kv: KVCache, backend: AttentionBackend, device: torch.device
+) -> ForwardBatch:
+    """Concatenate all texts into one batch. A source has blocks in each cross group."""
+    lens = [len(encode.tokens) for encode in encodes]
+    input_ids, positions, lengths, ends = to_device(
+        [
+            np.concatenate([encode.tokens for encode in encodes]),
+            np.concatenate([np.arange(length) for length in lens]),
+            lens,
+            np.cumsum(lens),
+        ],
+        device,
+    )
+    layout = StepLayout(
+        num_decodes=0,
+        query_lens=lens,
+        seq_lens=lens,
+        lengths=lengths.int(),
+        query_starts=F.pad(ends.int(), (1, 0)),
+        groups=[_source_blocks(encodes, group, kv, device) for group in range(len(kv.groups))],
+        token_offsets=positions % kv.block_size,
+        positions=positions,
+        block_size=kv.block_size,
+    )
+    prev_ids = torch.cat([input_ids[:1], input_ids[:-1]])
+    plan = backend.plan(layout)
+    return ForwardBatch(input_ids, prev_ids, positions, ends - 1, kv, plan, len(positions))
+
+
+def _source_blocks(
+    encodes: Sequence[Encode], group: int, kv: KVCache, device: torch.device
+) -> GroupLayout:
+    """Return the blocks of the source tokens in one group; empty if it is not a cross group."""
+    blocks = [
+        table[position // kv.block_size]
+        for encode in encodes
+        for number, table in encode.blocks
+        if number == group
+        for position in range(len(encode.tokens))
+    ]
+    nothing_read = torch.zeros(len(encodes), 1, dtype=torch.int64, device=device)
+    (token_blocks,) = to_device([blocks], device)
+    return GroupLayout(nothing_read, token_blocks)
+
+
+def pooled(hidden: torch.Tensor, encodes: Sequence[Encode]) -> torch.Tensor:
+    """Pool the hidden states [T, hidden] of concatenated texts to vectors [texts, hidden], fp32."""
+    vectors = []
+    for encode, states in zip(encodes, hidden.split([len(e.tokens) for e in encodes]), strict=True):
+        match encode.pooling:
+            case "cls":
+                vectors.append(states[0].float())
+            case "last":
+                vectors.append(states[-1].float())
+            case "mean":
+                vectors.append(states.float().mean(0))
+    return torch.stack(vectors)

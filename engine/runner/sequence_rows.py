@@ -1,0 +1,143 @@
+"""SequenceRows: the state of running sequences on the device, one row each.
+
+The host sends the tokens and parameters of a sequence once, and its blocks when they are allocated.
+The inputs of a step are gathered from the rows, and sampled tokens are appended to them, without a
+round trip to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.device.transfer import to_device
+from engine.ops.sequence_rows import append
+from engine.protocol import SamplingParams
+from engine.sampling.draw import DrawParams
+from engine.sampling.sampler import SamplingRow, is_plain
+from engine.scheduling.step import NewBlocks, NewRow
+
+
+class SequenceRows:
+    """State of `max_num_seqs` rows of up to `max_model_len` tokens each, and of a padding row.
+
+    The padding row fills up captured steps. It is always a sequence of one token whose blocks are
+    all the null block. So its KV goes to the null block, which is only read under a mask.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
+    ) -> None:
+        self.padding = max_num_seqs  # the padding row's index
+        rows = max_num_seqs + 1
+
+        def column(dtype: torch.dtype, fill: float = 0) -> torch.Tensor:
+            return torch.full((rows,), fill, dtype=dtype, device=device)
+
+        self.tokens = torch.zeros(rows, max_model_len + 1, dtype=torch.int32, device=device)
+        # Block 0 is the null block, the value of entries that are not allocated yet.
+        shape = num_groups, rows, -(-max_model_len // block_size)
+        self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.lengths = column(torch.int32, 1)  # known tokens, sampled ones included
+        self.source_lengths = column(torch.int32, 1)
+        self.temperature = column(torch.float32)
+        self.top_k = column(torch.int32)
+        self.top_p = column(torch.float32, 1)
+        self.min_p = column(torch.float32)
+        self.seeds = column(torch.int64)
+        # Columns that only the host reads.
+        self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
+        self.plain: list[bool] = [True] * max_num_seqs  # whether `draw` alone can sample the row
+        self.prompt_length: list[int] = [0] * max_num_seqs
+        self.source_length: list[int] = [0] * max_num_seqs
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(held.nbytes for held in vars(self).values() if isinstance(held, torch.Tensor))
+
+    def apply(self, rows: Sequence[NewRow], blocks: Sequence[NewBlocks]) -> None:
+        """Write new rows and appended blocks. Must run before the step that reads them."""
+        if rows:
+            self._write_rows(rows)
+        if blocks:
+            self._write_blocks(blocks)
+
+    def _write_rows(self, rows: Sequence[NewRow]) -> None:
+        for new in rows:
+            self.params[new.row] = new.params
+            self.plain[new.row] = is_plain(new.params)
+            self.prompt_length[new.row] = new.prompt_length
+            self.source_length[new.row] = new.source_length
+        width, params = self.tokens.shape[1], [new.params for new in rows]
+        places = [np.arange(len(new.tokens)) + new.row * width for new in rows]
+        index, place, tokens, lengths, sources, top_k, seeds = to_device(
+            [
+                [new.row for new in rows],
+                np.concatenate(places),
+                np.concatenate([new.tokens for new in rows]),
+                [len(new.tokens) for new in rows],
+                [new.source_length for new in rows],
+                [p.top_k for p in params],
+                [p.seed for p in params],
+            ],
+            self.device,
+        )
+        temperature, top_p, min_p = to_device(
+            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
+            self.device,
+            np.float32,
+        )
+        self.block_tables.index_fill_(1, index, 0)
+        self.tokens.view(-1).index_copy_(0, place, tokens.int())
+        for column, values in (
+            (self.lengths, lengths.int()),
+            (self.source_lengths, sources.int()),
+            (self.top_k, top_k.int()),
+            (self.seeds, seeds),
+            (self.temperature, temperature),
+            (self.top_p, top_p),
+            (self.min_p, min_p),
+        ):
+            column.index_copy_(0, index, values)
+
+    def _write_blocks(self, blocks: Sequence[NewBlocks]) -> None:
+        _, rows, width = self.block_tables.shape
+        places: list[int] = []
+        values: list[int] = []
+        for added in blocks:
+            first = (added.group * rows + added.row) * width + added.first
+            places += range(first, first + len(added.blocks))
+            values += added.blocks
+        if places:
+            place, value = to_device([places, values], self.device)
+            self.block_tables.view(-1).index_copy_(0, place, value)
+
+    def sampling_row(self, row: int, position: int) -> SamplingRow:
+        """Return the sampler's input for the token of `row` at `position`."""
+        return SamplingRow(self.params[row], self.tokens[row, :position], self.prompt_length[row])
+
+    def draw_params(self, rows: torch.Tensor) -> DrawParams:
+        """Gather on the device the sampling parameters of the next token of `rows` [R]."""
+        return DrawParams(
+            temperature=self.temperature.index_select(0, rows),
+            top_k=self.top_k.index_select(0, rows),
+            top_p=self.top_p.index_select(0, rows),
+            min_p=self.min_p.index_select(0, rows),
+            seeds=self.seeds.index_select(0, rows),
+            positions=self.lengths.index_select(0, rows).long(),
+        )
+
+    def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Append sampled tokens [R] to `rows` [R]; the padding row does not grow."""
+        append(rows, tokens, self.tokens, self.lengths, self.padding)

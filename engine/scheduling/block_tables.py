@@ -1,0 +1,236 @@
+"""BlockTables: maps the tokens of each sequence to blocks of the pool, per KV group.
+
+A sequence has one block table per KV group. Entry j is the block that starts at token
+j * block_size. It is 0 if no later query sees that block, so the group released or never allocated
+it. The bookkeeping is exact: methods decide whether there are enough blocks before they take any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+
+from engine.protocol import KVGroup
+from engine.scheduling.block_pool import BlockHasher, BlockPool
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import NewBlocks
+
+
+class BlockTables:
+    """The block tables of all sequences. A step computes at most `step_tokens` tokens."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: BlockHasher | None,
+        groups: Seq[KVGroup],
+        block_size: int,
+        step_tokens: int,
+    ) -> None:
+        self.pool = pool
+        self.hasher = hasher  # None: prefixes are not shared
+        self.groups = groups
+        self.block_size = block_size
+        self.step_tokens = step_tokens
+        self._own = [(number, group) for number, group in enumerate(groups) if not group.cross]
+        self.cross = [number for number, group in enumerate(groups) if group.cross]
+
+    def most_blocks(self, tokens: int, source_tokens: int = 0) -> int:
+        """Return the most blocks that a sequence of `tokens` holds at once."""
+        return sum(
+            g.most_blocks(source_tokens if g.cross else tokens, self.step_tokens, self.block_size)
+            for g in self.groups
+        )
+
+    def open(self, sequence: Sequence, spare: int) -> bool:
+        """Hold the cached blocks of a waiting sequence and allocate blocks for its other tokens.
+
+        Groups with a window allocate their blocks chunk by chunk instead. Returns False, and holds
+        nothing, unless all known tokens can be computed with `spare` blocks left over.
+        """
+        size, tokens = self.block_size, len(sequence.tokens)
+        matched, tables = self._matched(sequence)
+        self._match_source(sequence, tables)
+        found = [block for table in tables for block in table if block]
+        missing = self.most_blocks(tokens, len(sequence.source)) - len(found)
+        if missing + spare > self.pool.num_available - self.pool.num_idle(found):
+            return False
+        self.pool.hold(found)
+        for group, table in zip(self.groups, tables, strict=True):
+            if group.window is None:
+                length = len(sequence.source) if group.cross else tokens
+                table += self.pool.allocate(-(-length // size) - len(table))
+        sequence.tables = tables
+        sequence.num_computed = matched * size
+        sequence.num_matched = sequence.num_registered = matched
+        self._register_source(sequence)
+        return True
+
+    def due(self, sequence: Sequence) -> int:
+        """Return the number of tokens to compute, without the cached ones of a waiting sequence."""
+        if sequence.row >= 0:
+            return sequence.num_uncomputed
+        return sequence.num_uncomputed - self._matched(sequence)[0] * self.block_size
+
+    def would_share(self, waiting: Sequence, running: Sequence) -> bool:
+        """Return whether `waiting` could reuse the next block that `running` computes."""
+        index = running.num_computed // self.block_size
+        self._hash(waiting)
+        findable = waiting.hashes[: waiting.num_needless // self.block_size]
+        return findable[index : index + 1] == running.hashes[index : index + 1] != []
+
+    def _matched(self, sequence: Sequence) -> tuple[int, list[list[int]]]:
+        """Return (number of leading blocks that need not be computed, tables with these blocks)."""
+        self._hash(sequence)
+        tables = self._match(sequence.hashes[: sequence.num_needless // self.block_size])
+        return max(map(len, tables)), tables
+
+    def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
+        """Return the tables of the longest cached prefix.
+
+        Every group must still have those of its blocks that later queries see.
+        """
+        size, length = self.block_size, len(hashes)
+        known: list[list[int]] = [[] for _ in self.groups]
+        for number, group in self._own:
+            if group.window is None:
+                names = (_name(digest, number) for digest in hashes[:length])
+                known[number] = self.pool.lookup(names)
+                length = len(known[number])
+        for number, group in self._own:
+            if group.window is not None:
+                known[number] = [self.pool.find(_name(d, number)) for d in hashes[:length]]
+        while True:
+            firsts = [group.first_block(length * size, size) for group in self.groups]
+            holes = [
+                index
+                for number, _ in self._own
+                for index in range(firsts[number], length)
+                if not known[number][index]
+            ]
+            if not holes:
+                break
+            length = max(holes)  # every longer prefix needs that block
+        return [
+            [0] * first + table[first:length] for table, first in zip(known, firsts, strict=True)
+        ]
+
+    def _match_source(self, sequence: Sequence, tables: list[list[int]]) -> None:
+        """Find the blocks of the source. Unless all are cached, mark the source to be encoded."""
+        sequence.encode_due = False
+        for number in self.cross:
+            names = self._source_names(sequence, number)
+            tables[number] = self.pool.lookup(names) if self.hasher else []
+            sequence.encode_due |= len(tables[number]) < len(names)
+        for number in self.cross if sequence.encode_due else ():
+            tables[number] = []
+
+    def _register_source(self, sequence: Sequence) -> None:
+        """Make the source's blocks findable: the encoder pass writes them before any later read."""
+        for number in self.cross if self.hasher else ():
+            names = self._source_names(sequence, number)
+            for block, name in zip(sequence.tables[number], names, strict=True):
+                self.pool.register(block, name)
+
+    def _source_names(self, sequence: Sequence, group: int) -> list[bytes]:
+        blocks = -(-len(sequence.source) // self.block_size)
+        return [_name(sequence.root + index.to_bytes(4, "big"), group) for index in range(blocks)]
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Release the blocks that no token still to be computed will see."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            end = group.first_block(sequence.num_computed, self.block_size)
+            first = min(end, len(table))
+            while first and table[first - 1]:
+                first -= 1
+            self.pool.release(table[first:end])
+            table[first:end] = [0] * len(table[first:end])
+
+    def missing(self, sequence: Sequence, count: int) -> int:
+        """Return the number of blocks to allocate before `count` more tokens are computed."""
+        wanted = -(-(sequence.num_computed + count) // self.block_size)
+        return sum(max(wanted - len(sequence.tables[number]), 0) for number, _ in self._own)
+
+    def extend(self, sequence: Sequence, count: int) -> list[NewBlocks]:
+        """Allocate the blocks that `missing` counts; return the blocks appended to each table."""
+        wanted = -(-(sequence.num_computed + count) // self.block_size)
+        appended = []
+        for number, _ in self._own:
+            table = sequence.tables[number]
+            if (first := len(table)) < wanted:
+                table += self.pool.allocate(wanted - first)
+                appended.append(NewBlocks(sequence.row, number, first, tuple(table[first:])))
+        return appended
+
+    def fresh(self, sequence: Sequence) -> list[int]:
+        """Return the blocks of a newly opened sequence that did not come from the prefix cache."""
+        fresh: list[int] = []
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if not group.cross:
+                fresh += table[sequence.num_registered :]
+            elif sequence.encode_due:
+                fresh += table
+        return fresh
+
+    def close(self, sequence: Sequence) -> None:
+        """Release everything a sequence holds."""
+        for table in sequence.tables:
+            self.pool.release([block for block in table if block])
+        sequence.tables = []
+
+    def register(self, sequence: Sequence) -> None:
+        """Add full blocks of known tokens to the prefix cache.
+
+        Their KV may still be in flight. Sequences that find them read later, on the same stream.
+        """
+        known = min(sequence.num_computed, len(sequence.tokens)) // self.block_size
+        if self.hasher is None or sequence.num_registered >= known:
+            return
+        self._hash(sequence)
+        for index in range(sequence.num_registered, known):
+            for number, _ in self._own:
+                if block := sequence.tables[number][index]:
+                    self.pool.register(block, _name(sequence.hashes[index], number))
+        sequence.num_registered = known
+
+    def forget(self, sequence: Sequence) -> None:
+        """Remove from the prefix cache the blocks that a sequence wrote or that only it holds."""
+        for number, group in enumerate(self.groups):
+            if group.cross:
+                names = self._source_names(sequence, number)
+                found = 0 if sequence.encode_due else len(names)
+            else:
+                names = [_name(digest, number) for digest in sequence.hashes]
+                found = sequence.num_matched
+            written = set(sequence.tables[number][found:])
+            for name in names:
+                block = self.pool.find(name)
+                if block and (block in written or not self.pool.is_shared(block)):
+                    self.pool.forget(block)
+
+    def _hash(self, sequence: Sequence) -> None:
+        if self.hasher is not None:
+            if not sequence.root:
+                sequence.root = self.hasher.root(sequence.salt, sequence.source)
+            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.root)
+
+    def check(self, sequences: Collection[Sequence]) -> None:
+        """Assert that the tables explain all reference counts and that windows keep no more blocks
+        than they need."""
+        held = [[block for table in s.tables for block in table if block] for s in sequences]
+        self.pool.check(held)
+        for sequence in sequences:
+            for group, table in zip(self.groups, sequence.tables, strict=True):
+                blocks = [block for block in table if block]
+                computed = len(sequence.source) if group.cross else sequence.num_computed
+                assert len(table) * self.block_size >= computed
+                assert group.cross or sequence.num_registered <= len(table)
+                assert group.window is None or len(blocks) <= 1 + -(
+                    -(group.window - 1 + self.step_tokens) // self.block_size
+                ), "a window holds more than it sees"
+                assert table[len(table) - len(blocks) :] == blocks, "a table has a hole"
+
+
+def _name(digest: bytes, group: int) -> bytes:
+    """Return a block's prefix cache key: the hash of its tokens and prefix, plus its KV group."""
+    return digest + group.to_bytes(2, "big")

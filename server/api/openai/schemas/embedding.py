@@ -1,0 +1,68 @@
+"""Bodies of /v1/embeddings (OpenAI's API) and /v1/score (vLLM's). An unknown field is a 400."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
+
+from server.api.openai.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, in_list
+from server.http.body import Body, failure
+
+MAX_TEXTS = 2048
+Text = Annotated[str, StringConstraints(min_length=1)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
+Inputs = Annotated[
+    Annotated[Text, Tag("<one>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[Texts, Tag("<list>")]
+    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_TEXTS), Tag("<id lists>")],
+    Shape,
+]
+Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
+
+
+class EncoderBody(Body):
+    """The fields that both routes share. `user` has no effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    user: str | None = None
+    priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
+    # Keep only the first tokens of a text, at most this many; -1: as many as the model accepts.
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+
+
+class EmbeddingBody(EncoderBody):
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+
+    @property
+    def inputs(self) -> list[str] | list[list[int]]:
+        return in_list(self.input)
+
+
+class ScoreBody(EncoderBody):
+    """The pairs to score: one text with one or more, or two lists of equal length."""
+
+    text_1: Side
+    text_2: Side
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        first, second = (
+            [side] if isinstance(side, str) else side for side in (self.text_1, self.text_2)
+        )
+        return first, second
+
+    @model_validator(mode="after")
+    def _pairs(self) -> ScoreBody:
+        first, second = map(len, self.sides)
+        if first not in (1, second):
+            raise failure(
+                "invalid",
+                f"has {second} texts, but text_1 has {first}; text_1 needs 1 or {second}",
+                "text_2",
+            )
+        return self

@@ -1,0 +1,39 @@
+"""Bodies of /tokenize and /detokenize, as in vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from server.api.openai.schemas.generate import Messages, TemplateArguments, TokenId, check_ending
+from server.http.body import Body, failure
+
+
+class TokenizeBody(Body):
+    """A prompt or messages to tokenise.
+
+    `add_special_tokens` defaults to true for a prompt. For messages it defaults to false, because
+    the chat template writes special tokens itself.
+    """
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise failure("invalid", "exactly one of prompt and messages is required", "prompt")
+        if self.prompt is not None and self.continue_final_message:
+            raise failure("invalid", "needs messages, not a prompt", "continue_final_message")
+        check_ending(self)
+        return self
+
+
+class DetokenizeBody(Body):
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -1,0 +1,41 @@
+"""POST /v1/score: similarity scores of text pairs, as in vLLM."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.openai.embeddings import encoder_usage, json_response
+from server.api.openai.schemas.embedding import ScoreBody
+from server.generation.embedding import embed, normalised, token_lists
+from server.http.openapi import documented
+from server.state import accept
+
+router = APIRouter()
+
+
+@router.post("/v1/score", openapi_extra=documented(ScoreBody))
+@router.post("/score", include_in_schema=False)
+async def score(request: Request) -> Response:
+    """Compute the cosine similarity of each pair of texts; each text is encoded once."""
+    service, body = await accept(request, ScoreBody, "embed")
+    first, second = body.sides
+    with service.client.expecting():
+        lists = await token_lists(service, body, first, "text_1")
+        lists += await token_lists(service, body, second, "text_2")
+    vectors = normalised(await embed(request, service, body, lists))
+    cosines = (vectors[: len(first)] * vectors[len(first) :]).sum(1)
+    answer = {
+        "id": f"score-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": service.model_name(body.model),
+        "data": [{"index": i, "object": "score", "score": float(c)} for i, c in enumerate(cosines)],
+        "usage": encoder_usage(lists),
+    }
+    return json_response(orjson.dumps(answer))

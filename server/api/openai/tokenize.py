@@ -1,0 +1,81 @@
+"""POST /tokenize and POST /detokenize, compatible with vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
+from server.generation.prepare import (
+    INLINE_CHARS,
+    chat_prompt,
+    check_token_ids,
+    off_loop,
+    unread_arguments,
+)
+from server.http.body import ignored_header, read_body
+from server.http.openapi import documented
+from server.state import Service, service_of
+
+router = APIRouter()
+
+
+@router.post("/tokenize", openapi_extra=documented(TokenizeBody))
+async def tokenize(request: Request) -> Response:
+    """Return the tokens of a text, or of a chat rendered by the chat template."""
+    service = service_of(request)
+    service.loaded()
+    body = await read_body(request, TokenizeBody, service.large_bodies)
+    service.model_name(body.model)
+    encode, token_text = service.tokenizer.encode, service.tokenizer.token_text
+    size = len(await request.body())
+    async with _turn(service, size):
+        if (text := body.prompt) is None:
+            ids = await chat_prompt(service, body, size)
+        else:
+            add = body.add_special_tokens is not False
+            ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
+    answer: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": service.longest(),
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if body.return_token_strs:
+        async with _turn(service, len(ids)):
+            answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
+    return _json(answer, [*body.ignored, *unread_arguments(service, body)])
+
+
+@router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
+async def detokenize(request: Request) -> Response:
+    """Return the text of a list of tokens."""
+    service = service_of(request)
+    service.loaded()
+    body = await read_body(request, DetokenizeBody, service.large_bodies)
+    service.model_name(body.model)
+    check_token_ids(service, body.tokens, "tokens")
+    ids, decode = body.tokens, service.tokenizer.decode
+    async with _turn(service, len(ids)):
+        text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
+    return _json({"prompt": text}, body.ignored)
+
+
+def _turn(service: Service, size: int) -> AbstractAsyncContextManager[None]:
+    """Return a context that limits how many of these requests use a thread at once.
+
+    No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
+    """
+    return service.spare_threads if size >= INLINE_CHARS else contextlib.nullcontext()
+
+
+def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:
+    headers = ignored_header(ignored)
+    return Response(orjson.dumps(answer), media_type="application/json", headers=headers)

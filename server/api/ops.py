@@ -1,0 +1,60 @@
+"""Liveness, readiness, metrics and version. None of these routes waits for the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from engine.errors import EngineError
+from server.http.openapi import PROBE
+from server.state import Service, service_of
+
+router = APIRouter()
+
+
+def _condition(service: Service) -> dict[str, Any]:
+    client = service.client
+    return {
+        "status": {"ready": "ok"}.get(client.state, client.state),
+        "running": client.stats.running,
+        "waiting": client.stats.waiting,
+        "last_step_age_s": round(client.last_step_age(), 3),
+    }
+
+
+@router.get("/health", openapi_extra=PROBE)
+async def health(request: Request) -> Response:
+    """Return 200 unless the engine is dead. A hung engine is killed, so it also counts as dead."""
+    body = _condition(service_of(request))
+    return JSONResponse(body, 503 if body["status"] == "dead" else 200)
+
+
+@router.get("/ready", openapi_extra=PROBE)
+async def ready(request: Request) -> Response:
+    """Return 200 if a new request would be accepted: loaded, not draining, room in the queue."""
+    service = service_of(request)
+    progress = service.client.progress
+    body = _condition(service) | {"stage": progress.stage, "fraction": progress.fraction}
+    if body["status"] == "ok":
+        try:
+            service.client.admit()
+        except EngineError:
+            body["status"] = "overloaded"
+    return JSONResponse(body, 200 if body["status"] == "ok" else 503)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Return the metrics in Prometheus's text format."""
+    text = service_of(request).metrics.render()
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/version")
+async def version(request: Request) -> dict[str, str]:
+    """Return the version of the server."""
+    return {"version": request.app.version}

@@ -1,0 +1,210 @@
+"""The load progress and the start-up banner that `penstock serve` writes to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from rich.filesize import decimal
+
+from engine.config import EngineConfig
+from engine.protocol import Progress, Ready
+from server.cli.config import ServerConfig
+from server.cli.console import say
+from server.http.listener import address_of, is_loopback
+from server.state import Service
+
+UNKNOWN_KEY = "KEY"  # placeholder in the curl line for a key that the shell cannot look up
+# By Ready.uneven: why logits depend on the other requests in a step, and how to prevent it.
+UNEVEN = {
+    "amx": (
+        "this CPU computes bf16 with AMX",
+        "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 to prevent it (slower)",
+    ),
+    "onednn": (
+        "oneDNN in this version of torch splits a sum across threads",
+        "use torch 2.11 or newer, or --threads 1, to prevent it",
+    ),
+    "unpacked": (
+        "linear weights are not stored in oneDNN's layout",
+        "use --prepack and a torch build with oneDNN to prevent it",
+    ),
+}
+# The engine's names of memory entries that a user would not understand.
+MEMORY_NAMES = {
+    "rows": "state of running requests",
+    "packed weights": "weights in oneDNN's layout",
+    "graphs": "CUDA graphs",
+    "largest step": "working memory of the largest step",
+    "margin": "safety margin",
+}
+
+
+@contextlib.contextmanager
+def load_progress(tell: Callable[[str], None]) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows a Progress: a bar on a terminal, else a line per new stage."""
+    if tell is not say or not sys.stderr.isatty():
+        stages: set[str] = set()
+
+        def line(progress: Progress) -> None:
+            if progress.stage not in stages:
+                stages.add(progress.stage)
+                tell(f"penstock: {progress.stage}")
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda seen: bars.update(task, description=seen.stage, completed=seen.fraction)
+
+
+def base_url(host: str, port: int) -> str:
+    """Return a URL that works on this machine: loopback in place of a wildcard address."""
+    address, host = address_of(host), host.strip("[]")
+    if address is not None and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> str:
+    """Return the facts of the loaded model and a curl command that works as printed."""
+    config = service.config
+    has_keys = bool(config.api_key or config.api_key_file)
+    access = "on" if has_keys else "off"
+    key = shell_key(config, os.environ) if has_keys else ""
+    url = base_url(config.host, port)
+    lines = [
+        f"penstock {importlib.metadata.version('penstock')} serves {service.names[0]}: "
+        f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
+        f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
+        f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
+        *(vectors(service, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *memory(ready),
+        f"  access    API key {access}",
+        f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
+        f"  try       {curl(service, ready, url, key)}",
+    ]
+    if key == UNKNOWN_KEY:
+        lines.append(f"            (replace {key} by one of your API keys)")
+    lines += [*arithmetic(ready), *not_followed(service.tokenizer.not_followed)]
+    if not is_loopback(config.host) and not has_keys:
+        lines.append(
+            f"  warning   listening on {config.host} without an API key: everyone who can reach "
+            "this machine can use it; set --api-key-file"
+        )
+    return "\n".join(lines)
+
+
+def vectors(service: Service, ready: Ready) -> list[str]:
+    """Return the lines of an encoder, which has no KV cache."""
+    return [
+        f"  vectors   {ready.embedding_size} dimensions, {service.pooling}",
+        f"  texts     up to {service.longest()} tokens",
+    ]
+
+
+def sequences(engine: EngineConfig, ready: Ready) -> list[str]:
+    """Return the lines of a model that generates."""
+    prefixes = "on" if engine.enable_prefix_caching else "off"
+    text = (
+        f"prefix cache {prefixes}, up to {ready.max_num_seqs} requests at a time "
+        "(with n > 1 each choice counts)"
+    )
+    return [*kv_cache(ready), f"  features  {text}"]
+
+
+def kv_cache(ready: Ready) -> list[str]:
+    """Return the capacity of the KV cache and the share that sliding windows save."""
+    length = ready.max_model_len
+    each = sum(
+        g.most_blocks(length, ready.max_num_batched_tokens, ready.block_size)
+        for g in ready.kv_groups
+    )
+    lines = [
+        f"  KV cache  {decimal(ready.kv_cache_bytes)} "
+        f"({ready.num_blocks} blocks of {ready.block_size} tokens): room for "
+        f"{ready.num_blocks / each:.1f} requests of {length} tokens, the longest supported"
+    ]
+    layers = sum(group.layers for group in ready.kv_groups)
+    windows = sorted({group.window for group in ready.kv_groups if group.window})
+    if windows:
+        windowed = sum(group.layers for group in ready.kv_groups if group.window)
+        per_block = max(group.layers for group in ready.kv_groups)
+        saved = 1 - each * per_block / (layers * -(-length // ready.block_size))
+        sizes = " or ".join(map(str, windows))
+        lines.append(
+            f"  windows   {windowed} of {layers} layers keep only the last {sizes} tokens: "
+            f"{saved:.0%} less KV cache for a request of {length} tokens"
+        )
+    return lines
+
+
+def memory(ready: Ready) -> list[str]:
+    """Return a table of device memory: calculated from shapes, and measured after loading."""
+    entries = [entry for entry in ready.memory if entry.foreseen or entry.found]
+    if not entries:
+        return []
+    lines = [f"  memory    {'calculated':>18} {'measured':>18}"]
+    for entry in entries:
+        found = "" if entry.found is None else decimal(entry.found)
+        name = MEMORY_NAMES.get(entry.what, entry.what)
+        lines.append(f"            {decimal(entry.foreseen):>18} {found:>18}  {name}")
+    return lines
+
+
+def arithmetic(ready: Ready) -> list[str]:
+    """Return a note where the dtype costs bitwise reproducibility or speed on this CPU."""
+    if ready.uneven:
+        why, cure = UNEVEN[ready.uneven]
+        return [
+            f"  note      {why}: the last bits of logits depend on the other requests in a step; "
+            f"{cure}"
+        ]
+    if ready.emulated:
+        return [
+            "  note      this CPU has no bf16 instructions: prompts and concurrent streams are "
+            "several times slower than with --dtype float32, which needs twice the memory"
+        ]
+    return []
+
+
+def not_followed(settings: Sequence[str]) -> list[str]:
+    """Return a note on settings in generation_config.json that Penstock ignores."""
+    if not settings:
+        return []
+    return [f"  note      generation settings of the checkpoint ignored: {', '.join(settings)}"]
+
+
+def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
+    """Return a shell expression for an API key, so that the banner does not show the key."""
+    if config.api_key_file:
+        file = shlex.quote(os.path.abspath(config.api_key_file))
+        return f"$(grep -m1 '^[^#[:space:]]' {file})"
+    if environ.get("PENSTOCK_API_KEY", "").partition(",")[0] in config.api_key:
+        return "${PENSTOCK_API_KEY%%,*}"
+    return UNKNOWN_KEY
+
+
+def curl(service: Service, ready: Ready, url: str, key: str) -> str:
+    """Return a curl command that fits the model: chat, completion or embedding."""
+    body: dict[str, object] = {"model": service.names[0]}
+    most = min(64, ready.max_model_len // 4)
+    if ready.kind == "encoder":
+        path, body["input"] = "/v1/embeddings", "Hello!"
+    elif service.template is not None or ready.kind == "encoder-decoder":
+        path, body["max_tokens"] = "/v1/chat/completions", most
+        body["messages"] = [{"role": "user", "content": "Hello!"}]
+    else:
+        path, body["max_tokens"] = "/v1/completions", most
+        body["prompt"] = "Once upon a time"
+    access = f' -H "Authorization: Bearer {key}"' if key else ""
+    data = shlex.quote(json.dumps(body))
+    return f"curl -s {url}{path} -H 'Content-Type: application/json'{access} -d {data}"

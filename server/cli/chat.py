@@ -1,0 +1,281 @@
+"""`penstock chat`: a terminal client of the HTTP API."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import httpx2
+
+from server.http.listener import is_loopback
+
+# With fewer pieces or in less time, a rate would measure network packets instead of generation.
+RATE_PIECES = 4
+RATE_S = 0.1
+COMMANDS = (
+    "/reset forgets the conversation; /exit, Ctrl-D or Ctrl-C ends the chat. "
+    "While the model answers, Ctrl-C stops the answer."
+)
+
+
+class ChatError(Exception):
+    """An error that is shown to the user in one line."""
+
+
+class Chat:
+    """A conversation with one model.
+
+    Every question sends all messages of the conversation and `options`, parameters of the API.
+    Options that are None are not sent. Raises ChatError if an argument cannot be sent to a server.
+    """
+
+    def __init__(
+        self, url: str, key: str, model: str | None, system: str | None, **options: float | None
+    ) -> None:
+        self.summary = ""  # statistics of the last answer; empty if it had no text
+        full = url if "://" in url else f"http://{url}"
+        self._url = full.rstrip("/").removesuffix("/v1")
+        self._model = model
+        self._remembers = True
+        self._start = [{"role": "system", "content": system}] if system else []
+        self.reset()
+        self._options = {name: value for name, value in options.items() if value is not None}
+        for name, value in self._options.items():
+            if not math.isfinite(value):
+                raise ChatError(f"--{name.replace('_', '-')}: {value} is not a finite number.")
+        if not (key.isascii() and key.isprintable()):
+            raise ChatError(
+                "The API key has characters that are not allowed in an HTTP header; "
+                "correct --api-key or PENSTOCK_API_KEY."
+            )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # No read timeout: the first token of a long prompt may take minutes on a busy server.
+        timeout = httpx2.Timeout(10, read=None)
+        with self._errors():
+            address = httpx2.URL(self._url)
+        try:
+            address.host.encode("idna")
+        except UnicodeError as error:
+            raise ChatError(f"{url}: {error}. Give --url one like http://127.0.0.1:8000.") from None
+        if address.scheme not in ("http", "https") or not address.host:
+            raise ChatError(
+                f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
+            )
+        # No proxy can reach a loopback server, so proxy settings are ignored for it. With TLS the
+        # environment is still read for certificates. Names are resolved by the proxy, not here.
+        here, tls = is_loopback(address.host, look_up=False), address.scheme == "https"
+        try:
+            self._http = httpx2.Client(
+                base_url=address,
+                headers=headers,
+                timeout=timeout,
+                transport=httpx2.HTTPTransport(trust_env=tls) if here else None,
+            )
+        except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
+            raise ChatError(
+                "A proxy or certificate setting in the environment (HTTP_PROXY, HTTPS_PROXY, "
+                f"ALL_PROXY, SSL_CERT_FILE) is not valid: {error}"
+            ) from None
+
+    def close(self) -> None:
+        self._http.close()
+
+    def reset(self) -> None:
+        """Forget the conversation, except for the system message."""
+        self._messages = list(self._start)
+
+    def connect(self) -> str:
+        """Return the name of the model. Raises ChatError if the server has no usable model."""
+        with self._errors():
+            response = self._http.get("/v1/models")
+            _check(response)
+        try:
+            kinds = {entry["id"]: entry.get("kind") for entry in response.json()["data"]}
+            self._model = self._model or next(iter(kinds))
+        except (ValueError, LookupError, TypeError, StopIteration):
+            raise ChatError(f"{self._url}/v1/models lists no models; check --url.") from None
+        if self._model not in kinds:
+            raise ChatError(
+                f"The server has no model {self._model}; give one of: {', '.join(kinds)}."
+            )
+        if kinds[self._model] == "encoder":
+            raise ChatError(
+                f"{self._model} computes embeddings (POST /v1/embeddings) and cannot chat."
+            )
+        self._remembers = kinds[self._model] != "encoder-decoder"  # it accepts a single message
+        return self._model
+
+    def ask(self, question: str) -> Generator[str, None, None]:
+        """Yield the answer piece by piece.
+
+        Closing the iterator stops the answer; the conversation keeps the text received so far.
+        """
+        if not self._remembers:
+            self.reset()
+        self._messages.append({"role": "user", "content": question})
+        started = time.perf_counter()
+        moments: list[float] = []
+        pieces: list[str] = []
+        tokens = 0
+        try:
+            for chunk in self._chunks():
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                for choice in chunk.get("choices") or []:
+                    if piece := (choice.get("delta") or {}).get("content"):
+                        moments.append(time.perf_counter() - started)
+                        pieces.append(piece)
+                        yield piece
+        finally:
+            if pieces:
+                self._messages.append({"role": "assistant", "content": "".join(pieces)})
+                self.summary = _summary(tokens or len(pieces), moments)
+            else:
+                self._messages.pop()
+                self.summary = ""
+
+    def _chunks(self) -> Iterator[dict[str, Any]]:
+        body = {
+            "model": self._model,
+            "messages": self._messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        with (
+            self._errors(),
+            self._http.sse("/v1/chat/completions", method="POST", json=body) as source,
+        ):
+            if source.response.status_code != 200:
+                source.response.read()
+            _check(source.response)
+            yield from _chunks(source)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise ChatError(
+                f"No server answers at {self._url} ({error}). Start one with `penstock serve`, "
+                "or give the URL of another with --url."
+            ) from None
+        except httpx2.HTTPError as error:
+            raise ChatError(f"The connection to {self._url} failed: {error}") from None
+        except httpx2.InvalidURL as error:
+            raise ChatError(
+                f"{self._url}: {error}. Give --url one like http://127.0.0.1:8000."
+            ) from None
+        except UnicodeEncodeError:
+            raise ChatError("The input is not valid UTF-8 and cannot be sent.") from None
+
+
+def _summary(tokens: int, moments: list[float]) -> str:
+    """Return the statistics of an answer. `moments` has the seconds from question to each piece."""
+    span = moments[-1] - moments[0]
+    enough = len(moments) >= RATE_PIECES and span >= RATE_S
+    rate = f" {(tokens - 1) / span:.1f} tok/s," if enough else ""
+    return f"{tokens} tokens,{rate} first after {moments[0]:.2f} s"
+
+
+def _check(response: httpx2.Response) -> None:
+    if response.status_code == 200:
+        return
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    hint = " Set PENSTOCK_API_KEY or --api-key." if response.status_code == 401 else ""
+    raise ChatError(f"The server returned {response.status_code}: {message}{hint}")
+
+
+def _chunks(events: Iterable[httpx2.ServerSentEvent]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON of each event before [DONE].
+
+    Raises ChatError for an error event, an invalid event or a stream that ends early.
+    """
+    for event in events:
+        if event.data == "[DONE]":
+            return
+        if not event.data:  # an event that only sets the retry time
+            continue
+        try:
+            chunk = json.loads(event.data)
+        except ValueError as error:
+            raise ChatError(f"The answer was cut off: an event is not JSON ({error}).") from None
+        if not isinstance(chunk, dict):
+            raise ChatError(
+                f"The answer was cut off: an event is not a JSON object ({chunk!r:.99})."
+            )
+        if cause := chunk.get("error"):
+            message = cause.get("message") if isinstance(cause, dict) else cause
+            raise ChatError(f"The answer was cut off: {message}")
+        yield chunk
+    raise ChatError("The answer was cut off: the stream ended without [DONE].")
+
+
+def converse(chat: Chat, quick: str | None) -> int:
+    """Send `quick`, or else every line of stdin, and print the answers.
+
+    Returns the exit status: 1 if the server cannot be used or a question failed. Failed questions
+    of an interactive chat do not count.
+    """
+    # A process that a script starts in the background ignores SIGINT. Here it stops an answer.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `ask` reports bytes that are not UTF-8
+    try:
+        model = chat.connect()
+        if quick is not None:
+            _answer(chat, quick)
+            return 0
+    except ChatError as error:
+        return _complain(error)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  adds line editing and history to `input`
+
+        sys.stderr.write(f"{model}: {COMMANDS}\n")
+    status = 0
+    try:
+        while (text := input("> " if interactive else "").strip()) != "/exit":
+            try:
+                if text == "/reset":
+                    chat.reset()
+                elif text == "/help":
+                    sys.stderr.write(f"{COMMANDS}\n")
+                elif text:
+                    _answer(chat, text)
+            except ChatError as error:
+                status = _complain(error)
+    except (EOFError, KeyboardInterrupt):
+        if interactive:  # so that the shell's prompt begins on a new line
+            sys.stdout.write("\n")
+    return 0 if interactive else status
+
+
+def _complain(error: ChatError) -> int:
+    sys.stderr.write(f"penstock: {error}\n")
+    return 1
+
+
+def _answer(chat: Chat, question: str) -> None:
+    try:
+        with contextlib.closing(chat.ask(question)) as pieces:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write(" [stopped]")
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if chat.summary:
+        dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+        sys.stderr.write(f"{dim}{chat.summary}{plain}\n")

@@ -1,0 +1,40 @@
+"""Write the server's start-up and shutdown messages to stderr, as text or as log records."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Literal
+
+from server.cli.config import ServerConfig
+
+
+def say(text: str) -> None:
+    """Write a line of text to stderr; stdout is for data.
+
+    Errors are ignored, so that a full disk or a closed pipe does not stop the server.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def voice(
+    config: ServerConfig, level: Literal["info", "warning", "error"] = "info"
+) -> Callable[[str], None]:
+    """Return a function that writes a message: `say`, or with `--log-format json` a log function.
+
+    With JSON every line that Penstock writes to stderr is then a log record.
+    """
+    if config.log_format != "json":
+        return say
+    import structlog  # not at the top, so that `--help` does not import it
+
+    write = getattr(structlog.get_logger("server.life"), level)
+
+    def record(text: str) -> None:
+        for line in filter(str.strip, text.splitlines()):
+            write(line.strip().removeprefix("penstock: ").removeprefix("warning: "))
+
+    return record

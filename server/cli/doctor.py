@@ -1,0 +1,152 @@
+"""`penstock doctor`: find problems of the machine, settings or model that would prevent serving."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.checkpoint.folder import is_hub_name, model_folder
+from engine.config import EngineConfig
+from engine.device.limits import BF16_CPU_FEATURES, cpu_count, free_memory, machine_memory
+from engine.errors import ConfigError
+from server.cli.config import ServerConfig
+from server.cli.model_source import check_folder, check_weights
+from server.cli.settings import load
+from server.http.listener import ListenError, listen
+
+Level = Literal["ok", "warn", "fail"]
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. `fix` is one line of advice, unless `level` is "ok"."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
+    """Return all findings, in the order in which they are printed."""
+    findings = [*_versions(), *_machine(), _gpu()]
+    try:
+        server_config, engine_config, warnings = load({}, environ, config)
+        usable = _usable(server_config, engine_config)
+    except ConfigError as error:
+        return [*findings, Finding("settings", "fail", str(error), "correct the named setting")]
+    except ImportError as error:  # `_versions` checks only some packages
+        return [*findings, Finding("settings", "fail", str(error), "make setup")]
+    findings += [Finding("settings", "warn", text, "see `penstock flags`") for text in warnings]
+    if not warnings:
+        findings.append(Finding("settings", "ok", f"valid{usable}"))
+    return [*findings, _port(server_config)]
+
+
+def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
+    """Describe where the model is. Raises the ConfigError that `serve` raises before loading."""
+    from server.cli.pull import cached, is_offline_mode
+    from server.http.auth import read_keys
+    from server.text.chat_template import ChatTemplate
+
+    read_keys(config)
+    model = engine_config.model
+    folder = cached(model) if is_hub_name(model) else model_folder(model)
+    override = Path(config.chat_template) if config.chat_template else None
+    if folder or override:
+        ChatTemplate.from_folder(folder or Path(model), override)
+    if folder is None:
+        if is_offline_mode():
+            raise ConfigError(
+                f"{model} is not in the cache, and HF_HUB_OFFLINE forbids the download; unset it."
+            )
+        return f"; {model} is not in the cache, `penstock serve` will download it"
+    check_weights(engine_config, folder)
+    check_folder(engine_config, folder)
+    return f", with the model in {folder}"
+
+
+def render(findings: list[Finding]) -> str:
+    return "\n".join(
+        f"{finding.level:4}  {finding.name:10}  {finding.text}"
+        + (f"\n{'':18}fix: {finding.fix}" if finding.fix else "")
+        for finding in findings
+    )
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    for package in ("penstock", "torch", "tokenizers", "safetensors", "uvicorn"):
+        try:
+            yield Finding(package, "ok", importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, "fail", "not installed", "make setup")
+
+
+def _machine() -> Iterator[Finding]:
+    facts = _key_values(Path("/proc/cpuinfo"))
+    flags = set(facts.get("flags", "").split())
+    arm = set(facts.get("Features", "").split())
+    present = [feature for feature in CPU_FEATURES if feature in flags]
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    dtype = "float32" if BF16_CPU_FEATURES.isdisjoint(flags | arm) else "bfloat16"
+    text = (
+        f"{name}, cores for this process: {cpu_count()}; "
+        f"{', '.join(present) or 'features unknown'}; --dtype auto selects {dtype}"
+    )
+    slow = bool(flags) and "avx2" not in flags
+    fix = "this CPU has no AVX2, so the engine is slow; use a newer CPU" if slow else ""
+    yield Finding("cpu", "warn" if slow else "ok", text, fix)
+    if Path("/proc/meminfo").exists():  # other systems do not report the free memory
+        total, free = machine_memory() / 2**30, free_memory() / 2**30
+        low = free < 1
+        yield Finding(
+            "memory",
+            "warn" if low else "ok",
+            f"{free:.1f} of {total:.1f} GiB available",
+            "stop other programs, raise the container's limit, or serve a smaller model"
+            if low
+            else "",
+        )
+
+
+def _key_values(file: Path) -> dict[str, str]:
+    """Parse `key : value` lines of the first record of a file in /proc; {} if it is missing."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    values: dict[str, str] = {}
+    for key, _, value in pairs:
+        values.setdefault(key.strip(), value.strip())
+    return values
+
+
+def _gpu() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("gpu", "ok", "nvidia-smi not found; the model will run on the CPU")
+    query = "--query-gpu=name,memory.total,memory.used,driver_version"
+    command = [tool, query, "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        text = getattr(error, "stdout", None) or error  # nvidia-smi prints errors to stdout
+        return Finding("gpu", "warn", f"nvidia-smi failed: {text}", "check the NVIDIA driver")
+    return Finding("gpu", "ok", "; ".join(done.stdout.strip().splitlines()))
+
+
+def _port(config: ServerConfig) -> Finding:
+    try:
+        listen(config).close()
+    except ListenError as error:
+        return Finding("port", "fail", str(error), "penstock serve --port 0")
+    return Finding("port", "ok", f"{config.host} port {config.port} is free")

@@ -1,0 +1,81 @@
+"""Resolve MODEL to a local folder and check that it can be served, without loading weights."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from engine.checkpoint.folder import is_hub_name, safetensors_header, weight_files
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from server.cli import exit_codes as exits
+from server.cli.config import ServerConfig
+from server.cli.console import say
+
+
+def located(
+    server_config: ServerConfig,
+    engine_config: EngineConfig,
+    tell: Callable[[str], None] = say,
+    weights: bool = True,
+    here: bool = False,
+) -> tuple[ServerConfig, EngineConfig]:
+    """Return both configurations with the local folder of a model named ORG/NAME.
+
+    A model that is not in the cache is downloaded first. Its weights are skipped if `weights` is
+    False or if `load_format` is "dummy". The model is served as ORG/NAME unless names are set.
+    Raises ConfigError before the weights are downloaded if the model cannot be served; with `here`
+    also if this machine cannot serve it.
+    """
+    name = engine_config.model
+    if not is_hub_name(name):
+        return server_config, engine_config
+    from server.cli.pull import locate
+
+    names = server_config.served_model_name or (name,)
+    check = partial(check_folder, engine_config) if here else check_served
+    folder = str(locate(name, check, tell, weights and engine_config.load_format != "dummy"))
+    return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
+
+
+def check_folder(config: EngineConfig, folder: Path) -> None:
+    """Raise the ConfigError that `serve` would raise for `folder` on this machine.
+
+    The weights are not checked.
+    """
+    from server.text.tokenizer import Tokenizer
+
+    Tokenizer.from_folder(folder)
+    _ask_engine(config, folder)
+
+
+def check_served(folder: Path) -> None:
+    """Raise ConfigError if no machine could serve the model in `folder`.
+
+    The tokenizer is not checked, because it can be added after a `pull`.
+    """
+    _ask_engine(EngineConfig(device="cpu"), folder, "anywhere")
+
+
+def check_weights(config: EngineConfig, folder: Path) -> None:
+    """Raise ConfigError if a file of weights is damaged. The engine would find it only later."""
+    for file in weight_files(folder) if config.load_format != "dummy" else ():
+        safetensors_header(file)
+
+
+def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
+    """Check the model in a process that may import torch; raise ConfigError with its message."""
+    from engine.client.subprocess import (
+        python_module,  # imports zmq, which most callers do not need
+    )
+
+    asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
+    command = [*python_module("server.cli.command"), "engine.memory.command", asked, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == exits.BAD_CONFIG:  # any other failure is reported when serving starts
+        raise ConfigError(done.stderr.strip().removeprefix("penstock: "))

@@ -1,0 +1,192 @@
+"""Read a JSON body with strict types and bounded sizes, and report every ignored field."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import orjson
+import structlog
+from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect, Request
+
+from server.http.errors import ApiError, ClientGone, invalid, unsupported
+
+BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
+JSON = "application/json"
+UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
+MAX_LISTED = 20
+MOST_MEMBERS = 1024  # limit of an object with fields
+LARGE = 64 << 10  # bytes; parsing them takes about 2 ms in the worst case, many tiny lists
+PAUSE = 3  # pause after a large body, as a multiple of its processing time
+
+log = structlog.get_logger("server.schemas")
+
+
+def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -> Exception:
+    """Return a validation error for the field at `path`, relative to the raising validator."""
+    return PydanticCustomError(kind, "{message}", {"message": message, "path": path})
+
+
+class Part(BaseModel):
+    """A request body, or an object inside one."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_members(cls, value: Any) -> Any:
+        """Limit the members: checking a million of them would stop every stream for a second."""
+        if isinstance(value, dict) and len(value) > MOST_MEMBERS:
+            raise failure("invalid", f"may have at most {MOST_MEMBERS} members, not {len(value)}")
+        return value
+
+    def drop_unknown(self) -> list[str]:
+        """Delete unknown members, here and in the parts inside, and return their names.
+
+        They could otherwise use much memory until the answer is complete. Each name is listed once,
+        as a dotted path without list indices. Members with the value null are not listed.
+        """
+        extra = self.model_extra or {}
+        found = [name for name, value in extra.items() if value is not None]
+        extra.clear()
+        for name, value in self.__dict__.items():
+            parts = value if isinstance(value, list) else [value]
+            if parts and isinstance(parts[0], Part):
+                found += [f"{name}.{inner}" for part in parts for inner in part.drop_unknown()]
+        return list(dict.fromkeys(found))
+
+
+class Body(Part):
+    """A request body.
+
+    `UNSUPPORTED` maps known fields that this server does not support to the values that have no
+    effect; other values are refused. `HINTS` maps such fields to advice for the error message.
+    `ACCEPTED` are fields that are accepted because their meaning cannot change an answer here.
+    """
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    HINTS: ClassVar[dict[str, str]] = {}
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset()
+
+    model: str | None = None
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="after")
+    def _note_unknown(self) -> Self:
+        known = self.ACCEPTED | self.UNSUPPORTED.keys()
+        names = [name for name in self.drop_unknown() if name not in known]
+        self._ignored = [UNPRINTABLE.sub("_", name[:64]) or "_" for name in names[:MAX_LISTED]]
+        return self
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of unknown fields of the request; bounded, and safe for a header."""
+        return self._ignored
+
+
+BodyType = TypeVar("BodyType", bound=Body)
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the header that lists the ignored fields, or {} if there are none."""
+    return {"x-ignored-params": ", ".join(names)} if names else {}
+
+
+def _same(given: Any, harmless: Any) -> bool:
+    """Return whether two JSON values are equal. In JSON, 0 and 1 differ from false and true."""
+    return isinstance(given, bool) == isinstance(harmless, bool) and bool(given == harmless)
+
+
+class LargeBodies:
+    """Lets large bodies take turns, because parsing megabytes of JSON blocks the event loop.
+
+    Large bodies are parsed one at a time. After each one, streams and small requests get PAUSE
+    times the time that it took.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """Wait for the turn of a body of `size` bytes. A small body does not wait."""
+        if size < LARGE:
+            yield
+            return
+        await self._lock.acquire()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            rest = PAUSE * (time.perf_counter() - begin)
+            asyncio.get_running_loop().call_later(rest, self._lock.release)
+
+
+async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) -> BodyType:
+    """Read and validate the body of a request.
+
+    Raises ApiError, or pydantic.ValidationError, which the error table turns into a 400. Raises
+    ClientGone if the client disconnects.
+    """
+    # Any web page can send text/plain to this server. For JSON, browsers send a preflight request.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise ApiError(415, "unsupported_media_type", f"The request needs `Content-Type: {JSON}`.")
+    if (coding := request.headers.get("content-encoding", "").lower()) not in ("", "identity"):
+        message = f"`Content-Encoding: {coding:.40}` is not supported: send the JSON unencoded."
+        plain = {"accept-encoding": "identity"}  # see RFC 9110, section 15.5.16
+        raise ApiError(415, "unsupported_media_type", message, headers=plain)
+    try:
+        async with asyncio.timeout(BODY_DEADLINE):
+            raw = await request.body()
+    except TimeoutError:
+        message = f"The request body did not arrive within {BODY_DEADLINE:.0f} seconds."
+        close = {"connection": "close"}  # otherwise the server would go on reading the body
+        raise ApiError(408, "request_timeout", message, headers=close) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    large = len(raw) >= LARGE
+    if large:
+        # Makes uvicorn resume reading; otherwise it would not notice that the client disconnects.
+        await request.is_disconnected()
+    async with turns.turn(len(raw)):
+        if large and await request.is_disconnected():
+            raise ClientGone
+        body = _validated(raw, kind)
+    if body.ignored:
+        log.debug("unknown request fields", fields=body.ignored)
+    return body
+
+
+def _validated(raw: bytes, kind: type[BodyType]) -> BodyType:
+    """Parse and validate a body. Raises ApiError or pydantic.ValidationError."""
+    try:
+        data = _parsed(raw)
+    except orjson.JSONDecodeError as error:
+        raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    if not isinstance(data, dict):
+        raise invalid(None, "The body must be a JSON object.", "invalid_json")
+    for name, harmless in kind.UNSUPPORTED.items():
+        if not any(_same(data.get(name), value) for value in (None, *harmless)):
+            accepted = ", ".join(orjson.dumps(value).decode() for value in harmless if value)
+            only = f"; accepted values: {accepted}" if accepted else ""
+            hint = kind.HINTS.get(name, "")
+            raise unsupported(name, f"{name} is not supported by this server{only}.{hint}")
+    return kind.model_validate(data)
+
+
+def _parsed(raw: bytes) -> Any:
+    """Parse JSON without garbage collection, which takes a second for millions of small lists."""
+    looked = gc.isenabled()
+    gc.disable()
+    try:
+        return orjson.loads(raw)
+    finally:
+        if looked:
+            gc.enable()

@@ -1,0 +1,199 @@
+"""ASGI middleware between the network and the routes.
+
+From the outside in: CrossOrigin (only with --allowed-origins), RequestBoundary, Gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import secrets
+import time
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.errors import EngineUnavailableError
+from server.http.auth import OPEN_PATHS
+from server.http.errors import ApiError, ClientGone, StreamBroken
+from server.state import Service
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # probed every few seconds: logged at debug level
+LINGER = 5.0  # seconds to keep reading a body that is refused
+
+log = structlog.get_logger("server.access")
+
+
+class CrossOrigin(CORSMiddleware):
+    """Middleware that admits web pages of --allowed-origins (CORS, as in the Fetch standard).
+
+    A page sends its key in the Authorization header; cookies are not allowed.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._metrics = service.metrics
+        super().__init__(
+            app,
+            allow_origins=service.config.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            allow_private_network=True,  # from a public page to a private network
+            expose_headers=("x-request-id", "x-ignored-params", "retry-after", "x-should-retry"),
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response, request_id = super().preflight_response(request_headers), new_request_id()
+        self._metrics.request(response.status_code)
+        if response.status_code >= 400:
+            self._metrics.reject("not_allowed")
+            log.info("page refused", origin=request_headers["origin"][:128], request_id=request_id)
+            text = f"{bytes(response.body).decode()}: see --allowed-origins."
+            body = ApiError(400, "not_allowed", text).body(request_id)
+            response = Response(body, 400, media_type="application/json")
+        response.headers.update(answer_headers(request_id, 0))
+        return response
+
+
+class RequestBoundary:
+    """Middleware that gives each request an id and handles every exception.
+
+    An exception becomes a response or a closed connection. None passes further, so no traceback
+    reaches the client or uvicorn's log.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(self._service, scope, receive, send)
+        try:
+            await self._app(exchange.routed, exchange.receive, exchange.send)
+        except ClientGone:
+            pass
+        except StreamBroken:
+            exchange.cut = 503 if self._service.client.state == "draining" else 500
+            # End the body without the exchange, which would count the response as complete.
+            await send({"type": "http.response.body"})
+        except asyncio.CancelledError:  # uvicorn cancels requests that outlast the drain
+            exchange.cut = 503
+            exchange.all_read = True  # there is no time to read the rest of the body
+            await self._refuse(EngineUnavailableError("draining", "cut"), exchange, scope)
+        except Exception as error:
+            await self._refuse(error, exchange, scope)
+        finally:
+            self._account(exchange)
+
+    def _account(self, exchange: Exchange) -> None:
+        """Count and log a finished request. Sampling of the access log does not drop errors."""
+        config, status = self._service.config, exchange.outcome
+        if not exchange.probed:
+            self._service.metrics.request(status)
+        if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
+            exchange.log()
+
+    async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope) -> None:
+        answer = self._service.api_error(error)
+        if answer.status == 500:
+            log.error("request failed", code=answer.code, exc_info=error)
+        if not exchange.probed:
+            self._service.metrics.reject(answer.code)
+        if not exchange.status:
+            if answer.headers.get("connection") == "close":
+                await exchange.read_on()
+            body, kind = answer.body(exchange.id), "application/json"
+            response = Response(body, answer.status, answer.headers, kind)
+            await response(scope, exchange.receive, exchange.send)
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(16)}"
+
+
+def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
+    """Return the headers that every response carries."""
+    return {
+        "x-request-id": request_id,
+        "openai-processing-ms": str(milliseconds),
+        "openai-version": "2020-10-01",
+    }
+
+
+class Exchange:
+    """One request and its response, as RequestBoundary sees them."""
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self._client, self._most = service.client, service.config.max_body_bytes
+        self._scope, self._receive, self._send = scope, receive, send
+        headers = Headers(scope=scope)
+        # With `Expect: 100-continue` the client sends no body until `receive` is called
+        # (RFC 9110, section 10.1.1).
+        self.all_read = headers.get("expect", "").lower() == "100-continue"
+        self._arrival = time.monotonic()
+        self.status = 0
+        self.cut = 499  # logged status of an incomplete response: the client left
+        self._complete = False
+        self.probed = scope["path"] in PROBED_PATHS
+        asked = headers.get("x-request-id", "")
+        self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
+        state = scope.setdefault("state", {})
+        state.update(arrival=self._arrival, request_id=self.id, tenant="")
+        # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
+        self.routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=self.id)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.all_read = not message.get("more_body")
+        return message
+
+    async def read_on(self) -> None:
+        """Read a little more of a body before it is refused.
+
+        Closing while the client still sends would reset the connection, and the client would not
+        read the error. Stops after LINGER seconds or `max_body_bytes`.
+        """
+        left = self._most
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while left > 0 and not self.all_read:
+                    left -= len((await self.receive()).get("body", b""))
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers.update(answer_headers(self.id, self._milliseconds()))
+            if self._client.state == "draining":
+                headers["connection"] = "close"  # or the client's pool would reuse it
+        elif not message.get("more_body"):
+            self._complete = True
+        await self._send(message)
+
+    def _milliseconds(self) -> int:
+        return round((time.monotonic() - self._arrival) * 1000)
+
+    @property
+    def outcome(self) -> int:
+        """The status; for an incomplete response 499, 500 or 503, not the status already sent."""
+        return self.status if self._complete else self.cut
+
+    def log(self) -> None:
+        write = log.debug if self.probed else log.info
+        write(
+            "request",
+            method=self._scope["method"],
+            path=self._scope["path"],
+            status=self.outcome,
+            ms=self._milliseconds(),
+        )

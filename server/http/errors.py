@@ -1,0 +1,155 @@
+"""The error contract: one table from exceptions to error responses.
+
+Every response outside 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
+with a string or null as `code`. The message of a 5xx is fixed. An exception's own text may
+contain paths or addresses and goes to the log only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import orjson
+import pydantic
+from starlette.exceptions import HTTPException
+
+from engine.errors import EngineOverloadedError, EngineUnavailableError, RequestRejectedError
+from server.text.chat_template import TemplateError
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+NO_RETRY = {"x-should-retry": "false"}  # the same request would fail again
+# Error codes for pydantic's error types; all other types become invalid_value.
+VALIDATION_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unsupported_parameter",
+    "unsupported": "unsupported_parameter",
+}
+JSON_WORDS = dict.fromkeys(("model_type", "dict_type"), "Input should be an object")
+OF_THE_VALUE = re.compile(r".*_type|(greater|less)_than(_equal)?")  # the message quotes the value
+UNAVAILABLE = {
+    "loading": ("model_loading", "The model is still loading.", {"retry-after": "5"}),
+    "draining": (
+        "shutting_down",
+        "The server is shutting down.",
+        {"retry-after": "1", "connection": "close"},
+    ),
+    "dead": ("engine_unavailable", "The engine is not running.", {"retry-after": "10"}),
+}
+STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}|[0-9]{1,9}")  # `param` omits longer names
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An error response. Its `type` follows from the status."""
+
+    status: int
+    code: str
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self, request_id: str) -> bytes:
+        server_side = self.status >= 500
+        error = {
+            "message": f"{self.message} (request {request_id})" if server_side else self.message,
+            "type": TYPES.get(
+                self.status, "server_error" if server_side else "invalid_request_error"
+            ),
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+
+class StreamBroken(Exception):
+    """A stream has sent its error event; its body ends without `[DONE]`."""
+
+
+class ClientGone(Exception):
+    """The client has closed the connection, so no response is sent."""
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, code, message, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    return ApiError(400, "unsupported_parameter", message, param=param)
+
+
+def numerical_error() -> ApiError:
+    return ApiError(
+        500,
+        "numerical_error",
+        "The model's output for this request contains NaN or infinity.",
+        headers=NO_RETRY,
+    )
+
+
+def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
+    """Return the error response for any exception.
+
+    While the server drains, an unavailable engine is reported as `shutting_down`, not as a fault.
+    """
+    match error:
+        case ApiError():
+            return error
+        case pydantic.ValidationError():
+            return _from_validation(error)
+        case TemplateError():
+            return invalid("messages", f"The chat template cannot render the messages: {error}")
+        case RequestRejectedError():
+            return ApiError(400, error.code, error.message)
+        case EngineOverloadedError():
+            retry = {"retry-after": str(error.retry_after)}
+            return ApiError(503, "server_overloaded", str(error), headers=retry)
+        case EngineUnavailableError():
+            state = "draining" if draining else error.state
+            code, message, headers = UNAVAILABLE[state]
+            return ApiError(503, code, message, headers=headers)
+        case HTTPException():
+            code = HTTP_CODES.get(error.status_code, "invalid_value")
+            message = f"{error.detail}. GET /openapi.json lists the served paths."
+            return ApiError(error.status_code, code, message, headers=error.headers or {})
+    return ApiError(
+        500,
+        "internal_error",
+        "Internal server error; the server's log has the cause.",
+        headers=NO_RETRY,
+    )
+
+
+def _from_validation(error: pydantic.ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    param = _dotted([*first["loc"], *first.get("ctx", {}).get("path", ())])
+    kind = first["type"]
+    message = JSON_WORDS.get(kind, first["msg"])
+    if OF_THE_VALUE.fullmatch(kind):
+        message += f", not {_told(first['input'])}"
+    code = VALIDATION_CODES.get(kind, "invalid_value")
+    return ApiError(400, code, f"{param or 'body'}: {message}.", param=param)
+
+
+def _told(value: Any, *, inside: bool = False) -> str:
+    """Describe a given value in JSON's terms, without quoting strings."""
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case int() | float():
+            return str(value)
+        case str():
+            return "a string"
+        case list():
+            first = f" that begins with {_told(value[0], inside=True)}" if value else ""
+            return "a list" if inside else f"a list{first}"
+    return "an object"
+
+
+def _dotted(location: Sequence[Any]) -> str | None:
+    """Return the path of a field in the request, without tags of unions (`<list>`)."""
+    return ".".join(step for step in map(str, location) if STEP.fullmatch(step)) or None

@@ -1,0 +1,131 @@
+"""The listening socket, bound before the model loads, so that a port conflict shows at once."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any
+
+from server.cli.config import ServerConfig
+
+BACKLOG = 2048
+INT32 = 2**31 - 1
+LISTENING = "0A"  # in column `st` of /proc/net/tcp
+
+
+class Listener(socket.socket):
+    """A socket that always listens with BACKLOG, the length of the accept queue.
+
+    asyncio uses its `backlog` for two things: the accept queue, and the number of connections it
+    accepts per turn of the event loop. If descriptors run out, each failed accept schedules as
+    many retries a second later, and soon the loop does nothing else. `uvicorn_config` therefore
+    sets a backlog of 1, which this class ignores for the queue.
+    """
+
+    def listen(self, backlog: int = BACKLOG) -> None:
+        super().listen(BACKLOG)
+
+
+class ListenError(Exception):
+    """The address cannot be listened on. The message says why and which flag to change."""
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Return a TCP socket that listens on the configured host and port. Raises ListenError."""
+    try:
+        found = _resolve(config.host, config.port)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ListenError(f"--host {config.host} cannot be resolved: {error}") from None
+    family, kind, protocol, _, address = found[0]
+    listener = Listener(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _cut_off_readers_that_stall(listener, config.send_timeout)
+        listener.bind(address)
+        # Listen at once: with SO_REUSEADDR two processes can bind a port until one listens.
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ListenError(_explain(config, error)) from None
+    return listener
+
+
+def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None:
+    """Set TCP_USER_TIMEOUT (RFC 5482) for all connections that the listener accepts.
+
+    The kernel must close them, because asyncio waits without limit to flush a closed transport.
+    On systems without the option, only streams are cut off, by a timer in `server.generation.sse`.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = min(math.ceil(seconds * 1000), INT32)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def _resolve(host: str, port: int, flags: int = 0) -> list[Any]:
+    """Return getaddrinfo's results for `host`, which may be an IPv6 address in brackets."""
+    flags |= socket.AI_PASSIVE
+    return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=flags)
+
+
+def address_of(host: str, *, look_up: bool = True) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that `listen` binds `host` to, or None if there is none.
+
+    `host` may also be a short form such as 127.1 or 0, or a name of this machine. Without
+    `look_up`, names are not resolved and give None.
+    """
+    try:
+        *_, address = _resolve(host, 0, 0 if look_up else socket.AI_NUMERICHOST)[0]
+        found = ip_address(address[0])
+    except (OSError, ValueError):
+        return None
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+
+
+def is_loopback(host: str, *, look_up: bool = True) -> bool:
+    """Return whether a server bound to `host` is reachable from this machine only.
+
+    `localhost` is never looked up (RFC 6761, section 6.3).
+    """
+    address = address_of("127.0.0.1" if host == "localhost" else host, look_up=look_up)
+    return address is not None and address.is_loopback
+
+
+def _explain(config: ServerConfig, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Port {config.port} is in use{_holder(config.port)}. "
+            "Stop that process or choose another port with --port (0 selects a free port)."
+        )
+    if error.errno == errno.EACCES:
+        return (
+            f"Port {config.port} is not permitted for this user. "
+            "Choose a port above 1023 with --port, or grant CAP_NET_BIND_SERVICE."
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {config.host} is not an address of this machine; 0.0.0.0 listens on all."
+    return (
+        f"Cannot listen on {config.host} port {config.port}: {error.strerror}. See --host, --port."
+    )
+
+
+def _holder(port: int) -> str:
+    """Return ` by process 12 (nginx)` if /proc shows this user the process, else ""."""
+    sockets = set()
+    for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):
+        for fields in map(str.split, table.read_text().splitlines()[1:]):
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{fields[9]}]")
+    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        try:
+            if os.readlink(link) in sockets:
+                process = link.parent.parent
+                # Not the command line: it may contain an API key, and this text is logged.
+                name = (process / "comm").read_text(errors="replace").strip()
+                return f" by process {process.name} ({name})"
+        except OSError:
+            continue  # another user's process, or one that has ended
+    return ""

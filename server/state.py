@@ -1,0 +1,110 @@
+"""Service: the objects that every route uses, created once by `create_app`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starlette.requests import Request
+
+from engine.client.client import EngineClient
+from engine.errors import EngineUnavailableError
+from engine.protocol import Ready
+from server.cli.config import ServerConfig
+from server.http.auth import ApiKeys
+from server.http.body import BodyType, LargeBodies, read_body
+from server.http.errors import ApiError, invalid, to_api_error
+from server.telemetry.metrics import Metrics
+from server.telemetry.tracing import Tracing
+from server.text.chat_template import ChatTemplate
+from server.text.pooling import PoolingConfig
+from server.text.tokenizer import Tokenizer
+
+Task = Literal["generate", "embed"]
+
+
+@dataclass(frozen=True)
+class Service:
+    config: ServerConfig
+    client: EngineClient
+    keys: ApiKeys
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    pooling: PoolingConfig  # used by encoders only
+    metrics: Metrics
+    tracing: Tracing | None
+    names: tuple[str, ...]  # the names of the one model; the first is the canonical one
+    created: int  # Unix seconds
+    # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
+    # admitted prompts.
+    spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    large_bodies: LargeBodies = field(default_factory=LargeBodies)
+
+    def model_name(self, asked: str | None) -> str:
+        """Return the model name for the response. Raises a 404 ApiError for an unknown model."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            served = ", ".join(self.names)
+            message = f"The model {asked[:128]!r} does not exist; available: {served}."
+            raise ApiError(404, "model_not_found", message, param="model")
+        return asked
+
+    def loaded(self) -> Ready:
+        """Return the properties of the loaded model.
+
+        Raises EngineUnavailableError before the model is loaded and after the engine's death,
+        because some readiness probes use /v1/models.
+        """
+        info, state = self.client.info, self.client.state
+        if info is None or state == "dead":
+            raise EngineUnavailableError(state, f"The engine is {state}.")
+        return info
+
+    def check_task(self, task: Task) -> None:
+        """Raise a 400 ApiError if the model cannot do `task`."""
+        info = self.loaded()
+        if (info.kind == "encoder") == (task == "embed"):
+            return
+        does = {
+            "embed": "generates text; use /v1/chat/completions or /v1/completions",
+            "generate": "makes embeddings; use /v1/embeddings or /v1/score",
+        }
+        message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
+        raise invalid("model", message, "unsupported_model")
+
+    @property
+    def start_token(self) -> int | None:
+        """First token of an encoder–decoder's output; None for models that continue prompts."""
+        return self.loaded().start_token
+
+    def longest(self) -> int:
+        """Return the token limit of one sequence or text. The KV cache always has room for it."""
+        info = self.loaded()
+        own = info.max_model_len
+        return self.pooling.limit(own) if info.kind == "encoder" else own
+
+    def api_error(self, error: Exception) -> ApiError:
+        """Return the error response for any exception."""
+        return to_api_error(error, draining=self.client.state == "draining")
+
+
+async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
+    """Return the service and the validated body of a request for `task`.
+
+    A full queue refuses the request before its body is read. Raises ApiError, EngineError or
+    pydantic.ValidationError, which `to_api_error` converts.
+    """
+    service = service_of(request)
+    service.client.admit()
+    service.check_task(task)
+    body = await read_body(request, kind, service.large_bodies)
+    service.model_name(body.model)
+    return service, body
+
+
+def service_of(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service

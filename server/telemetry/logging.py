@@ -1,0 +1,84 @@
+"""Logs on standard error: one line per record, as JSON or for a console, with the request's id.
+
+Prompts, answers and API keys are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from server.cli.config import ServerConfig
+
+HANDLER = "penstock"
+# Includes the line and paragraph separators, because some log viewers break lines there.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def escape_control(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Escape control characters, so that a client cannot forge log lines or terminal colours."""
+    return {key: _clean(value) if key != "exception" else value for key, value in event.items()}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for uvicorn's warning about invalid HTTP.
+
+    The access log has that refusal already, with the request id that the client received.
+    """
+    return record.msg != "Invalid HTTP request received."
+
+
+def configure(config: ServerConfig) -> None:
+    """Set up structlog and the standard library's loggers for this process."""
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+        escape_control,
+    ]
+    console = config.log_format == "console" or (
+        config.log_format == "auto" and sys.stderr.isatty()
+    )
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if console
+        else structlog.processors.JSONRenderer(ensure_ascii=False)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.name = HANDLER
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler, *(h for h in root.handlers if h.name != HANDLER)]
+    root.setLevel(level)
+    # At debug level it logs every chunk, which contains the answer's text.
+    logging.getLogger("sse_starlette").setLevel(max(level, logging.INFO))
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    # At info level it logs every URL of `penstock pull`, which may contain a signature.
+    logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))

@@ -1,0 +1,256 @@
+"""All Prometheus series. Names after the prefix `penstock:` are vLLM's.
+
+Each app has its own registry. Label values come from closed sets: the model's name, the engine's
+number, and literals of this code. They never come from a request, key or client. Intervals are
+differences of CLOCK_MONOTONIC stamps; see `Stamps` for the process that makes each of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, values
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.client.client import EngineClient
+from engine.protocol import Admission, StepOutputs
+from server.cli.config import MetricsCompat
+from server.telemetry.metrics_vllm import VllmNames
+
+# Ignore PROMETHEUS_MULTIPROC_DIR, which container images of other servers set. A single process
+# observes everything, and a later process with the same pid would read this one's files again.
+values.ValueClass = values.MutexValue
+
+AbortReason = Literal[
+    "disconnect", "send_timeout", "engine", "shutdown", "rejected", "numerical", "internal"
+]
+# From 1 ms, because a small model answers that fast, to 1 h, because the queue may be long.
+SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60),
+    *(120, 300, 600, 1800, 3600),
+)
+STEP_SECONDS = (0.0005, *SECONDS[:15])
+TOKENS = tuple(2**power for power in range(18))
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """When one sequence passed each stage, in CLOCK_MONOTONIC seconds.
+
+    The engine stamps `admitted`, `first` (token) and `last` (token); the API process stamps the
+    others.
+    """
+
+    arrival: float
+    admitted: float
+    first: float
+    last: float
+    ended: float  # the answer's text was complete
+
+
+class Metrics:
+    """The metrics of one app, and the methods that record them."""
+
+    def __init__(
+        self, model_name: str, client: EngineClient, version: str, compat: MetricsCompat = "none"
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._compat = compat
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._last_step = 0
+        self._make_histograms()
+        self._make_counters()
+        self.registry.register(EngineSeries(client, self._labels, version))
+        ProcessCollector(registry=self.registry)
+        client.on_step = self._on_step
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+        family = Histogram(
+            f"penstock:{name}", text, self._labels, registry=self.registry, buckets=buckets
+        )
+        return family.labels(**self._labels)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        names = (*self._labels, *labels)
+        return Counter(f"penstock:{name}", text, names, registry=self.registry)
+
+    def _make_histograms(self) -> None:
+        make = self._histogram
+        self.time_to_first_token = make(
+            "time_to_first_token_seconds", "Time from a request's arrival to its first token."
+        )
+        self.inter_token_latency = make(
+            "inter_token_latency_seconds",
+            "Time between two tokens of one sequence, by the engine's clock.",
+            STEP_SECONDS,
+        )
+        self._time_per_output_token = make(
+            "request_time_per_output_token_seconds",
+            "Mean time between the tokens of one answer.",
+            STEP_SECONDS,
+        )
+        self._e2e = make("e2e_request_latency_seconds", "Time from arrival to the end of the text.")
+        self._queue_time = make("request_queue_time_seconds", "Time from submission to admission.")
+        self._prefill_time = make(
+            "request_prefill_time_seconds", "Time from admission to first token."
+        )
+        self._decode_time = make("request_decode_time_seconds", "Time from first to last token.")
+        self._inference_time = make(
+            "request_inference_time_seconds",
+            "Time from admission to last token: prefill and decode.",
+        )
+        self._step = make("engine_step_seconds", "Wall time of an engine step.", STEP_SECONDS)
+        self._step_tokens = make("iteration_tokens", "Tokens computed by an engine step.", TOKENS)
+        self._request_prompt_tokens = make(
+            "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
+        )
+        self.request_max_tokens = make(
+            "request_params_max_tokens", "Maximum tokens allowed for one answer.", TOKENS
+        )
+        self._request_generation_tokens = make(
+            "request_generation_tokens", "Tokens of one answer.", TOKENS
+        )
+
+    def _make_counters(self) -> None:
+        make, labels = self._counter, self._labels
+        self._requests = make("http_requests", "HTTP requests except probes, by status.", "status")
+        self._prompt_tokens = make("prompt_tokens", "Prompt tokens computed or cached.").labels(
+            **labels
+        )
+        self.generation_tokens = make("generation_tokens", "Tokens generated.").labels(**labels)
+        self._success = make("request_success", "Sequences finished, by reason.", "finished_reason")
+        self._aborts = make("aborts", "HTTP requests aborted before their end.", "reason")
+        self._rejects = make("rejects", "Requests answered with an error, by error code.", "code")
+        # Create these series at 0: one that first appears at 1 has no increase, so an alert on it
+        # would miss the first event.
+        for finished in ("stop", "length"):
+            self._success.labels(**labels, finished_reason=finished)
+        for reason in get_args(AbortReason):
+            self._aborts.labels(**labels, reason=reason)
+        for status in ("200", "500", "503"):
+            self._requests.labels(**labels, status=status)
+        self._rejects.labels(**labels, code="server_overloaded")
+
+    def _on_step(self, outputs: StepOutputs) -> None:
+        if outputs.stats.step != self._last_step:  # some messages carry no new step
+            self._last_step = outputs.stats.step
+            self._step.observe(outputs.stats.step_seconds)
+            stats = outputs.stats
+            self._step_tokens.observe(stats.step_prefill_tokens + stats.step_decode_tokens)
+
+    def request(self, status: int) -> None:
+        """Count a finished HTTP request by the status in the access log."""
+        self._requests.labels(**self._labels, status=str(status)).inc()
+
+    def abort(self, reason: AbortReason) -> None:
+        """Count an HTTP request that was aborted before its end."""
+        self._aborts.labels(**self._labels, reason=reason).inc()
+
+    def reject(self, code: str) -> None:
+        """Count a request that was answered with an error.
+
+        `code` must be a literal, from the server's error table or from the engine.
+        """
+        self._rejects.labels(**self._labels, code=code).inc()
+
+    def begin(self, tokens: int, submitted: float, admission: Admission | None, at: float) -> None:
+        """Record a computed prompt or text of `tokens` tokens, whose first output came at `at`.
+
+        `submitted` and `at` are in CLOCK_MONOTONIC seconds.
+        """
+        self._prompt_tokens.inc(tokens)
+        self._request_prompt_tokens.observe(tokens)
+        if admission is not None:
+            self._queue_time.observe(max(admission.at - submitted, 0.0))
+            self._prefill_time.observe(at - admission.at)
+
+    def finish(self, reason: str, stamps: Stamps, tokens: int) -> None:
+        """Record one finished sequence with `tokens` generated tokens."""
+        decode = stamps.last - stamps.first
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+        self._decode_time.observe(decode)
+        self._inference_time.observe(stamps.last - stamps.admitted)
+        if tokens > 1:
+            self._time_per_output_token.observe(decode / (tokens - 1))
+        self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
+        self._request_generation_tokens.observe(tokens)
+
+    def embedded(self, arrival: float) -> None:
+        """Record one encoded text; `arrival` is in CLOCK_MONOTONIC seconds."""
+        self._success.labels(**self._labels, finished_reason="stop").inc()
+        self._e2e.observe(max(time.monotonic() - arrival, 0.0))
+
+    def render(self) -> bytes:
+        """Return all series in Prometheus' text format."""
+        series = WithoutCreated(self.registry)
+        text = generate_latest(series)
+        if self._compat == "vllm":
+            text += generate_latest(VllmNames(series))
+        return text
+
+
+class WithoutCreated(Collector):
+    """Another collector's families without their `_created` series.
+
+    The library adds one to each counter and histogram. They only repeat
+    process_start_time_seconds.
+    """
+
+    def __init__(self, source: Collector) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._source.collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
+
+
+class EngineSeries(Collector):
+    """The engine's own counters and its description, read at each scrape."""
+
+    def __init__(self, client: EngineClient, labels: dict[str, str], version: str) -> None:
+        self._client, self._labels, self._version = client, labels, version
+
+    def collect(self) -> Iterator[Metric]:
+        stats, info = self._client.stats, self._client.info
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        used = stats.blocks_held / max(stats.blocks_total, 1)
+        draining, age = self._client.state == "draining", self._client.last_step_age()
+        for kind, name, text, value in (
+            (gauge, "num_requests_running", "Sequences in the running batch.", stats.running),
+            (gauge, "num_requests_waiting", "Sequences in the waiting queue.", stats.waiting),
+            (gauge, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used),
+            (gauge, "draining", "1 while only accepted requests are served.", draining),
+            (gauge, "last_step_age_seconds", "Age of the last engine message; 0 if idle.", age),
+            (counter, "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
+            (counter, "prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
+            (counter, "num_preemptions", "Sequences preempted.", stats.preemptions),
+        ):
+            yield self._series(kind, name, text, value)
+        if (share := stats.cpu_contention) is not None:
+            text = "Share of time that the engine's threads were runnable without a core, 0 to 1."
+            yield self._series(gauge, "engine_cpu_contention", text, share)
+            text = "1 while contention makes the engine's threads sleep to wait for each other."
+            yield self._series(gauge, "engine_cpu_contended", text, stats.cpu_contended)
+        yield self._series(gauge, "build_info", "The running version.", 1, version=self._version)
+        if info is not None:
+            shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+            yield self._series(gauge, "cache_config_info", "The KV cache.", 1, **shape)
+
+    def _series(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        value: float,
+        **labels: str,
+    ) -> Metric:
+        labels = self._labels | labels
+        series = kind(f"penstock:{name}", text, labels=[*labels])
+        series.add_metric([*labels.values()], value)
+        return series

@@ -1,0 +1,64 @@
+"""Convert a stream of token ids to text. The streamed text equals the text of decoding all ids.
+
+A byte-level token is a string of bytes, so an incremental UTF-8 decoder is enough. The other
+families decode token by token. Only a run of byte-fallback tokens is held until it ends, because
+one invalid byte turns the whole run into U+FFFD (tokenizers, decoders/byte_fallback.rs). Each token
+is processed once, even in long runs of invalid bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from server.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Streaming text of one sequence. `push` never returns part of a character.
+
+    The texts returned by `push` and `flush` together equal `tokenizer.decode` of all ids. With
+    `continues` the ids follow a prompt, so the leading space that `decode` strips is kept.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._run: list[int] = []  # byte-fallback tokens of a run that has not ended
+        self._begun = continues
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text that later ids cannot change.
+
+        An unfinished character or run of byte-fallback tokens at the end is held back.
+        """
+        token_bytes = self._tokenizer.token_bytes
+        ids = [i for i in ids if i not in self._skipped]
+        if self._tokenizer.byte_level:
+            return self._utf8.decode(b"".join(map(token_bytes, ids)))
+        text = ""
+        for token_id in ids:
+            if token_id in self._tokenizer.byte_values:
+                self._run.append(token_id)
+            elif self._begun and not self._run:
+                text += token_bytes(token_id).decode()
+            elif self._tokenizer.has(token_id):
+                text += self._end_run() + self._segment([token_id])
+        return text
+
+    def flush(self) -> str:
+        """Return the text still held back at the end; unfinished characters become U+FFFD."""
+        return self._end_run() + self._utf8.decode(b"", final=True)
+
+    def _end_run(self) -> str:
+        run, self._run = self._run, []
+        return self._segment(run) if run else ""
+
+    def _segment(self, ids: list[int]) -> str:
+        if self._begun:
+            return self._tokenizer.continuation(ids)
+        self._begun = True
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

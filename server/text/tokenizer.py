@@ -1,0 +1,392 @@
+"""Convert text to token ids and back, exactly as the checkpoint's own tokenizer.json does.
+
+In every supported family each token decodes independently of its neighbours, with three exceptions:
+- a byte-level token may contain part of a character;
+- a run of byte-fallback tokens is valid only as a whole;
+- the first token may lose its leading space.
+
+The streaming in `detokenizer.py` relies on this. Decoders without this property (CTC, BPE with
+end-of-word suffixes) are refused at load.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from engine.checkpoint.folder import read_json, refuse_pointer
+from engine.errors import ConfigError
+
+SPECIAL_TOKENS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+# Fields of generation_config.json, each with its type, minimum and maximum.
+SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
+    "temperature": (float, 0, sys.float_info.max),
+    "top_p": (float, 0, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 0.01, 100),
+}
+# Fields of transformers' GenerationConfig that change answers but that Penstock ignores. The value
+# is the one that has no effect; null, [] and {} have no effect either.
+NOT_FOLLOWED = {
+    "begin_suppress_tokens": None,
+    "diversity_penalty": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "exponential_decay_length_penalty": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1,
+    "max_new_tokens": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+    "renormalize_logits": False,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "token_healing": False,
+    "top_h": None,
+    "typical_p": 1,
+    "watermarking_config": None,
+}
+# `far_over` tokenises only this many characters (0.3 s of one core) of a text twice as long.
+BEGINNING = 2**18
+LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's printable stand-in for each of the 256 bytes (openai/gpt-2, encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    stand_ins = [chr(byte) for byte in printable] + [chr(256 + n) for n in range(len(rest))]
+    return dict(zip(stand_ins, printable + rest, strict=True))
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Return the special tokens by name: bos_token, eos_token, ….
+
+    tokenizer_config.json takes precedence over special_tokens_map.json.
+    """
+    named = read_optional(folder / "special_tokens_map.json")
+    named |= read_optional(folder / "tokenizer_config.json")
+    contents = {name: named.get(name) for name in SPECIAL_TOKENS}
+    contents = {n: t.get("content") if isinstance(t, dict) else t for n, t in contents.items()}
+    return {name: token for name, token in contents.items() if isinstance(token, str)}
+
+
+class Tokenizer:
+    """The checkpoint's tokenizer. It never truncates or pads, and it is thread-safe.
+
+    `suppressed_ids` are token ids that the checkpoint forbids to sample, such as Marian's padding.
+    `defaults` holds the sampling defaults that generation_config.json sets. `do_sample: false` in
+    that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
+    request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
+    settings, with their values, that would change answers but that Penstock ignores.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
+        self._backend = backend
+        self._pieces: dict[int, bytes] = {}
+        backend.no_truncation()
+        backend.no_padding()
+        config = read_optional(folder / "tokenizer_config.json")
+        generation = read_optional(folder / "generation_config.json")
+        model = read_optional(folder / "config.json")
+        named = special_tokens(folder)
+        self._mark_special(list(named.values()))
+        self._honour_flags(config, named)
+        self.byte_level = self._is_byte_level(folder)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.byte_values = self._find_byte_tokens()
+        self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in added)])
+        sources = (generation.get("eos_token_id"), model.get("eos_token_id"))
+        self.eos_token_ids = self._token_ids(*sources, named.get("eos_token"))
+        sources = (generation.get("bos_token_id"), model.get("bos_token_id"))
+        self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
+        self._check_vocabulary(folder, model)
+        self.defaults = _sampling_defaults(generation, folder)
+        self.suppressed_ids = _suppressed_ids({**model, **generation}, folder)
+        self.not_followed = _not_followed(generation or model)  # as transformers chooses
+        self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
+        self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json and, where present, the *config.json files and
+        special_tokens_map.json. Raises ConfigError naming the file and the problem."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"{folder} has no tokenizer.json, the only supported format. transformers converts "
+                "many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
+        refuse_pointer(path)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"Cannot read {path}: {error}") from error
+        return cls(backend, folder)
+
+    def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        """Check that every token id and every EOS id lies below vocab_size of config.json.
+
+        vocab_size is the number of rows of the token embedding; rows without a token are padding.
+        A special token may have a larger id, as Gemma 3's image token does: a request whose prompt
+        contains it is refused. Raises ConfigError for any other id that is too large.
+        """
+        text = model.get("text_config")
+        size = (text if isinstance(text, dict) else model).get("vocab_size")
+        if not isinstance(size, int):
+            return  # the engine refuses such a config.json
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        beyond = {i: t for t, i in ids.items() if i >= size and i not in self.special_ids}
+        if beyond:
+            last = max(beyond)
+            raise ConfigError(
+                f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond vocab_size = {size} "
+                f"in config.json, up to {beyond[last]!r} with id {last}: the two files belong to "
+                "different models."
+            )
+        if wrong := [i for i in self.eos_token_ids if type(i) is not int or not 0 <= i < size]:
+            raise ConfigError(
+                f"eos_token_id in {folder} is {wrong[0]!r}; it must be a token id below "
+                f"vocab_size = {size} in config.json."
+            )
+
+    def _mark_special(self, named: list[str]) -> None:
+        """Mark the tokens in `named` as special.
+
+        Old conversions list their special tokens only in the config files, not in tokenizer.json.
+        """
+        added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        missing = [t for t in named if t not in added and self._backend.token_to_id(t) is not None]
+        self._backend.add_special_tokens(
+            [tokenizers.AddedToken(t, normalized=False, special=True) for t in missing]
+        )
+
+    def _honour_flags(self, config: dict[str, Any], named: dict[str, str]) -> None:
+        """Add BOS or EOS to every encoded text if add_bos_token or add_eos_token is true.
+
+        Checkpoints for older fast tokenizers have these flags in place of a post-processor.
+        Like transformers 5, this never removes a token that tokenizer.json adds. Raises ConfigError
+        if the vocabulary lacks the token.
+        """
+        bos, eos = named.get("bos_token"), named.get("eos_token")
+        probe = self._backend.encode("").tokens
+        has_bos = bos is not None and probe[:1] == [bos]
+        has_eos = eos is not None and probe[has_bos:][-1:] == [eos]
+        head = [bos] * (has_bos or (bos is not None and config.get("add_bos_token") is True))
+        tail = [eos] * (has_eos or (eos is not None and config.get("add_eos_token") is True))
+        if (len(head), len(tail)) == (has_bos, has_eos):
+            return
+        ids = {token: self._backend.token_to_id(token) for token in head + tail if token}
+        if None in ids.values():
+            raise ConfigError(
+                f"tokenizer_config.json adds the special tokens {ids}; tokenizer.json lacks those "
+                "with id None."
+            )
+        self._backend.post_processor = TemplateProcessing(
+            single=[*head, "$A", *tail], pair=None, special_tokens=list(ids.items())
+        )
+
+    def _is_byte_level(self, folder: Path) -> bool:
+        """Return whether decoding is byte-level. Raises ConfigError if it cannot be streamed."""
+        if self._backend.decoder is None:
+            return False
+        state = json.loads(self._backend.decoder.__getstate__())
+        types = [part["type"] for part in state.get("decoders", [state])]
+        if "ByteLevel" in types and set(types) <= {"ByteLevel", "Fuse"}:
+            return True
+        if unknown := set(types) - LOCAL_DECODERS:
+            raise ConfigError(
+                f"{folder / 'tokenizer.json'}: decoder {types} cannot be streamed because of "
+                f"{sorted(unknown)}; supported: ByteLevel alone, or any of "
+                f"{sorted(LOCAL_DECODERS)}."
+            )
+        return False
+
+    def _find_byte_tokens(self) -> dict[int, int]:
+        """Return the byte of each byte-fallback token <0x00> … <0xFF>, by token id."""
+        decoder = self._backend.decoder
+        if self.byte_level or decoder is None or b"ByteFallback" not in decoder.__getstate__():
+            return {}
+        names = ((form.format(b), b) for b in range(256) for form in ("<0x{:02X}>", "<0x{:02x}>"))
+        ids = ((self._backend.token_to_id(name), byte) for name, byte in names)
+        return {token_id: byte for token_id, byte in ids if token_id is not None}
+
+    def _token_ids(self, *sources: int | list[int] | str | None) -> tuple[int, ...]:
+        """Return the token ids of the first source that is not None, or () if there is none."""
+        for source in sources:
+            value = self._backend.token_to_id(source) if isinstance(source, str) else source
+            if value is not None:
+                return tuple(value) if isinstance(value, list) else (value,)
+        return ()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`.
+
+        With `add_special_tokens` the result begins with at most one BOS, even if `text` itself
+        begins with BOS. Raises ValueError if `text` is not valid Unicode.
+        """
+        try:
+            ids: list[int] = self._encoding(text, add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise ValueError(
+                "The text contains a lone surrogate, which is not a character."
+            ) from error
+        doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
+        return ids[1:] if doubled else ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        """Encode one text as a batch, because the library's `encode` does not release the GIL."""
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+    def offsets(self, text: str) -> list[int]:
+        """Return the character offset in `text` of each token of `encode(text)`.
+
+        Tokens that share one character have the same offset.
+        """
+        encoding = self._backend.encode_batch([text])[0]  # encode_batch_fast has no offsets
+        doubled = encoding.ids[:2] == [self.bos_token_id] * 2
+        offsets, known = [], 0
+        for start, end in encoding.offsets[doubled:]:
+            # A special token has no offsets. A token that begins after `known` has lost the space
+            # before it, so it begins at `known`.
+            offsets.append(min(known, start) if end else known)
+            known = max(known, end)
+        return offsets
+
+    def far_over(self, text: str, limit: int) -> str | None:
+        """Check a very long `text` against `limit` tokens by tokenising only its start.
+
+        Returns "N in its first M characters" if the start alone has at least twice `limit` tokens,
+        else None. The factor of two allows for the cut, which may change tokens. This saves half a
+        second or more of one core per MB. Raises ValueError if `text` is not valid Unicode.
+        """
+        chars = max(BEGINNING, 16 * limit)
+        if len(text) < 2 * chars:
+            return None
+        count = len(self.encode(text[:chars], add_special_tokens=False))
+        return f"{count} in its first {chars} characters" if count >= 2 * limit else None
+
+    @property
+    def added_tokens(self) -> int:
+        """The number of special tokens that encoding adds to a text."""
+        return self._backend.num_special_tokens_to_add(is_pair=False)
+
+    def encode_start(self, text: str, most: int) -> list[int]:
+        """Return the token ids of `text`, truncated to `most` ids including its special tokens.
+
+        Raises ValueError if `text` is not valid Unicode.
+        """
+        ids = self.encode(text)
+        if len(ids) <= most:
+            return ids
+        encoding = self._encoding(text, False)
+        encoding.truncate(most - self.added_tokens)
+        return list(self._backend.post_process(encoding).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of all `ids`; ids outside the vocabulary are skipped."""
+        # Decoded as a batch, because the library's `decode` does not release the GIL.
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def has(self, token_id: int) -> bool:
+        """Return whether the vocabulary contains `token_id`."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def continuation(self, ids: Sequence[int]) -> str:
+        """Return the text that `ids` append to a text that is not empty.
+
+        `ids` are one token or one run of byte-fallback tokens.
+        """
+        return self.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_length :]
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as text, for logprobs; incomplete characters become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes of one token inside a text; a special token's are its content."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._make_bytes(token_id)
+        return piece
+
+    def _make_bytes(self, token_id: int) -> bytes:
+        if token_id in self.byte_values:
+            return bytes([self.byte_values[token_id]])
+        if not self.byte_level:
+            return self.continuation([token_id]).encode()
+        token = self._backend.id_to_token(token_id) or ""
+        if all(char in BYTE_ALPHABET for char in token):
+            return bytes(BYTE_ALPHABET[char] for char in token)
+        return token.encode()  # an added token with characters outside the byte alphabet
+
+
+def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, float | int]:
+    """Return the sampling defaults that are set. Raises ConfigError if one is out of range."""
+    defaults: dict[str, float | int] = {}
+    for name, (kind, least, most) in SAMPLING_DEFAULTS.items():
+        value = generation.get(name)
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and least <= value <= most and value == kind(value)):
+            raise ConfigError(
+                f"{folder / 'generation_config.json'}: {name} must be a number of type "
+                f"{kind.__name__} from {least} to {most:g}, not {value!r:.40}."
+            )
+        defaults[name] = kind(value)
+    return defaults
+
+
+def _not_followed(settings: dict[str, Any]) -> list[str]:
+    """Return "name value" for each setting that would change answers but is ignored."""
+    return [
+        f"{name} {value!r:.40}"
+        for name, value in settings.items()
+        if name in NOT_FOLLOWED and value not in (None, [], {}, NOT_FOLLOWED[name])
+    ]
+
+
+def _suppressed_ids(generation: dict[str, Any], folder: Path) -> tuple[int, ...]:
+    """Return the sorted token ids in `bad_words_ids` and `suppress_tokens`.
+
+    Raises ConfigError if an entry has several tokens, or if `forced_bos_token_id` is set.
+    """
+    given = [generation.get("bad_words_ids") or [], generation.get("suppress_tokens") or []]
+    entries = [entry for value in given for entry in (value if type(value) is list else [value])]
+    ids: list[Any] = [e[0] if type(e) is list and len(e) == 1 else e for e in entries]
+    if any(type(i) is not int or i < 0 for i in ids):
+        raise ConfigError(
+            f"The generation settings in {folder} have entries of bad_words_ids or suppress_tokens "
+            "that are not single token ids; longer sequences are not supported."
+        )
+    if (first := generation.get("forced_bos_token_id")) is not None:
+        raise ConfigError(
+            f"The generation settings in {folder} have forced_bos_token_id = {first!r}; forcing "
+            "the first token of an answer is not supported."
+        )
+    return tuple(sorted(set(ids)))

@@ -1,0 +1,169 @@
+"""ProcessClient during the life of its engine: loading, steps, log messages and death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from engine.errors import EngineDeadError
+from engine.process import ToServer
+from engine.protocol import EngineStats, Fatal, Notice, Progress, StepOutputs
+from tests.support.client_rig import READY, Client, read, token
+
+
+@pytest.mark.parametrize(
+    ("code", "fatal", "reason"),
+    [
+        (-9, None, "killed by signal 9, likely out of memory; lower --max-model-len"),
+        (-11, None, "killed by signal 11"),
+        (3, None, "exited with status 3"),
+        (3, Fatal("The engine failed: KeyError."), "KeyError"),
+    ],
+)
+async def test_client_engine_dies_every_stream_fails_with_the_reason(
+    client: Client, code: int, fatal: Fatal | None, reason: str
+) -> None:
+    """Requests that are running fail, and so do later ones."""
+    streams = [client.submit_prompts(1)[0] for _ in range(3)]
+    readers = [asyncio.ensure_future(read(stream)) for stream in streams]
+    watcher = asyncio.ensure_future(client.wait_dead())
+    await asyncio.sleep(0)
+    if fatal:
+        client._on_message(fatal)
+    client.die(code)
+    for reader in readers:
+        with pytest.raises(EngineDeadError, match=reason):
+            await reader
+    assert reason in str(await watcher)
+    assert client.state == "dead"
+    assert not client.busy
+    assert client.endpoint.closed
+    with pytest.raises(EngineDeadError, match=reason):
+        client.submit_prompts(1)
+    with pytest.raises(EngineDeadError, match=reason):
+        await client.wait_ready()
+    for stream in streams:
+        stream.close()  # must not send to a dead engine: the fake endpoint would fail
+    client.die(0)
+    assert reason in str(await client.wait_dead()), "a later exit must not replace the reason"
+
+
+async def test_client_reason_after_exit_is_still_reported(client: Client) -> None:
+    words = Fatal("config.json has no vocab_size.", config_error=True)
+    late = Progress("loading weights", 0.5), words
+    client.endpoint.late = [partial(client._on_message, message) for message in late]
+    client.die(2)
+    with pytest.raises(EngineDeadError, match="no vocab_size"):
+        await client.wait_ready()
+    assert client.config_error
+
+
+async def test_client_engine_aborts_after_fatal_reports_the_reason(client: Client) -> None:
+    """After a CUDA failure the engine sends Fatal, and CUDA's cleanup then calls abort()."""
+    words = Fatal("The engine failed: AcceleratorError.")
+    client.endpoint.late = [partial(client._on_message, words)]
+    client.die(-6)
+    with pytest.raises(EngineDeadError, match="AcceleratorError"):
+        await client.wait_ready()
+
+
+async def test_client_outputs_after_a_lost_message_are_ignored(client: Client) -> None:
+    """Otherwise an answer with a gap would end as if it were complete."""
+    stream, [request_id] = client.submit_prompts(3)
+    client.step(token(request_id, 1))
+    client._on_message(Fatal("An engine message was lost or cannot be decoded."))
+    client.step(token(request_id, 3, "stop"))
+    client.die(-9)
+    with pytest.raises(EngineDeadError, match="was lost"):
+        await read(stream)
+
+
+async def test_client_fatal_message_kills_the_engine(client: Client) -> None:
+    """The engine ends by itself, unless the client created Fatal for an unreadable message."""
+    assert not client.child.killed
+    client._on_message(Fatal("An engine message was lost or cannot be decoded."))
+    assert client.child.killed
+
+
+async def test_client_fatal_detail_is_logged_as_traceback(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    traceback = "Traceback (most recent call last):\n  File ...\nKeyError: 7\n"
+    client._on_message(Fatal("The engine failed: KeyError.", traceback))
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert logging.Formatter().format(record).endswith(traceback.rstrip())
+
+
+async def test_client_engine_log_record_reaches_the_server_log(
+    client: Client, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record goes from a logger of the engine process to the server's log."""
+    sent: list[Notice] = []
+    logger = logging.Logger("engine.somewhere", logging.INFO)
+    logger.addHandler(ToServer(sent.append))
+    logger.warning("no memory to capture more steps: %s", "100 % held")
+    logger.debug("below the level")
+    other = threading.Thread(target=logger.warning, args=("the socket is not mine",))
+    other.start()
+    other.join()
+    (notice,) = sent
+    client._on_message(notice)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == "no memory to capture more steps: 100 % held"
+    assert capsys.readouterr().err == "the socket is not mine\n"
+
+
+async def test_client_config_error_is_distinguished(client: Client) -> None:
+    client._on_message(Fatal("No such model.", config_error=True))
+    client.die(2)
+    assert client.config_error
+    with pytest.raises(EngineDeadError, match="No such model"):
+        await client.wait_ready()
+
+
+async def test_client_loading_reports_progress_until_ready() -> None:
+    client = Client()
+    client.state, client.info = "loading", None
+    client._ready.clear()
+    client._on_message(Progress("loading weights", 0.5))
+    assert client.progress == Progress("loading weights", 0.5)
+    waiting = asyncio.ensure_future(client.wait_ready())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    client._on_message(READY)
+    assert await waiting is READY
+    assert client.state == "ready"
+    assert client.progress == Progress("ready", 1.0)
+
+
+async def test_last_step_age_counts_only_while_there_is_work(client: Client) -> None:
+    client._last_sign = time.monotonic() - 1000
+    assert client.last_step_age() == 0
+    stream, _ = client.submit_prompts(1)
+    assert client.last_step_age() < 500, "an idle engine sends nothing"
+    client._last_sign = time.monotonic() - 1000
+    client.submit_prompts(1)
+    assert client.last_step_age() >= 1000, "an engine with work must send"
+    client.step()
+    assert client.last_step_age() < 500
+    stream.close()
+
+
+async def test_client_on_step_gets_every_step(client: Client) -> None:
+    seen: list[StepOutputs] = []
+    client.on_step = seen.append
+    client.step(stats=EngineStats(step=7))
+    assert client.stats.step == 7
+    assert [outputs.stats.step for outputs in seen] == [7]
+
+
+async def test_client_next_id_is_never_reused(client: Client) -> None:
+    ids = [client.next_id() for _ in range(1000)]
+    assert ids == sorted(set(ids))

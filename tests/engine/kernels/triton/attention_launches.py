@@ -1,0 +1,63 @@
+"""Every attention launch that a model makes, on meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from engine.attention.kv_cache import LayerKV
+from engine.attention.layout import GroupLayout, StepLayout
+from engine.attention.spec import AttentionSpec
+from engine.attention.triton import TritonBackend
+from tests.support.published import PUBLISHED, attention_specs
+
+BLOCK_SIZE = 64
+SLICED = 3  # decodes, and chunks; odd, so that slices are unaligned as in real batches
+
+
+def launch(spec: AttentionSpec, dtype: torch.dtype, block_size: int = BLOCK_SIZE) -> None:
+    """Run a step of decodes and chunks, including its KV writes, through the backend."""
+
+    def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    counts = [1] * SLICED + [20] * SLICED
+    tokens, sequences = sum(counts), len(counts)
+    heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    lengths, places = meta(sequences, dtype=torch.int32), meta(tokens, dtype=torch.int64)
+    starts = meta(sequences + 1, dtype=torch.int32)
+    width = 8192 // block_size + 1
+    group = GroupLayout(meta(sequences, width, dtype=torch.int64), places, spec.window)
+    layout = StepLayout(SLICED, None, None, lengths, starts, [group], places, places, block_size)
+    cache = (meta(100, kv_heads, block_size, dim) for _ in range(2))
+    kv = None if spec.kind == "full" else LayerKV(*cache, 0)
+    qkv = meta(tokens, heads + 2 * kv_heads, dim)
+    query, key, value = qkv.split([heads, kv_heads, kv_heads], 1)
+    bias = meta(spec.relative.num_buckets, heads) if spec.relative else None
+    TritonBackend(lengths.device).plan(layout).attend(spec, kv, query, key, value, bias)
+
+
+def launches(names: Iterable[str], dtype: torch.dtype = torch.bfloat16) -> Iterator[str]:
+    for name in names:
+        for spec in attention_specs(name):
+            launch(spec, dtype)
+        yield f"{name} {str(dtype).removeprefix('torch.')}"
+
+
+def benchmarked() -> Iterator[str]:
+    """Launch for two models of `make gpu-check`: plain attention, and every decoder feature."""
+    yield from launches(["llama-3.1-8b", "gemma-2-2b"])
+
+
+def published() -> Iterator[str]:
+    """Launch for all models in bf16, and for those that differ in fp32 or other block sizes."""
+    yield from launches(PUBLISHED)
+    yield from launches(
+        ["llama-3.1-8b", "gemma-2-2b", "h2o-danube-1.8b", "t5-small", "all-MiniLM-L6"],
+        torch.float32,
+    )
+    for block_size in (16, 32, 128):
+        for spec in attention_specs("gemma-2-2b"):
+            launch(spec, torch.bfloat16, block_size)
+        yield f"gemma-2-2b, blocks of {block_size}"

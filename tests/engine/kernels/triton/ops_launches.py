@@ -1,0 +1,97 @@
+"""Every launch of the kernels behind `engine.ops` that published models make, on meta tensors.
+
+Whole steps of decodes and chunks run with an attention that launches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import KVCache, LayerKV
+from engine.attention.spec import AttentionSpec
+from engine.layers.attention import kv_specs
+from engine.models.registry import model_class
+from engine.ops.dispatch import kernels_everywhere
+from engine.ops.sequence_rows import append, gather_decode_inputs
+from engine.sampling.draw import DrawParams, draw
+from tests.support.published import PUBLISHED
+
+TOKENS = (1, 2, 3, 5, 21)  # token counts that together select every kernel and block size
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class NoAttention:
+    """A plan for `tokens` whose attention launches nothing."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def attend(
+        self, spec: AttentionSpec, kv: LayerKV | None, query: torch.Tensor, *rest: Any
+    ) -> torch.Tensor:
+        return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+    @property
+    def layout(self) -> NoAttention:
+        return self
+
+    def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return meta(self._tokens), meta(self._tokens)
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        pass
+
+
+def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
+    """Run everything a model computes for `tokens` tokens, and draw one token for each."""
+    ids = (meta(tokens) for _ in range(4))
+    batch = ForwardBatch(*ids, kv, NoAttention(tokens), tokens)
+    if kind != "decoder":
+        model.encode(batch)
+    if kind != "encoder":
+        logits = model.logits(model.forward(batch))
+        floats = [meta(tokens, dtype=torch.float32) for _ in range(3)]
+        top_k = meta(tokens, dtype=torch.int32)
+        draw(logits, DrawParams(floats[0], top_k, *floats[1:], meta(tokens), meta(tokens)))
+
+
+def around(groups: int) -> None:
+    """Gather a captured step's inputs from the rows, and append its tokens to them."""
+    row_ids, lengths = meta(5), meta(257, dtype=torch.int32)
+    tokens = meta(257, 8193, dtype=torch.int32)
+    gather_decode_inputs(row_ids, tokens, lengths, meta(groups, 257, 128), 64)
+    append(row_ids, meta(5), tokens, lengths, 256)
+
+
+def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:
+    """Run the model's steps and yield `name`."""
+    _, kind, build = model_class(config)
+    device = torch.device("meta")
+    with device:
+        model = build(config, max_positions=512, dtype=dtype).to(device, dtype)
+    kv = KVCache(kv_specs(model), 9, 64, dtype, device)
+    with kernels_everywhere(), torch.inference_mode():
+        for tokens in TOKENS:
+            step(model, kind, kv, tokens)
+        around(len(kv.groups))
+    yield name
+
+
+def published() -> Iterator[str]:
+    """Launch for all models in bf16, and for one model in each other dtype."""
+    for name, config in PUBLISHED.items():
+        yield from launches(name, config, torch.bfloat16)
+    for dtype in (torch.float32, torch.float16):
+        yield from launches(f"llama-3.1-8b in {dtype}", PUBLISHED["llama-3.1-8b"], dtype)
+
+
+def benchmarked() -> Iterator[str]:
+    for name in ("qwen3-0.6b", "gemma-2-2b"):
+        yield from launches(name, PUBLISHED[name], torch.bfloat16)

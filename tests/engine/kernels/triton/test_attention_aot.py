@@ -1,0 +1,20 @@
+"""Attention kernels, as models launch them, compile for sm_80 and sm_90a without spilling."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.aot import compile_ahead
+
+
+def test_attention_kernels_of_benchmarked_models_compile_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "benchmarked")
+    kernels = {"decode_kernel", "reduce_kernel", "extend_kernel", "store_kernel"}
+    assert {report.kernel for report in reports} == kernels
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_attention_kernels_of_published_models_compile_without_spills() -> None:
+    """Every served architecture, and fp32 and other block sizes where they differ."""
+    assert len(compile_ahead("tests.engine.kernels.triton.attention_launches", "published")) > 200

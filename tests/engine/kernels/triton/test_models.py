@@ -1,0 +1,73 @@
+"""Whole models give the same logits with fused kernels as with torch's separate operations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from engine.ops.dispatch import kernels_everywhere
+from tests.engine.models import (
+    test_gemma2,
+    test_gemma3,
+    test_gpt2,
+    test_llama,
+    test_nanochat,
+    test_qwen3,
+)
+from tests.engine.models import test_t5 as t5
+from tests.support.forward import forward
+from tests.support.golden import Golden, load
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+NORM, EMBED, ROTATE = "_norm_kernel", "_gather_kernel", "_rotate_kernel"
+ACTIVATE = "_activation_kernel"
+# A case for each kind of block, and the kernels that its layers must launch.
+CASES = {
+    "llama": (test_llama.CASES[0], {NORM, EMBED, ROTATE, ACTIVATE}),
+    "qwen3": (test_qwen3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
+    "gemma2": (test_gemma2.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
+    "gemma3": (test_gemma3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
+    "gpt2": (test_gpt2.CASES[0], {NORM, EMBED}),
+    "nanochat": (test_nanochat.CASES[-1], {NORM, EMBED, ROTATE, ACTIVATE}),
+    "t5": (t5.CASES[0], {NORM, EMBED}),
+}
+
+
+@contextmanager
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count the launches of each kernel."""
+    counted: Counter[str] = Counter()
+    launch = InterpretedFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        counted[self.fn.__name__] += 1
+        return launch(self, *args, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", run)
+    yield counted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_with_kernels_equal_torch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence decodes while the other prefills three tokens; then one decodes alone."""
+    case, due_kernels = CASES[name]
+    golden = Golden(case, tmp_path)
+    runner = load(golden.folder)
+    prompts = [golden.prompts[-1][:4], golden.prompts[-1][4:6]]
+    sources = [source[:3] for source in golden.sources[:2]]
+    plan = [[(1, 1)], [(1, 1), (0, 3)], [(0, 1)]]
+    due = forward(runner, prompts, plan, sources)
+    with kernels_everywhere(), launches(monkeypatch) as counted:
+        found = forward(runner, prompts, plan, sources)
+    assert due_kernels <= counted.keys()
+    for one, other in zip(found, due, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,24 @@
+"""The kernels behind `engine.ops`, as models launch them, compile without spilling."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.aot import compile_ahead
+
+KERNELS = {
+    *("_norm_kernel", "_activation_kernel", "_gather_kernel", "_linear_kernel", "_rotate_kernel"),
+    *("_softcap_kernel", "_chunk_kernel", "_pick_kernel", "_inputs_kernel", "_append_kernel"),
+}
+
+
+def test_ops_kernels_of_benchmarked_models_compile_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.ops_launches", "benchmarked")
+    assert {report.kernel for report in reports} == KERNELS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ops_kernels_of_published_models_compile_without_spills() -> None:
+    """Every served architecture, and other dtypes for one model."""
+    assert len(compile_ahead("tests.engine.kernels.triton.ops_launches", "published")) > 150

@@ -1,0 +1,136 @@
+"""Kernels of norms, activations and the token embedding equal their torch references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.ops.dispatch import kernels_everywhere, kernels_for
+from engine.ops.embedding import embed
+from engine.ops.gated import gelu_tanh_mul, relu_squared, silu_mul
+from engine.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from engine.ops.softcap import softcap
+from tests.support.tolerances import TOLERANCE, check
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+# One row and several; sizes that are powers of two and sizes that are not.
+shapes = pytest.mark.parametrize(
+    "shape", [(1, 1), (1, 640), (3, 97), (2, 5, 80), (33, 64)], ids=str
+)
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).mul(2).to(dtype)
+
+
+def same(operation: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], *args, **kwargs):
+    """Check that the op's kernel equals torch and leaves the arguments unchanged."""
+    due = operation(*args, **kwargs)
+    before = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    with kernels_everywhere():
+        found = operation(*args, **kwargs)
+    if isinstance(due, torch.Tensor):
+        due, found = (due,), (found,)
+    for one, other in zip(found, due, strict=True):
+        assert one.shape == other.shape
+        check(one, other)
+    for now, then in zip(args, before, strict=True):
+        assert now is then or torch.equal(now, then)
+
+
+@dtypes
+@shapes
+def test_rms_norm_kernel_equals_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype, seed=1)
+    same(rms_norm, x, weight, 1e-5)
+    same(rms_norm, x, None, 0.1)
+    same(rms_norm, x, weight, 1e-6, offset=True)
+
+
+@dtypes
+@shapes
+def test_add_rms_norm_kernel_equals_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, delta = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    weight, post = (draw(shape[-1], dtype=dtype, seed=seed) for seed in (2, 3))
+    same(add_rms_norm, x, delta, weight, 1e-5)
+    same(add_rms_norm, x, delta, None, 1e-5)
+    same(add_rms_norm, x, delta, weight, 1e-6, offset=True)
+    same(add_rms_norm, x, delta, weight, 1e-6, offset=True, post=post)
+    same(add_rms_norm, x, delta, weight, 1e-6, post=post)
+
+
+@dtypes
+@shapes
+def test_layer_norm_kernel_equals_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, delta = draw(*shape, dtype=dtype) + 2, draw(*shape, dtype=dtype, seed=1)
+    weight, bias = (draw(shape[-1], dtype=dtype, seed=seed) for seed in (2, 3))
+    same(layer_norm, x, weight, bias, 1e-5)
+    same(add_layer_norm, x, delta, weight, bias, 1e-5)
+
+
+def test_norm_kernels_strided_rows_equal_torch() -> None:
+    wide = draw(6, 200, dtype=torch.float32)
+    weight = draw(70, dtype=torch.float32)
+    same(rms_norm, wide[:, 30:100], weight, 1e-5)
+    same(add_rms_norm, wide[::2, :70], wide[1::2, 100:170], weight, 1e-5)
+    same(rms_norm, wide.T[30:100].T, weight, 1e-5)
+    same(rms_norm, wide.view(6, 20, 10)[:, 3:10], weight[:10], 1e-5)
+
+
+def test_norm_kernels_large_fp16_values_do_not_overflow() -> None:
+    x = torch.full((2, 700), 300.0, dtype=torch.float16)  # its square overflows fp16
+    same(rms_norm, x, None, 1e-5)
+    same(add_rms_norm, x, x, None, 1e-5, post=torch.ones(700, dtype=torch.float16))
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 1), (3, 97), (2, 3, 1030)], ids=str)
+def test_activation_kernels_equal_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A row of 1030 elements needs several programs."""
+    both = draw(*shape[:-1], 2 * shape[-1], dtype=dtype)
+    same(silu_mul, both)
+    same(gelu_tanh_mul, both)
+    same(relu_squared, draw(*shape, dtype=dtype))
+
+
+@dtypes
+def test_softcap_kernel_equals_torch(dtype: torch.dtype) -> None:
+    """The result is fp32 for every dtype. Near zero a tanh of exponentials is least accurate."""
+    x = draw(3, 1030, dtype=dtype)
+    x[0] *= 1e-3
+    same(softcap, x, 30.0)
+    same(softcap, x.T, 0.5)
+
+
+def test_activation_kernels_extreme_values_equal_torch() -> None:
+    x = torch.tensor([[-1e4, -100.0, -0.0, 0.0, 100.0, 1e4]])
+    same(silu_mul, torch.cat([x, torch.full_like(x, 2.0)], -1))
+    same(gelu_tanh_mul, torch.cat([x, torch.full_like(x, 2.0)], -1))
+    same(relu_squared, x)
+
+
+@dtypes
+def test_embedding_kernel_equals_torch(dtype: torch.dtype) -> None:
+    table = draw(50, 1030, dtype=dtype)
+    for ids in (torch.tensor([49]), torch.tensor([3, 0, 3, 17, 49])):
+        same(embed, ids, table)
+        same(embed, ids, table, 55.5)
+
+
+def test_kernels_without_rows_return_empty_tensors() -> None:
+    nothing = torch.empty(0, 8)
+    same(rms_norm, nothing, torch.ones(8), 1e-5)
+    same(silu_mul, nothing)
+    same(embed, torch.empty(0, dtype=torch.int64), torch.ones(3, 8))
+
+
+def test_kernels_for_cpu_tensor_needs_kernels_everywhere() -> None:
+    x = torch.ones(2)
+    assert not kernels_for(x)
+    with kernels_everywhere():
+        assert kernels_for(x)
+    assert not kernels_for(x)

@@ -1,0 +1,205 @@
+"""The memory that `serve --plan` predicts is the memory that a start takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.memory.model_plan import Blueprint
+from engine.memory.profile import largest_step
+from tests.support.driver import Driver, tiny_llama
+from tests.support.tape import TapeRecorder
+from tests.support.tiny_bert import tiny_bert
+
+
+def peak_bytes(run: Any) -> int:
+    """Return the peak size in bytes of the tensors that `run` allocates."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    assert recorded.profiler is not None
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "max_num_seqs": 12}
+
+
+@pytest.mark.parametrize(
+    ("prepack", "tied"), [(False, False), (True, False), (True, True)], ids=str
+)
+def test_plan_weights_kv_and_rows_match_start_to_the_byte(
+    checkpoint: Path, tmp_path: Path, prepack: bool, tied: bool
+) -> None:
+    config = CONFIG | {"num_gpu_blocks_override": 40, "prepack": prepack}
+    folder = tiny_llama(tmp_path, tie_word_embeddings=tied) if tied else checkpoint
+    plan = Blueprint(EngineConfig(model=str(folder), **config)).memory_plan()
+    runner = Driver(folder, load_format="dummy", **config).runner
+    found = {e.what: e.found for e in runner.ledger() if e.found is not None}
+    assert found.keys() >= {"weights", "rows", "KV cache"}
+    assert ("packed weights" in found) == prepack
+    for entry in runner.ledger():
+        assert entry.foreseen == plan.taken[entry.what]
+        assert entry.found in (None, entry.foreseen), entry.what
+    tables = sum(buffer.nbytes for buffer in runner.blueprint.module.buffers())
+    loaded = sum(size for what, size in found.items() if "weights" in what)
+    assert loaded >= runner.weight_bytes + tables, "a packed tied head must keep its table"
+    assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
+    assert found["KV cache"] == runner.kv.num_bytes
+    assert (plan.num_blocks, plan.max_model_len) == (40, runner.max_model_len)
+
+
+def test_plan_without_onednn_bf16_does_not_pack_weights(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU without AVX-512, oneDNN cannot pack bf16 weights. Plan and start must handle it."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    config = CONFIG | {"num_gpu_blocks_override": 40, "dtype": "bfloat16"}
+    driver = Driver(checkpoint, **config)
+    facts = driver.runner.facts()
+    assert facts.emulated
+    plan = Blueprint(EngineConfig(model=str(checkpoint), **config)).memory_plan()
+    assert "packed weights" not in plan.taken
+    assert [e.found for e in facts.memory if e.what == "weights"] == [plan.taken["weights"]]
+    request = driver.submit([5, 6, 7], max_tokens=4)
+    driver.run()
+    assert len(driver.tokens(request)) == 4
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_bert], ids=["decoder", "encoder"])
+def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
+    build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulate the measurement of a GPU's start with invented sizes.
+
+    A step takes 1000 bytes, one with prompt logprobs 2000, and one padded to its shape 3000. The
+    graph buffers, each of six decode sizes and each of six mixed shapes keep 500 bytes.
+    """
+    computed: list[Any] = []
+
+    def peak_of(compute: Callable[[], Any]) -> int:
+        computed.append(compute())
+        return 1000 * len(computed)
+
+    def kept_by(compute: Callable[[], Any]) -> int:
+        compute()
+        return 500
+
+    runner = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).runner
+    monkeypatch.setattr("engine.runner.model_runner.peak_of", peak_of)
+    monkeypatch.setattr("engine.runner.model_runner.kept_by", kept_by)
+    monkeypatch.setattr("engine.runner.model_runner.CudaRecorder", TapeRecorder)
+    records = runner.kind != "encoder"
+    monkeypatch.setattr(Blueprint, "captures", records)
+    reserve = runner._measure()
+    assert (reserve.step, reserve.graphs) == ((3000, 500 * 13) if records else (1000, 0))
+    step = largest_step(runner.blueprint)
+    assert sum(s.count for s in step.slices) == (64 if records else 0)
+    assert all(s.start + s.count == runner.blueprint.max_model_len for s in step.slices)
+    assert len(computed[0]) == (6 if records else 0)
+    if records:
+        [scores] = computed[1]
+        assert [len(score.top) for score in scores] == [20] * 64
+
+
+def test_start_on_too_small_gpu_raises_config_error(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says what to change; otherwise the engine would end with OutOfMemoryError."""
+
+    def no_memory(compute: Callable[[], Any]) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    runner = Driver(checkpoint).runner
+    monkeypatch.setattr("engine.runner.model_runner.peak_of", no_memory)
+    with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
+        runner._measure()
+    monkeypatch.setattr("engine.memory.model_plan.available_memory", lambda device: 1 << 10)
+    monkeypatch.setattr("engine.memory.model_plan.total_memory", lambda device: 1 << 20)
+    with pytest.raises(ConfigError, match="of the GPU's"):
+        Driver(checkpoint)
+
+
+def test_weights_larger_than_machine_raise_config_error_before_loading(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the system would kill the engine while it loads them."""
+    monkeypatch.setattr("engine.memory.model_plan.machine_memory", lambda: 1 << 10)
+    config = EngineConfig(model=str(checkpoint), **CONFIG)
+    with pytest.raises(ConfigError, match="but the machine has"):
+        Blueprint(config).memory_plan()
+    with pytest.raises(ConfigError, match="but the machine has"):
+        Driver(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("shape", "prompts", "params"),
+    [
+        ({"intermediate_size": 4096}, [192], {}),
+        ({"vocab_size": 100_000}, [4] * 48, {"temperature": 1.0, "top_p": 0.9}),
+        ({"max_position_embeddings": 2048}, [2000], {}),
+    ],
+    ids=["layers", "logits", "attention"],
+)
+def test_plan_step_bytes_are_close_to_measured_peak(
+    tmp_path: Path, shape: dict[str, int], prompts: list[int], params: dict[str, float]
+) -> None:
+    folder = tiny_llama(tmp_path, **shape)
+    driver = Driver(folder, max_num_batched_tokens=192, max_num_seqs=len(prompts))
+    for number, length in enumerate(prompts):
+        driver.submit([1 + number, *[5] * (length - 1)], 2, **params)
+    taken = max(peak_bytes(driver.turn) for _ in range(-(-max(prompts) // 192)))
+    predicted = driver.runner.blueprint.step_bytes
+    assert predicted / 2 < taken < predicted * 1.5
+
+
+@pytest.mark.parametrize("lengths", [[2000], [48] * 50], ids=["one long text", "many"])
+def test_plan_encoder_step_bytes_are_close_to_measured_peak(
+    tmp_path: Path, lengths: list[int]
+) -> None:
+    longest = max(lengths)
+    folder = tiny_bert(tmp_path, max_position_embeddings=longest, num_hidden_layers=1)
+    driver = Driver(folder, max_num_encoder_tokens=sum(lengths))
+    for length in lengths:
+        driver.embed([5] * length)
+    taken = peak_bytes(driver.turn)
+    predicted = driver.runner.blueprint.step_bytes
+    assert predicted / 2 < taken < predicted * 1.5
+
+
+def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server", "serve", *arguments, "--plan", "--device", "cpu"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_plan_command_prints_memory_without_reading_weights(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    done = plan(str(tmp_path), "--kv-cache-memory-bytes", "1MiB")
+    assert done.returncode == 0, done.stderr
+    assert "LlamaForCausalLM" in done.stdout
+    for line in ("weights", "KV cache", "rows", "largest step", "in all", "free now", "left"):
+        assert any(row.rstrip().endswith(line) for row in done.stdout.splitlines()), line
+
+
+def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -> None:
+    done = plan(str(checkpoint), "--num-gpu-blocks-override", "1", "--max-model-len", "256")
+    assert done.returncode == 2
+    assert "--num-gpu-blocks-override 4" in done.stderr
+    for flag, size in (("--kv-cache-memory-bytes", "100TiB"), ("--num-gpu-blocks-override", 10**9)):
+        done = plan(str(checkpoint), flag, str(size))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{flag} asks for" in done.stderr

@@ -1,0 +1,72 @@
+"""A config.json key that changes the reference's results changes ours too, or is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.models.registry import DECODERS
+from tests.support.golden import randomise
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Module of a model -> the first architecture that it serves.
+MODELS = {module.rpartition(".")[2]: name for name, (module, _) in reversed(DECODERS.items())}
+# Keys that name the file's reader or the reference's dtype, not properties of the model.
+ABOUT_THE_FILE = {"model_type", "architectures", "transformers_version", "dtype"}
+TOKENS = torch.arange(60)[None] * 3 % 200
+ACTIVATIONS = "silu", "gelu", "gelu_pytorch_tanh", "relu"
+EQUAL = 1e-3  # of logits of the order of 10
+
+
+def reference(config: Any) -> tuple[int, torch.Tensor]:
+    """Return the reference's parameter count and its logits with seeded random weights."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomise(model, config.hidden_size)
+    with torch.inference_mode():
+        return sum(p.numel() for p in model.parameters()), model(input_ids=TOKENS).logits
+
+
+def others(value: Any) -> list[Any]:
+    """Return other values for a key; none for lists and objects."""
+    match value:
+        case None:
+            return [3, True, "x"]
+        case bool():
+            return [not value]
+        case int() | float():
+            return [2 * value if value > 0.01 else 0.5]
+        case str():
+            return [name for name in ACTIVATIONS if name != value]
+    return []
+
+
+@pytest.mark.parametrize("module", MODELS)
+def test_read_config_changed_key_is_read_or_refused(module: str) -> None:
+    config = import_module(f"tests.models.test_{module}").config()
+    config.eos_token_id = config.bos_token_id = config.pad_token_id = None
+    values, (path, attribute) = config.to_dict(), DECODERS[MODELS[module]]
+    read = getattr(import_module(path), attribute).read_config
+    facts, (parameters, logits) = read(values), reference(config)
+    passed_over = 0
+    for key in sorted(values.keys() - ABOUT_THE_FILE):
+        for other in others(values[key]):
+            changed = values | {key: other}
+            with contextlib.suppress(ConfigError):
+                if read(changed) != facts:
+                    continue
+                try:
+                    count, found = reference(type(config)(**changed))
+                except Exception:
+                    continue  # the reference refuses it
+                if count != parameters:
+                    continue  # our loader refuses it, because the tensors do not fit
+                passed_over += 1
+                assert torch.allclose(found, logits, rtol=0, atol=EQUAL), f"{key} = {other}"
+    assert passed_over > 3, "keys such as dropout change nothing"

@@ -1,0 +1,69 @@
+"""The Triton backend in Triton's interpreter, for every kind of attention in the models."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.models import (
+    test_gemma2,
+    test_gemma3,
+    test_gpt2,
+    test_llama,
+    test_marian,
+    test_mistral,
+    test_nanochat,
+    test_qwen3,
+    test_t5,
+)
+from tests.support.driver import Driver
+from tests.support.golden import Case, Golden
+
+pytest.importorskip("triton", reason="kernels need triton, which is not installed")
+TOKENS = 3
+# Grouped heads, softcap, window; relative bias; cross-attention and encoders of both kinds.
+QUICK = [test_gemma2.CASE, test_t5.CASES[0], test_marian.MARIAN]
+OTHERS = [
+    test_gemma3.CASE,
+    test_gpt2.CASES[0],
+    test_llama.CASES[0],
+    test_mistral.WINDOWED,
+    test_nanochat.CASES[-1],
+    test_qwen3.CASE,
+]
+
+
+def answers(golden: Golden, driver: Driver, indices: list[int]) -> tuple[list[int], list[float]]:
+    """Return the concatenated (tokens, logprobs) of these prompts, computed together."""
+    ids = [
+        driver.submit(golden.prompts[i], TOKENS, source=golden.sources[i], logprobs=0)
+        for i in indices
+    ]
+    driver.run()
+    tokens = [token for i in ids for token in driver.tokens(i)]
+    return tokens, [logprob for i in ids for logprob in driver.logprobs(i)]
+
+
+def check(golden: Golden) -> None:
+    """Run a chunked prompt together with decodes, then the prompt again as a prefix hit."""
+    driver = golden.driver(attention_backend="triton", max_num_batched_tokens=40)
+    for indices in ([1, 4], [4]):
+        tokens, logprobs = answers(golden, golden.driver(), indices)
+        found, their_logprobs = answers(golden, driver, indices)
+        assert found == tokens
+        assert their_logprobs == pytest.approx(logprobs, abs=5e-4)
+    assert driver.stats.prefix_hits > 0
+
+
+def cases(*chosen: Case) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("golden", chosen, ids=[c.name for c in chosen], indirect=True)
+
+
+@cases(*QUICK)
+def test_triton_backend_matches_torch(golden: Golden) -> None:
+    check(golden)
+
+
+@pytest.mark.slow
+@cases(*OTHERS)
+def test_triton_backend_further_models_match_torch(golden: Golden) -> None:
+    check(golden)

@@ -1,0 +1,110 @@
+"""On a GPU, no step mixes devices, reads a tensor on the host, or has invalid kernel launches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton, which is not installed")
+
+from engine.ops.sequence_rows import append
+from tests.support.driver import Driver
+from tests.support.fake_cuda import CUDA, fake_cuda
+from tests.support.published import PUBLISHED
+
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "seed": 3},
+    {"logprobs": 3},
+    {"temperature": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    {"logit_bias": ((1, 2.0),), "min_tokens": 2, "stop_token_ids": (3,)},
+]
+# One of each kind: a plain decoder, one with all attention features, one with its own state, an
+# encoder, and an encoder-decoder.
+QUICK = ["llama-3.1-8b", "gemma-2-2b", "nanochat-d20", "all-MiniLM-L6", "opus-mt"]
+OTHERS = [name for name in PUBLISHED if name not in QUICK]
+
+
+def engine(name: str, folder: Path, **config: Any) -> Driver:
+    model = {"decoder_start_token_id": 0} | PUBLISHED[name]
+    if model.get("num_hidden_layers", 0) > 6:  # further layers test the same code
+        model["num_hidden_layers"] = 2
+    (folder / "config.json").write_text(json.dumps(model))
+    small = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    fields = small | {"device": "cuda", "load_format": "dummy", "dtype": "bfloat16"} | config
+    return Driver(folder, depth=1, **fields)
+
+
+def generate(driver: Driver) -> None:
+    """Run prefill, decode and mixed steps, with rows that use each way of sampling."""
+    source = [5, 6, 7] if driver.runner.kind == "encoder-decoder" else None
+    ids = [
+        driver.submit([1, 2, 3] * (1 + 6 * (n == 1)), 3, source=source, **params)
+        for n, params in enumerate(PARAMS)
+    ]
+    driver.run()
+    assert [driver.finish(i) for i in ids] == ["length"] * len(ids)
+
+
+def check(name: str, folder: Path, **config: Any) -> None:
+    with fake_cuda() as launches:
+        driver = engine(name, folder, **config)
+        kinds = {"extend_kernel", "_norm_kernel"}
+        if driver.runner.kind == "encoder":
+            ids = [driver.embed([1, 2, 3]), driver.embed([4] * 9, "cls")]
+            driver.run()
+            assert all(driver.vector(i).numel() for i in ids)
+        else:
+            generate(driver)
+            while driver.runner.improve():
+                pass
+            generate(driver)  # now every step is replayed
+            kinds |= {"decode_kernel", "_inputs_kernel", "_pick_kernel", "_append_kernel"}
+    assert launches.keys() >= kinds
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
+    check(QUICK[0], tmp_path, dtype="float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_engine_on_fake_cuda_other_models_keep_tensors_on_one_device(
+    name: str, tmp_path: Path
+) -> None:
+    check(name, tmp_path)
+
+
+def test_fake_tensor_ellipsis_index_matches_torch() -> None:
+    with fake_cuda():
+        there = torch.ones(2, 3, 4, 5, device=CUDA)
+        assert there[..., :2].shape == (2, 3, 4, 2)
+        assert there[0, ..., None, 1:].shape == (3, 4, 1, 4)
+        assert there[...].shape == there.shape
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda there: there + torch.ones(3, 3),
+        lambda there: there.index_select(0, torch.tensor([1])),
+        lambda there: there.max().item(),
+        lambda there: there[there > 0],
+        lambda there: append(there[0].long(), torch.ones(3), there, there[0], 0),
+    ],
+    ids=["mixed", "index", "item", "mask", "kernel"],
+)
+def test_fake_cuda_invalid_op_raises(mistake: Callable[[torch.Tensor], object]) -> None:
+    with fake_cuda(), pytest.raises((RuntimeError, AssertionError)):
+        mistake(torch.ones(3, 3, device=CUDA))

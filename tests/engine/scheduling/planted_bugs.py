@@ -1,0 +1,164 @@
+"""Bugs to plant into the scheduler, which show that its tests detect them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.scheduling import block_tables as tables
+from engine.scheduling.block_pool import BlockHasher, BlockPool
+from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def stale_results_are_taken(patch: pytest.MonkeyPatch) -> None:
+    def release(self: Scheduler, sequence: Sequence) -> None:
+        original(self, sequence)
+        sequence.epoch -= 1
+
+    original = Scheduler._release
+    patch.setattr(Scheduler, "_release", release)
+
+
+def blocks_are_kept_after_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "release", lambda self, blocks: None)
+
+
+def blocks_are_released_twice(patch: pytest.MonkeyPatch) -> None:
+    original = BlockPool.release
+
+    def release(self: BlockPool, blocks: list[int]) -> None:
+        original(self, blocks)
+        original(self, blocks)
+
+    patch.setattr(BlockPool, "release", release)
+
+
+def tenants_share(patch: pytest.MonkeyPatch) -> None:
+    original = BlockHasher.extend
+    patch.setattr(
+        BlockHasher,
+        "extend",
+        lambda self, hashes, tokens, root: original(self, hashes, tokens, b""),
+    )
+
+
+def blocks_are_found_before_their_tokens_are_known(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.register
+
+    def register(self: BlockTables, sequence: Sequence) -> None:
+        sequence.num_computed += 1
+        original(self, sequence)
+        sequence.num_computed -= 1
+
+    patch.setattr(BlockTables, "register", register)
+
+
+def tables_are_one_block_short(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.extend
+    patch.setattr(
+        BlockTables, "extend", lambda self, sequence, count: original(self, sequence, count - 1)
+    )
+
+
+def windows_give_back_a_block_too_much(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.give_back
+
+    def give_back(self: BlockTables, sequence: Sequence) -> None:
+        sequence.num_computed += self.block_size
+        original(self, sequence)
+        sequence.num_computed -= self.block_size
+
+    patch.setattr(BlockTables, "give_back", give_back)
+
+
+def windows_keep_everything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTables, "give_back", lambda self, sequence: None)
+
+
+def groups_find_each_others_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tables, "_name", lambda digest, group: digest)
+
+
+def sources_are_shared_by_tenants(patch: pytest.MonkeyPatch) -> None:
+    original = BlockHasher.root
+    patch.setattr(BlockHasher, "root", lambda self, salt, source: original(self, "", source))
+
+
+def a_source_found_is_scrubbed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        BlockTables,
+        "fresh",
+        lambda self, s: [b for table in s.tables for b in table[s.num_registered :]],
+    )
+
+
+def evicted_blocks_keep_their_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "forget", lambda self, block: None)
+
+
+def tokens_in_flight_survive_a_preemption(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._preempt
+
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        in_flight = sequence.num_tokens
+        original(self, sequence)
+        sequence.num_tokens = in_flight
+
+    patch.setattr(Scheduler, "_preempt", preempt)
+
+
+def the_oldest_is_preempted(patch: pytest.MonkeyPatch) -> None:
+    def make_room(self: Scheduler, sequence: Sequence, count: int) -> bool:
+        self.tables.give_back(sequence)
+        while self.pool.num_available < self.tables.missing(sequence, count):
+            victim = self.running[0]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    patch.setattr(Scheduler, "_make_room", make_room)
+
+
+def answers_run_past_their_last_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "num_uncomputed", property(lambda s: s.num_tokens - s.num_computed))
+
+
+def prompts_to_be_scored_are_taken_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "num_needless", property(lambda s: len(s.tokens) - 1))
+
+
+def prompts_are_scored_after_each_preemption(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._preempt
+
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        original(self, sequence)
+        sequence.num_scored //= 2
+
+    patch.setattr(Scheduler, "_preempt", preempt)
+
+
+PLANTED: tuple[Plant, ...] = (
+    stale_results_are_taken,
+    blocks_are_kept_after_the_end,
+    blocks_are_released_twice,
+    tenants_share,
+    blocks_are_found_before_their_tokens_are_known,
+    tables_are_one_block_short,
+    windows_give_back_a_block_too_much,
+    windows_keep_everything,
+    groups_find_each_others_blocks,
+    sources_are_shared_by_tenants,
+    a_source_found_is_scrubbed,
+    evicted_blocks_keep_their_names,
+    tokens_in_flight_survive_a_preemption,
+    the_oldest_is_preempted,
+    answers_run_past_their_last_token,
+    prompts_to_be_scored_are_taken_from_the_cache,
+    prompts_are_scored_after_each_preemption,
+)

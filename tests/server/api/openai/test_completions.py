@@ -1,0 +1,94 @@
+"""/v1/completions: shapes of prompts, echo and logprobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.protocol import TokenLogprobs
+from server.api.openai.dialect import completion_logprobs
+from server.generation.submission import ScoredToken
+from tests.server.conftest import BOS, EOS
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [[BOS, 64, 65]]),
+        (["ab", "c"], [[BOS, 64, 65], [BOS, 66]]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+async def test_completions_prompt_of_any_shape_reaches_the_engine(served, prompt, ids):
+    body = (await served.complete(prompt=prompt, n=2)).json()
+    requests = served.engine.requests
+    assert [r.prompt for r in requests] == [p for p in ids for _ in range(2)]
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(ids)))
+    assert requests[1].params.seed - requests[0].params.seed == 1
+    assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+async def test_completions_openai_client_receives_answer(served):
+    answer = await served.openai.completions.create(model="tiny", prompt="Hi", best_of=1)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text == "Hello wörld!"
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_completions_default_max_tokens_fill_context_per_prompt(served):
+    await served.complete(prompt=["a" * 10, "b" * 100])
+    assert [r.params.max_tokens for r in served.engine.requests] == [501, 411]
+
+
+async def test_completions_max_completion_tokens_overrides_max_tokens(served):
+    """The field belongs to the chat API. Completions accept it, with the same precedence."""
+    await served.complete(prompt="a", max_completion_tokens=3)
+    await served.complete(prompt="a", max_completion_tokens=3, max_tokens=5)
+    assert [r.params.max_tokens for r in served.engine.requests] == [3, 3]
+
+
+async def test_completions_echo_begins_with_prompt(served):
+    body = (await served.complete(prompt=["ab", "cd"], echo=True)).json()
+    assert [c["text"] for c in body["choices"]] == ["abHello wörld!", "cdHello wörld!"]
+    body = (await served.complete(prompt=[64, 65], echo=True)).json()
+    assert body["choices"][0]["text"] == "abHello wörld!"
+    body = (await served.complete(prompt=[BOS, 64], echo=True, skip_special_tokens=False)).json()
+    assert body["choices"][0]["text"].startswith("<s>aHello")
+    served.engine.burst = 100
+    text = (await served.complete(prompt="ab", echo=True, stream=True)).text
+    assert '"text":"abHello' in text
+
+
+async def test_completions_logprobs_have_openai_format(served):
+    answer = await served.openai.completions.create(model="tiny", prompt="Hi", logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs.tokens[:3] == ["H", "e", "l"]
+    assert logprobs.token_logprobs == [-0.5] * 13
+    assert logprobs.top_logprobs[0] == {"H": -0.5, "G": -1.5}
+    assert logprobs.text_offset == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
+
+
+async def test_completion_logprobs_sampled_token_outside_top_comes_last(served, encode):
+    choice = (await served.complete(logprobs=0)).json()["choices"][0]
+    assert choice["logprobs"]["top_logprobs"][:2] == [{"H": -0.5}, {"e": -0.5}]
+    sampled, first, second = encode("Hxy")
+    item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
+    found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
+    assert list(found[0].items()) == [("x", -0.1), ("y", -0.2), ("H", -3.0)]
+
+
+async def test_completion_logprobs_tokens_of_equal_text_keep_higher_logprob(served, encode):
+    sampled, first, _, second = encode("éñ")  # halves of characters
+    item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
+    found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
+    assert found == [{"\ufffd": -0.1}]
+
+
+async def test_completions_return_token_ids_returns_prompt_and_answer_ids(served, encode):
+    for stream in (False, True):
+        response = await served.complete(prompt=[1, 2], return_token_ids=True, stream=stream)
+        text = response.text
+        assert '"prompt_token_ids":[1,2]' in text
+    ids = [*encode("Hello wörld!"), EOS]
+    choice = (await served.complete(return_token_ids=True)).json()["choices"][0]
+    assert choice["token_ids"] == ids

@@ -1,0 +1,74 @@
+"""Banner lines that depend on the model; test_launch.py tests the whole banner."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.protocol import KVGroup, MemoryEntry
+from server.cli.banner import arithmetic, curl, kv_cache, memory, not_followed
+from tests.support.fake_engine import INFO
+
+
+def test_memory_lists_calculated_and_measured_sizes() -> None:
+    entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
+    entries += (MemoryEntry("KV cache", 0, 0),)  # an encoder has no KV cache
+    lines = memory(msgspec.structs.replace(INFO, memory=entries))
+    assert [line.split() for line in lines[1:]] == [
+        ["1.2", "MB", "1.2", "MB", "weights"],
+        ["99", "bytes", "working", "memory", "of", "the", "largest", "step"],
+    ]
+    assert memory(INFO) == []
+
+
+@pytest.mark.parametrize(
+    ("uneven", "cure"),
+    [
+        ("amx", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
+        ("onednn", "torch 2.11 or newer"),
+        ("unpacked", "use --prepack"),
+    ],
+)
+def test_arithmetic_with_batch_dependent_logits_names_the_setting(uneven: Any, cure: str) -> None:
+    (note,) = arithmetic(msgspec.structs.replace(INFO, uneven=uneven))
+    assert cure in note
+    assert arithmetic(INFO) == []
+
+
+def test_arithmetic_with_emulated_bf16_recommends_float32() -> None:
+    (note,) = arithmetic(msgspec.structs.replace(INFO, emulated=True))
+    assert "--dtype float32" in note
+
+
+def test_not_followed_lists_ignored_generation_settings() -> None:
+    (note,) = not_followed(["num_beams 6", "typical_p 0.9"])
+    assert "ignored: num_beams 6, typical_p 0.9" in note
+    assert not_followed([]) == []
+
+
+def test_kv_cache_with_sliding_windows_shows_the_saving() -> None:
+    """Gemma 2 at 8k: 13 of 26 layers have a window of 4096 tokens."""
+    ready = msgspec.structs.replace(
+        INFO,
+        max_model_len=8192,
+        block_size=64,
+        num_blocks=1024,
+        kv_groups=(KVGroup(13), KVGroup(13, window=4096)),
+    )
+    page = "\n".join(kv_cache(ready))
+    assert "13 of 26 layers keep only the last 4096 tokens: 23% less KV cache" in page
+    # Full layers hold 128 blocks of a request. Windowed layers hold 69: 4095 tokens and the
+    # 256 tokens of a step.
+    assert f"room for {1024 / (128 + 69):.1f} requests of 8192 tokens" in page
+
+
+async def test_curl_with_short_context_leaves_room_for_the_template(served: Any) -> None:
+    service = served.app.state.service
+    for length in (16, 64, 8192):
+        line = curl(service, msgspec.structs.replace(INFO, max_model_len=length), "http://x", "")
+        body = json.loads(shlex.split(line)[-1])
+        assert body["max_tokens"] == min(length // 4, 64)

@@ -1,0 +1,161 @@
+"""Streamed text equals the text of decoding all ids, for every family and any grouping of ids."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.text.detokenizer import Detokenizer
+from server.text.tokenizer import Tokenizer
+
+BYTE_LEVEL = ["tokenizers/gpt2", "tokenizers/qwen2.5"]
+BYTE_FALLBACK = ["tokenizers/llama2", "checkpoints/stories260K-llama"]
+OTHERS = ["tokenizers/bert-uncased", "tokenizers/t5"]
+FIRST_BYTE = 3  # the id of <0x00> in both byte-fallback vocabularies
+
+
+@pytest.fixture(scope="module", params=BYTE_LEVEL + BYTE_FALLBACK + OTHERS)
+def tokenizer(request: pytest.FixtureRequest, assets: Path) -> Tokenizer:
+    return Tokenizer.from_folder(assets / request.param)
+
+
+@pytest.fixture(scope="module", params=BYTE_FALLBACK)
+def byte_fallback(request: pytest.FixtureRequest, assets: Path) -> Tokenizer:
+    return Tokenizer.from_folder(assets / request.param)
+
+
+@pytest.fixture(scope="module")
+def texts(assets: Path) -> list[str]:
+    files = (assets / "tokenizer-vectors").glob("*.inp")
+    texts = {t for f in files for t in f.read_text().split("\n__ggml_vocab_test__\n")}
+    return sorted(
+        texts | {"👋🏽 family 👨‍👩‍👧‍👦 flags 🇩🇪", "নমস্কার ሰላም ༀམ", "a\ufffdb \ufffd", " . n't ' ##x"}
+    )
+
+
+def stream(tokenizer: Tokenizer, groups: Sequence[Sequence[int]], skip: bool = True) -> str:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    return "".join(detokenizer.push(group) for group in groups) + detokenizer.flush()
+
+
+def regroup(ids: list[int], rng: random.Random) -> list[list[int]]:
+    cuts = sorted(rng.choices(range(len(ids) + 1), k=rng.randint(0, len(ids))))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_stream_vector_texts_equals_decode(
+    tokenizer: Tokenizer, texts: list[str], skip: bool
+) -> None:
+    rng = random.Random(0)
+    for text in texts:
+        ids = tokenizer.encode(text)
+        whole = tokenizer.decode(ids, skip_special_tokens=skip)
+        assert stream(tokenizer, [[i] for i in ids], skip) == whole
+        for _ in range(10):
+            assert stream(tokenizer, regroup(ids, rng), skip) == whole
+
+
+@settings(deadline=None, max_examples=150)
+@given(text=st.text(max_size=60), seed=st.integers(0, 99), skip=st.booleans())
+def test_stream_any_text_equals_decode(
+    tokenizer: Tokenizer, text: str, seed: int, skip: bool
+) -> None:
+    ids = tokenizer.encode(text)
+    groups = regroup(ids, random.Random(seed))
+    assert stream(tokenizer, groups, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(deadline=None, max_examples=400)
+@given(data=st.data(), skip=st.booleans())
+def test_stream_any_ids_equals_decode(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    """Low ids are special tokens and single bytes, so partial characters are frequent. The highest
+    ids lie outside the vocabulary."""
+    anywhere = st.integers(0, tokenizer.vocab_size + 1)
+    one = st.one_of(st.integers(0, 270), st.sampled_from(sorted(tokenizer.special_ids)), anywhere)
+    groups = data.draw(st.lists(st.lists(one, max_size=5), max_size=8))
+    ids = [i for group in groups for i in group]
+    assert stream(tokenizer, groups, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    parts=st.lists(
+        st.one_of(st.binary(max_size=5), st.text(max_size=2).map(str.encode), st.just(b"special")),
+        max_size=8,
+    )
+)
+def test_stream_any_byte_runs_equals_decode(byte_fallback: Tokenizer, parts: list[bytes]) -> None:
+    """Valid and invalid runs of bytes, with special and ordinary tokens between them."""
+    word = byte_fallback.encode("a", add_special_tokens=False)
+    ids: list[int] = []
+    for part in parts:
+        ids += [2] if part == b"special" else [FIRST_BYTE + byte for byte in part]
+        ids += word * (len(part) % 2)
+    for skip in (True, False):
+        whole = byte_fallback.decode(ids, skip_special_tokens=skip)
+        assert stream(byte_fallback, [[i] for i in ids], skip) == whole
+
+
+def test_push_returns_all_text_that_is_certain(tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Only an unfinished character or an unfinished run of byte tokens is held back."""
+    for text in texts:
+        if "\ufffd" in text:
+            continue
+        ids = tokenizer.encode(text)
+        detokenizer, emitted = Detokenizer(tokenizer), ""
+        for count, token_id in enumerate(ids, 1):
+            emitted += detokenizer.push([token_id])
+            if token_id not in tokenizer.byte_values and token_id not in tokenizer.special_ids:
+                assert emitted == tokenizer.decode(ids[:count]).rstrip("\ufffd")
+
+
+def test_push_partial_character_returns_nothing(assets: Path) -> None:
+    gpt2 = Tokenizer.from_folder(assets / "tokenizers/gpt2")
+    ids = gpt2.encode("👋 é")
+    detokenizer = Detokenizer(gpt2)
+    assert [detokenizer.push([i]) for i in ids] == ["", "👋", " é"]
+    detokenizer = Detokenizer(gpt2)
+    assert detokenizer.push(ids[:1]) == ""
+    assert detokenizer.flush() == "\ufffd"
+    llama = Tokenizer.from_folder(assets / "tokenizers/llama2")
+    detokenizer = Detokenizer(llama)
+    pushed = [detokenizer.push([i]) for i in llama.encode("x👋y", add_special_tokens=False)]
+    assert pushed == ["x", "", "", "", "", "👋y"]
+
+
+def test_detokenizer_continuing_a_prompt_keeps_leading_space(assets: Path) -> None:
+    """Decoding all ids strips the first space, but after a prompt it is part of the text."""
+    for family in [*BYTE_FALLBACK, *OTHERS]:
+        tokenizer = Tokenizer.from_folder(assets / family)
+        ids = tokenizer.encode("the day", add_special_tokens=False)
+        detokenizer = Detokenizer(tokenizer, continues=True)
+        assert detokenizer.push(ids) + detokenizer.flush() == " the day"
+        assert stream(tokenizer, [ids]) == "the day"
+
+
+def test_stream_skips_special_tokens_unless_disabled(assets: Path) -> None:
+    qwen = Tokenizer.from_folder(assets / "tokenizers/qwen2.5")
+    ids = qwen.encode("Hi<|im_end|>\n<|endoftext|>")
+    assert stream(qwen, [ids]) == "Hi\n"
+    assert stream(qwen, [ids], skip=False) == "Hi<|im_end|>\n<|endoftext|>"
+
+
+def test_stream_invalid_bytes_takes_linear_time(tokenizer: Tokenizer) -> None:
+    """A decoding window that grows with the invalid bytes would take minutes here."""
+    invalid = [*tokenizer.byte_values] or [
+        i for i in range(256) if "\ufffd" in tokenizer.token_text(i)
+    ]
+    ids = ([max(invalid, default=100)] * 200_000)[: 200_000 if invalid else 1000]
+    started = time.monotonic()
+    text = stream(tokenizer, [[i] for i in ids])
+    assert time.monotonic() - started < 20
+    assert not invalid or text == "\ufffd" * len(ids)

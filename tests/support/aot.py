@@ -1,0 +1,158 @@
+"""Compile, without a GPU, exactly the kernels that launchers would launch on one.
+
+    python -m tests.support.aot MODULE FUNCTION
+
+calls FUNCTION of MODULE, which calls launchers on meta tensors and yields a name for each round.
+Every specialisation is compiled once for each compute capability in LIMITS. A line of JSON reports
+the resources that the assembler found for it. Triton's interpreter must be off in this process, so
+tests start it with `compile_ahead`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
+LIMITS = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a program may use
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with everything that determines its machine code."""
+
+    kernel: JITFunction
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    aligned: tuple[int, ...]  # arguments known to be multiples of 16
+    options: tuple[tuple[str, int], ...]
+
+    def source(self) -> ASTSource:
+        attributes = {(i,): [["tt.divisibility", 16]] for i in self.aligned}
+        return ASTSource(self.kernel, dict(self.signature), dict(self.constants), attributes)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The resources of one compiled kernel."""
+
+    kernel: str
+    arch: int
+    registers: int  # per thread
+    local: int  # bytes of local memory per thread: spilled registers
+    shared: int  # bytes of shared memory per program
+    used_by: str
+
+
+def specialised(kernel: JITFunction, args: Any, options: dict[str, Any]) -> Launch:
+    """Return the launch as Triton's own dispatcher would specialise it."""
+    own = {name: value for name, value in options.items() if name in kernel.arg_names}
+    bound = kernel.signature.bind(*args, **own).arguments
+    signature, constants, aligned = {}, {}, []
+    for number, parameter in enumerate(kernel.params):
+        value, fixed = bound[parameter.name], parameter.do_not_specialize
+        divisible = False
+        one = isinstance(value, int) and value == 1
+        if parameter.is_constexpr or value is None or (one and not fixed):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            # Allocations are aligned. For arguments that may be slices, kernels declare
+            # do_not_specialize.
+            signature[parameter.name], divisible = f"*{TYPES[value.dtype]}", True
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
+            divisible = value % 16 == 0
+        else:
+            signature[parameter.name] = "fp32"
+        if divisible and not fixed:
+            aligned.append(number)
+    rest = tuple(sorted((name, options[name]) for name in options if name not in own))
+    items = tuple(signature.items()), tuple(constants.items())
+    return Launch(kernel, *items, tuple(aligned), rest)
+
+
+def record(rounds: Callable[[], Iterable[str]]) -> dict[Launch, list[str]]:
+    """Return the distinct launches of all rounds, each with the names of its rounds."""
+    found: dict[Launch, list[str]] = {}
+    fresh: list[Launch] = []
+
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        fresh.append(specialised(kernel, args, options))
+
+    dispatch, JITFunction.run = JITFunction.run, run  # Triton's dispatcher needs a GPU
+    try:
+        for name in rounds():
+            for launch in fresh:
+                users = found.setdefault(launch, [])
+                if name not in users:
+                    users.append(name)
+            fresh.clear()
+    finally:
+        JITFunction.run = dispatch
+    return found
+
+
+def compiled(launch: Launch, arch: int, used_by: str) -> Report:
+    target = GPUTarget("cuda", arch, 32)
+    binary = triton.compile(launch.source(), target=target, options=dict(launch.options))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+    local = usage["STACK"] + usage["LOCAL"]
+    shared = binary.metadata.shared
+    return Report(launch.kernel.__name__, arch, usage["REG"], local, shared, used_by)
+
+
+def main(module: str, function: str) -> None:
+    for launch, users in record(getattr(importlib.import_module(module), function)).items():
+        for arch in LIMITS:
+            print(json.dumps(asdict(compiled(launch, arch, ", ".join(users)))), flush=True)
+
+
+def compile_ahead(module: str, function: str) -> list[Report]:
+    """Compile in a separate process and print a table; assert that nothing spills and all fits."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", __name__, module, function]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reports = [Report(**json.loads(line)) for line in done.stdout.splitlines()]
+    print(f"{'kernel':16} {'arch':>4} {'registers':>9} {'local':>5} {'shared':>7}  used by")
+    for r in reports:
+        print(f"{r.kernel:16} {r.arch:4} {r.registers:9} {r.local:5} {r.shared:7}  {r.used_by}")
+    for report in reports:
+        assert report.local == 0, f"spills: {report}"
+        assert report.shared <= LIMITS[report.arch], f"too much shared memory: {report}"
+    return reports
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

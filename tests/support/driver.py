@@ -1,0 +1,377 @@
+"""Run the engine in this process: a loaded model under EngineCore, driven turn by turn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+from safetensors.torch import save_file
+from torch import nn
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.protocol import (
+    Abort,
+    Admission,
+    EmbedOutput,
+    EmbedRequest,
+    EngineStats,
+    FromEngine,
+    GenerateRequest,
+    Pooling,
+    Ready,
+    Rejected,
+    SamplingParams,
+    StepOutputs,
+    ToEngine,
+    TokenLogprobs,
+    TokenOutput,
+)
+from engine.runner.mixed import MixedGraphs
+from engine.runner.model_runner import ModelRunner
+from engine.runner.pending_step import PendingStep
+from engine.scheduling.step import SampledToken, Step
+from tests.support.tape import TapeRecorder, memory
+
+EAGER: dict[str, dict[str, Any]] = {
+    "synchronous": {"depth": 0},
+    "overlapped": {"depth": 1},
+    "late": {"depth": 1, "late": True},
+}
+MODES: dict[str, dict[str, Any]] = EAGER | {
+    "captured": {"depth": 1, "captured": True},
+    "captured-late": {"depth": 1, "late": True, "captured": True},
+}
+# Largest mixed step that is captured. A tape is slow: it computes each token's whole block table.
+RECORDED_TOKENS = 64
+# The extremes, for slow tests: synchronous and eager, or overlapped and captured.
+EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
+
+
+def each(modes: Mapping[str, dict[str, Any]], *, decoder: bool = True) -> list[ParameterSet]:
+    """Return `modes` as parameters, plus the Numba backend (decoders) and Triton (marked slow)."""
+    kernels = {"depth": 1, "attention_backend": "triton"}
+    # The attention scores of a NaN request are all NaN: the interpreter's maximum warns about it.
+    marks = [
+        pytest.mark.slow,
+        pytest.mark.timeout(1200),
+        pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
+    ]
+    slow = pytest.param(kernels, id="triton", marks=marks)
+    if decoder:
+        modes = {**modes, "numba": {"attention_backend": "numba"}}
+    return [*(pytest.param(mode, id=name) for name, mode in modes.items()), slow]
+
+
+class LatePendingStep:
+    """A step that the device has not started; `wait` computes all steps up to it."""
+
+    def __init__(self, step: Step, runner: LateRunner) -> None:
+        self.step = step
+        self.launched_at = time.monotonic()
+        self.result: PendingStep | None = None
+        self._runner = runner
+
+    def wait(self) -> list[SampledToken]:
+        while self.result is None:
+            self._runner.compute_one()
+        return self.result.wait()
+
+    def scores(self) -> list[list[TokenLogprobs]]:
+        assert self.result is not None, "the core must call wait first"
+        return self.result.scores()
+
+    def embeddings(self) -> list[EmbedOutput]:
+        assert self.result is not None, "the core must call wait first"
+        return self.result.embeddings()
+
+
+class LateRunner:
+    """A ModelRunner that acts like a slow GPU: it computes a step only when `wait` is called.
+
+    This finds decisions of the host that change the inputs of a step already launched.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._queue: deque[LatePendingStep] = deque()
+
+        self.max_num_encoder_tokens = runner.max_num_encoder_tokens
+        self.wait_policy = runner.wait_policy
+
+    def facts(self) -> Ready:
+        return self._runner.facts()
+
+    def launch(self, step: Step) -> LatePendingStep:
+        self._queue.append(LatePendingStep(step, self))
+        return self._queue[-1]
+
+    def improve(self) -> bool:
+        assert not self._queue, "captured while steps are in flight"
+        return self._runner.improve()
+
+    def compute_one(self) -> None:
+        pending = self._queue.popleft()
+        pending.result = self._runner.launch(pending.step)
+
+
+class Driver:
+    """Submits requests, runs turns and collects outputs. Default: one thread, fp32.
+
+    Invariants are checked after every turn. `depth` and `late` set how far the host runs ahead of
+    the device. With `captured`, decode steps and small mixed steps are replayed from a tape. All
+    other arguments are EngineConfig fields. `poisoned` is the set of ids of requests whose logits
+    become NaN.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        depth: int = 0,
+        late: bool = False,
+        captured: bool = False,
+        **config: Any,
+    ) -> None:
+        self.config = EngineConfig(
+            model=str(model), **({"dtype": "float32", "threads": 1, "device": "cpu"} | config)
+        )
+        if self.config.attention_backend == "triton":
+            from tests.support.interpreter import mend
+
+            mend()
+        self.tapes = TapeRecorder() if captured else None
+        self.runner = ModelRunner(self.config, recorder=self.tapes)
+        self.poisoned: set[int] = set()
+        if self.runner.kind != "encoder":
+            self._poison_logits()
+        if self.runner.mixed:
+            self._record_as_asked(self.runner.mixed)
+        runner: Any = LateRunner(self.runner) if late else self.runner
+        self.core = EngineCore(self.config, runner, self, depth=depth)
+        self.inbox: list[ToEngine] = []
+        self.sent: list[FromEngine] = []
+        self.outputs: dict[int, list[TokenOutput]] = {}
+        self.embeddings: dict[int, EmbedOutput] = {}
+        self.admissions: dict[int, Admission] = {}
+        self.rejected: dict[int, Rejected] = {}
+        self.stats = EngineStats()
+        self._ids = 0
+
+    def _poison_logits(self) -> None:
+        """Patch the model and its graphs to write NaN into the logits of poisoned requests."""
+        launch, graphs, mixed = self.runner.launch, self.runner.graphs, self.runner.mixed
+        sampling: list[int] = []
+
+        def noting_launch(step: Step) -> PendingStep:
+            sampling[:] = [s.id for s in step.slices if s.samples]
+            pending = launch(step)
+            sampling.clear()  # no NaN in graphs that are captured between steps
+            return pending
+
+        def spoilt(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def compute_and_spoil(*given: Any) -> torch.Tensor:
+                result = compute(*given)
+                for row, request_id in enumerate(sampling):
+                    if request_id in self.poisoned:
+                        result[row, 7] = float("nan")
+                return result
+
+            return compute_and_spoil
+
+        self.runner.launch = noting_launch  # type: ignore[method-assign]
+        self.runner.model.logits = spoilt(self.runner.model.logits)  # type: ignore[method-assign]
+        if graphs:
+            graphs.compute = spoilt(graphs.compute)  # type: ignore[method-assign]
+        if mixed:
+            mixed.compute = spoilt(mixed.compute)  # type: ignore[method-assign]
+
+    def _record_as_asked(self, mixed: MixedGraphs) -> None:
+        """Capture a small shape as soon as a step has it; idle turns would take too long."""
+        launch = self.runner.launch
+
+        def recording_launch(step: Step) -> PendingStep:
+            shape = mixed.shape_for(step.slices)
+            if shape and shape.tokens <= RECORDED_TOKENS and not mixed.has(shape):
+                mixed.capture(shape)
+            return launch(step)
+
+        self.runner.launch = recording_launch  # type: ignore[method-assign]
+
+    def check_static(self) -> None:
+        """Check that graphs were replayed and use only memory that lives as long as the engine."""
+        assert self.tapes
+        assert self.tapes.replays
+        runner, model = self.runner, cast(nn.Module, self.runner.model)
+        weights = [*model.parameters(), *model.buffers()]
+        packed = [m._packed._packed for m in model.modules() if getattr(m, "_packed", None)]
+        owners = [runner.rows, runner.graphs, *runner.kv.layers]
+        if runner.mixed:
+            owners.append(runner.mixed)
+        state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
+        static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
+        strange = [t for key, t in self.tapes.outside().items() if key not in static]
+        assert not strange, f"a graph uses tensors that may be freed: {strange}"
+
+    # ---- the Inbox of the core ---------------------------------------------------------------
+
+    def drain(self, *, block: bool) -> list[ToEngine]:
+        assert not (block and self.core.in_flight), "results in flight would wait for a message"
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+        match message:
+            case StepOutputs():
+                self.stats = message.stats
+                for admission in message.admitted:
+                    assert admission.id not in self.admissions, "admitted twice"
+                    self.admissions[admission.id] = admission
+                for output in message.tokens:
+                    assert output.id in self.admissions, "a token before its admission"
+                    assert self.finish(output.id) is None, "a token after the end"
+                    self.outputs.setdefault(output.id, []).append(output)
+                for embedding in message.embeddings:
+                    assert embedding.id in self.admissions, "a vector before its admission"
+                    assert embedding.id not in self.embeddings, "a second vector"
+                    self.embeddings[embedding.id] = embedding
+            case Rejected():
+                self.rejected[message.id] = message
+
+    # ---- calls for tests ---------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 16,
+        *,
+        arrival: float = 0.0,
+        priority: int = 0,
+        salt: str = "",
+        source: list[int] | None = None,
+        **params: Any,
+    ) -> int:
+        """Queue a request, greedy unless `params` set a temperature; return its id."""
+        self._ids += 1
+        sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
+        self.inbox.append(
+            GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt, source or []),
+        )
+        return self._ids
+
+    def embed(self, tokens: list[int], pooling: Pooling = "mean", *, priority: int = 0) -> int:
+        """Queue a text to embed; return its id."""
+        self._ids += 1
+        self.inbox.append(EmbedRequest(self._ids, tokens, pooling, 0.0, priority))
+        return self._ids
+
+    def vector(self, request_id: int) -> torch.Tensor:
+        """Return the embedding of a request, [hidden] fp32."""
+        return torch.frombuffer(bytearray(self.embeddings[request_id].vector), dtype=torch.float32)
+
+    def abort(self, *ids: int) -> None:
+        self.inbox.append(Abort(list(ids)))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.core.turn()
+            self.core.scheduler.check()
+            if not self.core.depth:
+                self._check_windows()
+
+    def _check_windows(self) -> None:
+        """Check that a windowed group holds at most its window, the step's tokens and 2 blocks."""
+        tokens = self.stats.step_prefill_tokens + self.stats.step_decode_tokens
+        size = self.core.facts.block_size
+        for sequence in self.core.scheduler.running:
+            for group, table in zip(self.core.facts.kv_groups, sequence.tables, strict=True):
+                held = sum(block > 0 for block in table)
+                assert not group.window or held <= -(-(group.window + tokens) // size) + 2
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.inbox or self.core.scheduler.has_work or self.core.in_flight)
+
+    def run(self, max_turns: int = 20_000) -> None:
+        """Run until all requests have ended; check that no block is held and none waits."""
+        for _ in range(max_turns):
+            if not self.busy:
+                break
+            self.turn()
+        assert not self.busy, "livelock"
+        assert (self.stats.running, self.stats.waiting, self.stats.blocks_held) == (0, 0, 0)
+        assert self.core.scheduler.pool.num_available == self.core.facts.num_blocks
+
+    def tokens(self, request_id: int) -> list[int]:
+        return [output.token for output in self.outputs.get(request_id, [])]
+
+    def logprobs(self, request_id: int) -> list[float]:
+        """Return the logprobs of the generated tokens, if they were requested."""
+        found = [o.logprobs for o in self.outputs.get(request_id, [])]
+        return [entry.logprob for entry in found if entry is not None]
+
+    def finish(self, request_id: int) -> str | None:
+        outputs = self.outputs.get(request_id)
+        return outputs[-1].finish if outputs else None
+
+    def cached_tokens(self, request_id: int) -> int:
+        return self.admissions[request_id].cached_tokens
+
+
+def _fields(owner: Any) -> list[str]:
+    return list(vars(owner)) if hasattr(owner, "__dict__") else list(owner.__slots__)
+
+
+def tiny_llama(folder: Path, **overrides: Any) -> Path:
+    """Write a Llama with random weights in Hugging Face layout, small enough for any test."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 600,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    } | overrides
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    weights = {
+        "model.embed_tokens.weight": random(config["vocab_size"], hidden) * 4,
+        "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": random(config["vocab_size"], hidden) * 2,
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
+        for name, shape in shapes.items():
+            weights[f"{prefix}.{name}.weight"] = random(*shape)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    return folder

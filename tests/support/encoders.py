@@ -1,0 +1,177 @@
+"""Golden tests of encoders: hidden states and vectors against `transformers`.
+
+Everything is fp32 on one thread.
+
+@encoder_tests([EncoderCase("plain", lambda: BertConfig(**SMALL))])
+def test_bert_matches_transformers(encoder: Encoder, equality: Equality) -> None:
+    equality(encoder)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.errors import ConfigError
+from engine.runner.encoder import build_encoder_batch
+from engine.runner.model_runner import ModelRunner
+from engine.scheduling.step import Encode
+from tests.support.driver import EAGER, Driver
+from tests.support.golden import (
+    BLOCK,
+    Edit,
+    each_feature_matters,
+    edit_checkpoint,
+    every_pair,
+    load,
+    randomise,
+)
+
+LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # hidden states follow a norm and are of the order of 1
+VISIBLE = 0.05
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity, as the key of a cache
+class EncoderCase:
+    """One variant of an architecture. `model` is the transformers class that is saved.
+
+    `without`, `zeroed` and `replaced` list the features under test. Without any one of them the
+    hidden states must differ. `without` has values of config.json that switch a feature off,
+    `zeroed` parts of tensor names, and `replaced` our functions with their stand-ins.
+    """
+
+    name: str
+    config: Callable[[], Any]  # a transformers config
+    model: str = "AutoModel"
+    edit: Edit | None = None  # changes the checkpoint that today's transformers saves
+    without: Mapping[str, Any] = field(default_factory=dict)
+    zeroed: Sequence[str] = ()
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Encoder:
+    """The reference model of a case and its checkpoint in `folder`."""
+
+    def __init__(self, case: EncoderCase, folder: Path) -> None:
+        import transformers
+
+        self.case, self.folder = case, folder
+        config = case.config()
+        build = getattr(transformers, case.model)
+        whole = build.from_config(config) if case.model.startswith("Auto") else build(config)
+        self.reference = whole.base_model.eval()
+        self._randomise(whole, config.hidden_size)
+        whole.save_pretrained(folder)
+        if case.edit:
+            edit_checkpoint(folder, case.edit)
+        generator = torch.Generator().manual_seed(1)
+        self.texts: list[list[int]] = [
+            torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+            for length in LENGTHS
+        ]
+
+    def _randomise(self, whole: torch.nn.Module, hidden: int) -> None:
+        """Randomise all weights except the tables of sinusoids."""
+        tables = {n: p.clone() for n, p in whole.named_parameters() if "embed_positions" in n}
+        randomise(whole, hidden)
+        whole.load_state_dict(tables, strict=False)
+
+    @cached_property
+    def runner(self) -> ModelRunner:
+        return load(self.folder)
+
+    @cached_property
+    def expected(self) -> list[torch.Tensor]:
+        """Hidden states [tokens, hidden] of each text, computed one by one by the reference."""
+        with torch.inference_mode():
+            return [self.reference(torch.tensor([t])).last_hidden_state[0] for t in self.texts]
+
+    def driver(self, **config: Any) -> Driver:
+        return Driver(self.folder, **({"block_size": BLOCK, "max_num_seqs": 8} | config))
+
+
+Equality = Callable[[Encoder], None]
+
+
+@torch.inference_mode()
+def hidden_states(runner: ModelRunner, texts: Sequence[list[int]]) -> list[torch.Tensor]:
+    """Return hidden states [tokens, hidden] of each text, all computed in one batch."""
+    encodes = [Encode(i, tuple(text), "mean") for i, text in enumerate(texts)]
+    batch = build_encoder_batch(encodes, runner.kv, runner.backend, runner.device)
+    return list(runner.model.encode(batch).split([len(text) for text in texts]))
+
+
+def alone(encoder: Encoder) -> None:
+    for text, expected in zip(encoder.texts, encoder.expected, strict=True):
+        (hidden,) = hidden_states(encoder.runner, [text])
+        torch.testing.assert_close(hidden, expected, **TOLERANCE)
+
+
+def ragged_batch(encoder: Encoder) -> None:
+    for texts in (encoder.texts, encoder.texts[::-1]):
+        for text, hidden in zip(texts, hidden_states(encoder.runner, texts), strict=True):
+            assert torch.equal(hidden, hidden_states(encoder.runner, [text])[0])
+
+
+def pooled_vectors(encoder: Encoder) -> None:
+    """The engine's vectors match the reference, in one step or several, for every pooling."""
+    for mode in EAGER.values():
+        for budget in (1, 40, 1000):
+            driver = encoder.driver(max_num_encoder_tokens=budget, **mode)
+            for pooling in ("mean", "cls", "last"):
+                ids = [driver.embed(text, pooling) for text in encoder.texts]
+                driver.run()
+                for number, expected in zip(ids, encoder.expected, strict=True):
+                    wanted = {"mean": expected.mean(0), "cls": expected[0], "last": expected[-1]}
+                    torch.testing.assert_close(driver.vector(number), wanted[pooling], **TOLERANCE)
+
+
+def accounts_for_tensors(encoder: Encoder) -> None:
+    """A missing tensor that the hidden states need, or an extra one, is an error naming it."""
+    for name in sorted(load_file(encoder.folder / "model.safetensors")):
+        if "pooler" not in name and "embed_positions" not in name:
+            refused(encoder, lambda config, tensors, name=name: tensors.pop(name), name)
+    surplus = {"encoder.surplus.weight": torch.ones(1)}
+    refused(encoder, lambda config, tensors: tensors.update(surplus), "encoder.surplus.weight")
+
+
+def refused(encoder: Encoder, edit: Edit, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(edited(encoder, edit))
+    assert named in str(caught.value)
+
+
+def edited(encoder: Encoder, edit: Edit) -> Path:
+    copy = encoder.folder.with_name(encoder.folder.name + "-edited")
+    shutil.copytree(encoder.folder, copy, dirs_exist_ok=True)
+    edit_checkpoint(copy, edit)
+    return copy
+
+
+def features_matter(encoder: Encoder) -> None:
+    """Removing a feature under test changes the hidden states, so the case can fail."""
+
+    def difference(edit: Edit) -> float:
+        (hidden,) = hidden_states(load(edited(encoder, edit)), encoder.texts[-1:])
+        return float((hidden - encoder.expected[-1]).abs().max())
+
+    each_feature_matters(encoder.case, difference, VISIBLE)
+
+
+EQUALITIES: Sequence[Equality] = (alone, ragged_batch, pooled_vectors, accounts_for_tensors)
+
+
+def encoder_tests(
+    cases: Sequence[EncoderCase], equalities: Sequence[Equality] = EQUALITIES
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test(encoder, equality) for every pair; add features_matter if the case lists any."""
+    return every_pair("encoder", cases, equalities, features_matter)

@@ -1,0 +1,258 @@
+"""A scripted EngineClient without a process or a model. The test controls every event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from engine.client.admission import WaitingQueue
+from engine.client.client import State
+from engine.client.output_stream import OutputStream
+from engine.config import EngineConfig
+from engine.errors import (
+    EngineDeadError,
+    EngineOverloadedError,
+    EngineUnavailableError,
+    RequestRejectedError,
+)
+from engine.protocol import (
+    Admission,
+    EmbedRequest,
+    EngineStats,
+    GenerateRequest,
+    KVGroup,
+    Prefill,
+    Progress,
+    Ready,
+    StepOutputs,
+    ToEngine,
+    TokenLogprobs,
+    TokenOutput,
+)
+
+Sent = TypeVar("Sent", GenerateRequest, EmbedRequest)
+WIRE = msgspec.msgpack.Decoder(ToEngine)
+Script = Callable[[GenerateRequest], Sequence[int]]
+NOT_FINITE = -1  # in a script: the logits of this token are not finite
+
+INFO = Ready(
+    architecture="Fake",
+    kind="decoder",
+    dtype="float32",
+    device="cpu",
+    vocab_size=258,
+    max_model_len=512,
+    block_size=16,
+    num_blocks=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=256,
+    parameters=1,
+    weight_bytes=4,
+    kv_cache_bytes=4,
+    load_seconds=0.0,
+    attention_backend="fake",
+    threads=1,
+    kv_groups=(KVGroup(1),),
+)
+
+
+def as_received(request: Sent) -> Sent:
+    """Return the request as the engine would decode it. Raises if a field has the wrong type."""
+    received: Sent = WIRE.decode(msgspec.msgpack.encode(request))
+    return received
+
+
+@dataclass
+class Running:
+    request: GenerateRequest
+    stream: OutputStream[TokenOutput]
+    tokens: list[int]
+    done: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Gives each request the tokens of `script`, one per step, and repeats them if needed.
+
+    No step runs while `gate` is cleared. `burst` is the number of steps delivered together.
+    """
+
+    script: Script
+    state: State = "ready"
+    info: Ready | None = INFO
+    burst: int = 1
+    delay: float = 0.0
+    overloaded: bool = False
+    queue: WaitingQueue = field(default_factory=lambda: WaitingQueue(EngineConfig()))
+    reject: RequestRejectedError | None = None
+    progress: Progress = field(default_factory=lambda: Progress("ready", 1.0))
+    stats: EngineStats = field(default_factory=EngineStats)
+    on_step: Callable[[StepOutputs], None] | None = None
+    requests: list[GenerateRequest] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    running: dict[int, Running] = field(default_factory=dict)
+    death: EngineDeadError | None = None
+    config_error: bool = False
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.loaded = asyncio.Event()
+        if self.info is not None:
+            self.loaded.set()
+        self._work = asyncio.Event()
+        self._died = asyncio.Event()
+        self._ids = 0
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._loop = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loop
+
+    async def wait_ready(self) -> Ready:
+        await self.loaded.wait()
+        assert self.info is not None
+        return self.info
+
+    async def wait_dead(self) -> EngineDeadError:
+        await self._died.wait()
+        assert self.death is not None
+        return self.death
+
+    def die(self, message: str = "secret reason at /home/x 0xdead") -> None:
+        if self.state != "draining":
+            self.state = "dead"
+        self.death = EngineDeadError(message)
+        for running in self.running.values():
+            running.stream.fail(self.death)
+        self.running.clear()
+        self._died.set()
+
+    def admit(self) -> None:
+        if self.death is not None:
+            raise self.death
+        if self.state != "ready":
+            raise EngineUnavailableError(self.state, "not now")
+        self._check_room()
+
+    def expecting(self) -> contextlib.AbstractContextManager[None]:
+        return self.queue.expecting(self.stats)
+
+    def _check_room(self) -> None:
+        if self.overloaded:
+            raise EngineOverloadedError("The queue is full.", retry_after=7)
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
+        if self.death is not None:
+            raise self.death
+        self._check_room()
+        stream: OutputStream[TokenOutput] = OutputStream([r.id for r in requests], self._abort)
+        for request in map(as_received, requests):
+            self.requests.append(request)
+            self.running[request.id] = Running(request, stream, list(self.script(request)))
+        self._work.set()
+        return stream
+
+    def _abort(self, ids: list[int]) -> None:
+        self.aborted += ids
+        for request_id in ids:
+            self.running.pop(request_id, None)
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def last_step_age(self) -> float:
+        return 0.0
+
+    def drain(self) -> None:
+        self.state = "draining"
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            await self.gate.wait()
+            for _ in range(self.burst):
+                self._step()
+            if not self.running:
+                self._work.clear()
+            await asyncio.sleep(self.delay)
+
+    def _step(self) -> None:
+        at = time.monotonic()
+        outputs = []
+        for running in list(self.running.values()):
+            if self.reject is not None:
+                running.stream.fail(self.reject)
+                del self.running[running.request.id]
+                continue
+            if not running.done:
+                admission = Admission(running.request.id, at, self.cached_tokens)
+                running.stream.admissions[running.request.id] = admission
+                prefill = Prefill(running.request.id, 0, len(running.request.prompt))
+                begin = max(at - 0.001, running.request.arrival)  # not before the request's arrival
+                running.stream.prefills[running.request.id].append((begin, at, prefill))
+            output = self._sample(running)
+            running.stream.deliver(at, output)
+            outputs.append(output)
+            if output.finish is not None:
+                del self.running[running.request.id]
+        old = self.stats
+        self.stats = EngineStats(
+            step=old.step + 1,
+            running=len(self.running),
+            blocks_held=len(self.running),
+            blocks_total=64,
+            prefix_queries=old.prefix_queries + len(outputs),
+            prefix_hits=old.prefix_hits + 1,
+            step_seconds=0.001,
+        )
+        if self.on_step is not None:
+            self.on_step(StepOutputs(at, outputs, [], self.stats))
+
+    def _sample(self, running: Running) -> TokenOutput:
+        params = running.request.params
+        token = running.tokens[running.done % len(running.tokens)]
+        running.done += 1
+        if token == NOT_FINITE:
+            return TokenOutput(running.request.id, -1, "error")
+        finish = "length" if running.done >= params.max_tokens else None
+        if token in params.stop_token_ids and running.done > params.min_tokens:
+            finish = "stop"
+        logprobs = None
+        if params.logprobs >= 0:
+            top = [(token, -0.5), (token ^ 1, -1.5), (65, float("-inf"))]
+            logprobs = TokenLogprobs(-0.5, tuple(top[: params.logprobs]))
+        scores: tuple[TokenLogprobs, ...] = ()
+        if params.prompt_logprobs >= 0 and running.done == 1:
+            scores = scores_of(running.request)
+        return TokenOutput(running.request.id, token, finish, logprobs, scores)
+
+
+def scores_of(request: GenerateRequest) -> tuple[TokenLogprobs, ...]:
+    """Return the prompt logprobs of all tokens but the first.
+
+    The n-th token has logprob -n; one other token is likelier.
+    """
+    count = request.params.prompt_logprobs
+    scores = []
+    for place, token in enumerate(request.prompt[1:], 1):
+        top = [(token ^ 1, -0.25), (token, -place), (200, float("-inf"))]
+        scores.append(TokenLogprobs(-place, tuple(top[:count])))
+    return tuple(scores)

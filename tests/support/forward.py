@@ -1,0 +1,83 @@
+"""Run a loaded model on slices built by hand, which gives the logits of all tokens.
+
+The engine itself computes logits of sampled tokens only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.kv_cache import KVCache
+from engine.ops.dispatch import compiled_kernels
+from engine.protocol import SamplingParams
+from engine.runner.batch import build_batch
+from engine.runner.encoder import build_encoder_batch
+from engine.runner.model_runner import ModelRunner
+from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
+
+Plan = list[list[tuple[int, int]]]  # steps of (prompt index, number of its next tokens)
+
+
+@torch.inference_mode()
+def forward(
+    runner: ModelRunner,
+    prompts: Sequence[list[int]],
+    plan: Plan,
+    sources: Sequence[list[int]] | None = None,
+) -> list[torch.Tensor]:
+    """Return logits [computed tokens, vocabulary] of each prompt.
+
+    The prompts' blocks are scattered over a new KV cache. Within a step, decodes come before
+    chunks, in the scheduler's order.
+    """
+    size, groups = runner.kv.block_size, runner.kv.groups
+    sources = sources or [[]] * len(prompts)
+    pairs = list(zip(prompts, sources, strict=True))
+    needed = [[-(-len(s if g.cross else p) // size) for g in groups] for p, s in pairs]
+    total = sum(map(sum, needed))
+    scattered = random.Random(0).sample(range(1, total + 1), total)
+    kv = KVCache(runner.blueprint.specs, total, size, runner.dtype, runner.device)
+    params = SamplingParams(max_tokens=1)
+    rows, blocks, encodes = [], [], []
+    for row, (prompt, source) in enumerate(pairs):
+        rows.append(NewRow(row, tuple(prompt), len(prompt), params, len(source)))
+        tables = [tuple(scattered.pop() for _ in range(count)) for count in needed[row]]
+        blocks += [NewBlocks(row, group, 0, ids) for group, ids in enumerate(tables)]
+        if source:
+            own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].cross)
+            encodes.append(Encode(row, tuple(source), blocks=own))
+    runner.rows.apply(rows, blocks)
+    if encodes:
+        runner.model.encode(build_encoder_batch(encodes, kv, runner.backend, runner.device))
+    logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+    done = [0] * len(prompts)
+    for turn in plan:
+        slices = []
+        for index, count in sorted(turn, key=lambda part: part[1] > 1):
+            slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
+            done[index] += count
+        batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
+        with compiled_kernels(runner.blueprint.compiles):
+            result = runner.model.logits(runner.model.forward(batch))
+        for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
+            logits[slice_.row].append(part)
+    assert not any(kv.layers[0].keys[0].flatten().tolist()), "the null block was written"
+    return [torch.cat(parts) for parts in logits]
+
+
+def whole(prompts: Sequence[list[int]]) -> Plan:
+    """Return a plan that computes all prompts in one step."""
+    return [[(index, len(prompt)) for index, prompt in enumerate(prompts)]]
+
+
+def chunked(prompts: Sequence[list[int]], size: int) -> Plan:
+    """Return a plan that computes every prompt in chunks of `size` tokens, all in parallel."""
+    plan: Plan = []
+    for start in range(0, max(map(len, prompts)), size):
+        plan.append(
+            [(i, min(size, len(p) - start)) for i, p in enumerate(prompts) if start < len(p)]
+        )
+    return plan
