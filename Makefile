@@ -1,11 +1,11 @@
-# Every target that needs .venv makes it by itself, and again when pyproject.toml or constraints.txt changed.
+# Targets that need .venv create it, and update it if pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= demo
 BIN := .venv/bin
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
-# Without a GPU the CPU build of torch, which is 2 GB smaller. Its local version 2.x+cpu wins over
-# the index's 2.x; `TORCH_INDEX=` asks for no second index.
+# Without a GPU, install torch's CPU build, which is 2 GB smaller. pip prefers its local version
+# 2.x+cpu to the 2.x of the default index. `TORCH_INDEX=` disables the second index.
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 comma := ,
 EXTRAS := dev$(if $(GPU),$(comma)gpu)
@@ -14,7 +14,7 @@ EXTRAS := dev$(if $(GPU),$(comma)gpu)
 
 setup: .venv/stamp
 
-# venv keeps the links that are there: another Python's would find this one's library.
+# venv keeps existing links: the link of another Python would load the library of this one.
 .venv/stamp: pyproject.toml constraints.txt
 	rm -f .venv/bin/python*
 	$(PYTHON) -m venv .venv
@@ -57,9 +57,9 @@ demo-train: setup
 	$(BIN)/python -m engine.demo.training.train
 	$(BIN)/python -m engine.demo.training.train --model translate
 
-# The machine with the GPU may have a python of its own and no network. There `make gpu-wheels`,
-# made on another machine and copied along, supplies what is missing beside torch and triton; of
-# Penstock's own wheel only the version is used, as the tree comes first.
+# The machine with the GPU may have its own Python with torch and triton, and no network. Then run
+# `make gpu-wheels` on another machine and copy the tree: this adds the other packages. Penstock's
+# wheel only provides the version, because the tree comes first in the path.
 GPU_PYTHON ?= $(if $(wildcard .venv/stamp),.venv/bin/python,python3)
 GPU_PYTHON_VERSION ?= 3.12
 GPU_SITE := build/gpu-site
@@ -76,7 +76,7 @@ gpu-wheels: setup
 
 gpu-check:
 ifeq ($(GPU),)
-	@echo "gpu-check: no nvidia-smi here, so there is no GPU to check; nothing was run."
+	@echo "gpu-check: nvidia-smi was not found, so there is no GPU to check. Nothing was run."
 else
 	@mkdir -p build
 	@if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \

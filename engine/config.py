@@ -24,8 +24,8 @@ Threads = Annotated[int, Meta(ge=1, le=1024)]  # OpenMP crashes with tens of tho
 Seconds = Annotated[float, Meta(gt=0.0)]
 Size = Annotated[int, Meta(ge=1, extra={"size": True})]  # may be written as 32k or 2GiB
 # Upper limit for the tokens of a step or of a sequence.
-MOST_TOKENS = 2**24  # fp32 cannot represent every larger position
-Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, extra={"size": True})]
+MAX_TOKENS = 2**24  # fp32 cannot represent every larger position
+Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS, extra={"size": True})]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:

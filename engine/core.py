@@ -76,13 +76,13 @@ class EngineCore:
         """Run the loop body once: handle messages, launch a step, retire a step that is due."""
         messages = self.endpoint.drain(block=False)
         idle = not messages and not self.scheduler.has_work and not self.in_flight
-        if idle and not self.runner.improve():
+        if idle and not self.runner.capture_when_idle():
             messages = self.endpoint.drain(block=True)
         for message in messages:
             self.handle(message)
         step = self.scheduler.schedule()
         if step:
-            self.runner.wait_policy.look(time.monotonic())
+            self.runner.openmp_wait.look(time.monotonic())
             self.in_flight.append(pending := self.runner.launch(step))
             self.admitted += self.scheduler.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
@@ -117,6 +117,6 @@ class EngineCore:
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         """Return the stats after `step`, if any, which took `seconds`."""
-        cpu = self.runner.wait_policy
+        cpu = self.runner.openmp_wait
         stats = self.scheduler.stats(step, seconds)
         return replace(stats, cpu_contention=cpu.contention, cpu_contended=cpu.contended)

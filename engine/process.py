@@ -23,7 +23,7 @@ import msgspec
 from engine.client.channel import EngineEndpoint, remove_sockets
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import TELL_STACKS, Fatal, Notice, Progress
+from engine.protocol import DUMP_STACKS, Fatal, Notice, Progress
 
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; no process is left to read it
@@ -37,7 +37,7 @@ def main() -> int:
     address = sys.argv[1]
     # A crash in native code raises no exception, so only its stack traces report it.
     faulthandler.enable()
-    faulthandler.register(TELL_STACKS)
+    faulthandler.register(DUMP_STACKS)
     if not (line := sys.stdin.buffer.readline()):
         remove_sockets(address)
         return PARENT_DIED  # the parent was killed before it sent the configuration

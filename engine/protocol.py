@@ -22,13 +22,13 @@ from typing import Literal
 import msgspec
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
-TELL_STACKS = signal.SIGUSR1
+DUMP_STACKS = signal.SIGUSR1
 FinishReason = Literal["stop", "length", "error"]
 Pooling = Literal["cls", "mean", "last"]
 ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
 # Why the last bits of a sequence's logits depend on the other sequences in its step: the CPU's
 # matrix unit (AMX), an old oneDNN, or weights that are not prepacked. None: no known reason.
-Uneven = Literal["amx", "onednn", "unpacked"] | None
+BatchVariance = Literal["amx", "onednn", "unpacked"] | None
 TokenIds = list[int]
 
 
@@ -85,12 +85,12 @@ class GenerateRequest(Message, frozen=True):
     arrival: float  # when the HTTP request arrived
     priority: int = 0
     salt: str = ""  # tenant: only requests with an equal salt share cached prefixes
-    source: TokenIds = []
+    encoder_prompt: TokenIds = []
 
     @property
     def size(self) -> int:
         """Number of tokens to compute before the first new one."""
-        return len(self.prompt) + len(self.source)
+        return len(self.prompt) + len(self.encoder_prompt)
 
 
 class EmbedRequest(Message, frozen=True):
@@ -136,13 +136,13 @@ class KVGroup(Record, frozen=True):
 
     layers: int
     window: int | None = None  # None: a query sees all keys
-    cross: bool = False  # cross-attention KV of the encoder prompt, written once
+    is_cross: bool = False  # cross-attention KV of the encoder prompt, written once
 
-    def first_block(self, position: int, block_size: int) -> int:
+    def first_visible_block(self, position: int, block_size: int) -> int:
         """Index of the first block that a query at `position` or later sees."""
         return 0 if self.window is None else max(0, position - self.window + 1) // block_size
 
-    def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
+    def max_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
         """Most blocks that a sequence of `tokens` holds at once.
 
         A step computes at most `step_tokens` of its tokens.
@@ -186,8 +186,10 @@ class Ready(Message, frozen=True):
     kv_groups: tuple[KVGroup, ...]
     start_token: int | None = None  # first decoder token of an encoder-decoder
     embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
-    uneven: Uneven = None
-    emulated: bool = False  # bf16 without a bf16 matmul on this CPU: many rows are slower than fp32
+    batch_variance: BatchVariance = None
+    emulates_bf16: bool = (
+        False  # bf16 without a bf16 matmul on this CPU: many rows are slower than fp32
+    )
     memory: tuple[MemoryEntry, ...] = ()
 
 
@@ -221,7 +223,7 @@ class Admission(Record, frozen=True):
     cached_tokens: int  # tokens of prompt and source whose KV came from the prefix cache
 
 
-class Prefill(Record, frozen=True):
+class PrefillChunk(Record, frozen=True):
     """A step computed tokens [start, start + count) of a request.
 
     They are part of its prompt, or of the tokens it had when it was preempted.
@@ -265,7 +267,7 @@ class StepOutputs(Message, frozen=True):
     admitted: list[Admission]
     stats: EngineStats
     embeddings: list[EmbedOutput] = []
-    prefills: list[Prefill] = []
+    prefills: list[PrefillChunk] = []
 
 
 class Rejected(Message, frozen=True):

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from engine.device.facts import DTYPES, onednn_multiplies, select_dtype
+from engine.device.facts import DTYPES, onednn_has_matmul, select_dtype
 from engine.layers.weights.onednn import PackedWeight
 from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
@@ -50,7 +50,7 @@ def matmul_rate(dtype: torch.dtype) -> float:
     rows, inner, outer = 128, 576, 3072
     x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
     ways: list[Callable[[], torch.Tensor]] = [lambda: torch.nn.functional.linear(x, weight)]
-    if onednn_multiplies(x.device, dtype):
+    if onednn_has_matmul(x.device, dtype):
         packed = PackedWeight(weight)
         ways.append(lambda: packed(x))
     best = min(min(timeit.repeat(way, number=1, repeat=50)) for way in ways)
@@ -71,7 +71,7 @@ def weight_rate(dtype: torch.dtype) -> float:
     outer, inner = 3072, 576
     count = 2**29 // (outer * inner * dtype.itemsize)
     x, weights = torch.ones(1, inner, dtype=dtype), torch.ones(count, outer, inner, dtype=dtype)
-    packs = onednn_multiplies(x.device, dtype)
+    packs = onednn_has_matmul(x.device, dtype)
     layers: list[Callable[[torch.Tensor], torch.Tensor]] = [
         PackedWeight(weight) if packs else partial(torch.nn.functional.linear, weight=weight)
         for weight in weights

@@ -66,7 +66,7 @@ def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
         layer.keys.normal_()
         layer.values.normal_()
     row_ids = torch.arange(batch, device=runner.device)
-    spec = runner.blueprint.specs[0]
+    spec = runner.plan.specs[0]
 
     def random(heads: int) -> torch.Tensor:
         shape = batch, heads, spec.head_dim

@@ -61,7 +61,7 @@ class Engine:
 
     def settle(self) -> None:
         """Capture all remaining graphs now, which a server does while it is idle."""
-        while self.runner.improve():
+        while self.runner.capture_when_idle():
             pass
 
     def submit(self, works: Sequence[Work]) -> list[int]:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
-from engine.client.admission import WaitingQueue
+from engine.client.admission import AdmissionControl
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError
 from engine.protocol import GenerateRequest, SamplingParams
@@ -37,7 +37,7 @@ from loadtest.step_time import StepTime
 from loadtest.workload import Scale, workload
 
 TOKEN = SampledToken(0)  # every token of every answer
-MOST_REPLICAS = 64
+MAX_REPLICAS = 64
 VOCABULARY = range(1, 1000)  # token ids of the prompts, which no model reads
 
 
@@ -86,7 +86,7 @@ class Replica:
     def __init__(self, fitted: FittedReplica, clock: Callable[[], float]) -> None:
         config = fitted.config
         self._step_time = fitted.step_time
-        self._queue = WaitingQueue(config, clock)
+        self._queue = AdmissionControl(config, clock)
         self._clock = clock
         self._scheduler = Scheduler(
             num_blocks=fitted.num_blocks,
@@ -266,11 +266,11 @@ class Question:
 
         If not even MOST_REPLICAS keep it, yield only the prediction for these.
         """
-        most = self.predict(MOST_REPLICAS)
+        most = self.predict(MAX_REPLICAS)
         if (most.attainment or 0.0) < attainment:
             yield most
             return
-        for replicas in range(1, MOST_REPLICAS + 1):
+        for replicas in range(1, MAX_REPLICAS + 1):
             yield (prediction := self.predict(replicas))
             if (prediction.attainment or 0.0) >= attainment:
                 return
@@ -301,7 +301,7 @@ def main() -> None:
     for prediction in question.fewest(options.attainment):
         print(prediction, flush=True)
     if (prediction.attainment or 0.0) < options.attainment:
-        sys.exit(f"simulate: no number of replicas up to {MOST_REPLICAS} keeps the objective.")
+        sys.exit(f"simulate: no number of replicas up to {MAX_REPLICAS} keeps the objective.")
 
 
 def _options() -> argparse.Namespace:

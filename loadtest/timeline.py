@@ -12,7 +12,7 @@ from html import escape
 from loadtest.charts import Dot, Line, chart, document
 from loadtest.http_client import Completion
 
-MOST_DOTS = 120  # per line; a longer test is shown in wider slices
+MAX_DOTS = 120  # per line; a longer test is shown in wider slices
 
 Values = Callable[["Slice"], Sequence[float]]
 Figure = Callable[[Sequence[float]], float | None]
@@ -78,7 +78,7 @@ class Timeline:
     def slices(self) -> tuple[int, list[Slice]]:
         """Return (seconds per slice, all slices without gaps)."""
         length = max(self._slices, default=0) + 1
-        width = -(-length // MOST_DOTS)
+        width = -(-length // MAX_DOTS)
         wide = [Slice() for _ in range(-(-length // width))]
         for second, one in list(self._slices.items()):
             wide[second // width].add(one)

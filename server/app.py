@@ -26,8 +26,8 @@ from server.cli.config import ServerConfig, served_names
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ApiError
-from server.http.openapi import RESPONSES, DescribedApp
-from server.state import Service
+from server.http.openapi import RESPONSES, OpenApiApp
+from server.state import AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -53,7 +53,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     folder = model_folder(engine_config.model)
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
-    service = Service(
+    service = AppState(
         config=config,
         client=client,
         keys=ApiKeys(config),
@@ -65,7 +65,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         created=int(time.time()),
     )
-    app = DescribedApp(
+    app = OpenApiApp(
         keyed=bool(service.keys),
         title="Penstock",
         version=version,
@@ -76,7 +76,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         responses=RESPONSES,
         exception_handlers={HTTPException: _raise},
     )
-    app.state.service = service
+    app.state.penstock = service
     app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
     for router in ROUTERS:
         app.include_router(router)
@@ -116,7 +116,7 @@ def _hint(path: str) -> str:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service: Service = app.state.service
+    service: AppState = app.state.penstock
     await service.client.start()
     try:
         yield

@@ -21,12 +21,12 @@ from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
 from server.app import create_app
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.banner import banner, base_url, load_progress
 from server.cli.config import ServerConfig
-from server.cli.console import voice
+from server.cli.console import logger_for
 from server.http.connection import MAX_HEAD_BYTES, Connection, make_room
-from server.state import Service
+from server.state import AppState
 
 KEEP_ALIVE_S = 75  # longer than the 60 s after which common proxies drop an idle connection
 DEATH_NOTICE_S = 1.0  # /health reports a dead engine for this long before the process exits
@@ -44,14 +44,14 @@ def run(
     try:
         app = create_app(config, engine_config, client)
     except ConfigError as error:
-        voice(config, "error")(f"penstock: {error}")
-        return exits.BAD_CONFIG
+        logger_for(config, "error")(f"penstock: {error}")
+        return exit_codes.BAD_CONFIG
     app.state.most_connections = _most_connections()
     lifetime = Lifetime(app, engine_config, listener)
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # logged last, so that supervisors can read it as the last line
-        voice(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
+        logger_for(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
     return status
 
 
@@ -106,16 +106,16 @@ class Lifetime:
     def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
         self.cause = ""  # why the server stops: a signal or the engine's death
         self.server = Server(uvicorn_config(app))
-        self._service: Service = app.state.service
+        self._service: AppState = app.state.penstock
         self._client = self._service.client
-        self._say = voice(self._service.config)
+        self._say = logger_for(self._service.config)
         self._engine_config = engine_config
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
-        self._status = exits.CLEAN
-        self._told_to_leave = -math.inf  # loop time of the first signal
-        self._full_told = -math.inf  # loop time of the last record that descriptors ran out
+        self._status = exit_codes.CLEAN
+        self._signalled_at = -math.inf  # loop time of the first signal
+        self._full_logged_at = -math.inf  # loop time of the last record that descriptors ran out
 
     async def run(self) -> int:
         """Serve until the server stops; return the exit status."""
@@ -135,7 +135,7 @@ class Lifetime:
         try:
             await self.server.serve(sockets=[self._listener])
         except SystemExit:  # uvicorn exits when a lifespan fails, and has logged why
-            self._status = exits.CANNOT_LISTEN
+            self._status = exit_codes.CANNOT_LISTEN
         finally:
             for task in tasks:
                 task.cancel()
@@ -158,10 +158,10 @@ class Lifetime:
             loop.default_exception_handler(context)
             return
         make_room(self.server.server_state.connections, SPARE_FILES)
-        if loop.time() - self._full_told >= FULL_NOTICE_S:
-            self._full_told = loop.time()
+        if loop.time() - self._full_logged_at >= FULL_NOTICE_S:
+            self._full_logged_at = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            voice(self._service.config, "warning")(
+            logger_for(self._service.config, "warning")(
                 f"penstock: {error.strerror}: new connections wait until others end or have been "
                 f"idle for a second. This process may open {most} files; raise `ulimit -n`."
             )
@@ -189,9 +189,9 @@ class Lifetime:
     async def _watch(self) -> None:
         self.cause = str(await self._client.wait_dead())
         if self._client.config_error:
-            self._status = exits.BAD_CONFIG
+            self._status = exit_codes.BAD_CONFIG
         else:
-            self._status = exits.ENGINE_DIED
+            self._status = exit_codes.ENGINE_DIED
             await asyncio.sleep(DEATH_NOTICE_S)
         self._stop_serving(LAST_WORDS_S)
 
@@ -200,19 +200,19 @@ class Lifetime:
             self._service.keys.reload()
         except ConfigError as error:
             text = f"penstock: SIGHUP: the API keys are unchanged: {error}"
-            voice(self._service.config, "error")(text)
+            logger_for(self._service.config, "error")(text)
         else:
             self._say(f"penstock: SIGHUP: {len(self._service.keys)} API keys read")
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = asyncio.get_running_loop().time()
         if self._drain is not None:
-            if now - self._told_to_leave < ECHO_S:
+            if now - self._signalled_at < ECHO_S:
                 return
             # Skip the clean-up, which could hang. The engine process ends with its parent.
             sys.stderr.flush()
             os._exit(128 + number)
-        self._told_to_leave = now
+        self._signalled_at = now
         self.cause = self.cause or f"stopped by {number.name}"
         self._drain = asyncio.create_task(self._drain_and_stop(number.name))
 

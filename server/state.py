@@ -25,7 +25,7 @@ Task = Literal["generate", "embed"]
 
 
 @dataclass(frozen=True)
-class Service:
+class AppState:
     config: ServerConfig
     client: EngineClient
     keys: ApiKeys
@@ -79,7 +79,7 @@ class Service:
         """First token of an encoder–decoder's output; None for models that continue prompts."""
         return self.loaded().start_token
 
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Return the token limit of one sequence or text. The KV cache always has room for it."""
         info = self.loaded()
         own = info.max_model_len
@@ -90,13 +90,13 @@ class Service:
         return to_api_error(error, draining=self.client.state == "draining")
 
 
-async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Service, BodyType]:
+async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[AppState, BodyType]:
     """Return the service and the validated body of a request for `task`.
 
     A full queue refuses the request before its body is read. Raises ApiError, EngineError or
     pydantic.ValidationError, which `to_api_error` converts.
     """
-    service = service_of(request)
+    service = state_of(request)
     service.client.admit()
     service.check_task(task)
     body = await read_body(request, kind, service.large_bodies)
@@ -104,7 +104,7 @@ async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[Se
     return service, body
 
 
-def service_of(request: Request) -> Service:
-    service = request.app.state.service
-    assert isinstance(service, Service)
+def state_of(request: Request) -> AppState:
+    service = request.app.state.penstock
+    assert isinstance(service, AppState)
     return service

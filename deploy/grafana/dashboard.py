@@ -1,4 +1,4 @@
-"""Reads dashboard.json: its panels, and their queries as Prometheus takes them."""
+"""Read the panels of dashboard.json and their queries in PromQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "dashboard.json"
-# What stands in a query beside the names of metrics: texts, matchers, ranges, label lists.
+# Parts of a query that are not metric names: strings, matchers, ranges and label lists.
 TEXTS = re.compile(r'"[^"]*"')
 ASIDES = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|without|on|ignoring|group_left)\s*\([^)]*\)")
 NAMES = re.compile(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])")
@@ -19,7 +19,7 @@ OPERATORS = frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan"})
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `x`, `y`, `width` and `height` in Grafana's grid of 24 columns."""
+    """One panel. `x`, `y`, `width` and `height` count cells of Grafana's grid of 24 columns."""
 
     title: str
     kind: str  # row, stat, timeseries or heatmap
@@ -29,7 +29,7 @@ class Panel:
     y: int
     width: int
     height: int
-    top: float | None  # the axis' end where it is given
+    top: float | None  # upper end of the axis; None if it is not set
 
 
 def load() -> Any:
@@ -47,11 +47,11 @@ def panels() -> Iterator[Panel]:
 
 
 def substitute(query: str, variables: Mapping[str, str]) -> str:
-    """A query with the values of its variables, as Grafana would send it."""
+    """Return the query with its variables replaced by their values, as Grafana sends it."""
     return re.sub(r"\$(\w+)", lambda match: variables[match[1]], query)
 
 
 def metric_names(query: str) -> set[str]:
-    """The series a query reads."""
+    """Return the names of the series that a query reads."""
     bare = ASIDES.sub(" ", TEXTS.sub("", query))
     return {name for name in NAMES.findall(bare) if name.lower() not in OPERATORS}

@@ -1,8 +1,8 @@
-"""Draws the dashboard as one SVG: its own panels and queries, answered by a running Prometheus.
+"""Draw the dashboard as one SVG, with its own panels and the data of a running Prometheus.
 
     python -m deploy.grafana.render --prometheus http://127.0.0.1:9090 --minutes 5 dashboard.svg
 
-For pages and reports where no Grafana is; it knows the kinds of panels that dashboard.json has.
+Use it for pages and reports without Grafana. It supports only the panel types in dashboard.json.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from deploy.grafana.dashboard import Panel, panels, substitute
 from deploy.prometheus.api import Prometheus, Series
 
-COLUMN, ROW, GAP = 60, 28, 6  # pixels: a cell of Grafana's grid, and between panels
-STEPS = 90  # points of a curve
+COLUMN, ROW, GAP = 60, 28, 6  # pixels: a cell of Grafana's grid, the space between panels
+STEPS = 90  # points per curve
 COLOURS = ("#3274d9", "#e0752d", "#1e8e3e", "#b8378c", "#8b6cc1", "#a1861d", "#d4443c", "#5a6b7b")
 SHADES = ("#dceaf7", "#b3d3ee", "#7fb5e0", "#4a90cc", "#2268a8", "#0b3c6f")
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -27,7 +27,7 @@ SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True)
 class Window:
-    """From when to when is drawn, in Unix seconds."""
+    """Time range of the drawing, in Unix seconds."""
 
     start: float
     end: float
@@ -39,7 +39,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Box:
-    """Where something is drawn, in pixels."""
+    """Rectangle of the drawing, in pixels."""
 
     x: float
     y: float
@@ -48,7 +48,7 @@ class Box:
 
 
 def number(value: float, unit: str) -> str:
-    """A value as a person writes it: 12 ms, 3.4k, 56 %."""
+    """Format a value for readers: 12 ms, 3.4 k, 56 %."""
     if unit == "percentunit":
         return f"{value * 100:.3g} %"
     if unit == "s":
@@ -75,7 +75,7 @@ def legend_of(template: str, series: Series) -> str:
 
 
 def nice_top(value: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below `value`."""
+    """Return the smallest 1, 2, 2.5 or 5 times a power of ten that is at least `value`."""
     if value <= 0:
         return 1.0
     power = 10.0 ** len(f"{int(value)}") if value >= 1 else 1.0
@@ -85,7 +85,7 @@ def nice_top(value: float) -> float:
 
 
 def curve(points: Sequence[tuple[float, float]], box: Box, window: Window, top: float) -> str:
-    """A line; broken where values are missing."""
+    """Return the SVG path of a line that is broken where values are missing."""
     parts, last = [], -1e18
     for at, value in points:
         x = box.x + (at - window.start) / (window.end - window.start) * box.width
@@ -140,7 +140,7 @@ def draw_heatmap(panel: Panel, found: list[tuple[str, Series]], box: Box, at: Wi
     plot = Box(box.x + 52, box.y + 24, box.width - 62, box.height - 44)
     bounds = sorted((s for _, s in found), key=lambda s: float(s.labels["le"]))
     below: dict[float, float] = {}
-    cells: list[tuple[float, int, float]] = []  # (time, bucket, count): le is cumulative
+    cells: list[tuple[float, int, float]] = []  # (time, bucket, count in this bucket alone)
     for bucket, series in enumerate(bounds):
         for moment, value in series.points:
             cells.append((moment, bucket, value - below.get(moment, 0.0)))
@@ -177,7 +177,7 @@ DRAW: dict[str, Drawing] = {
 
 
 def draw(panel: Panel, found: list[tuple[str, Series]], at: Window) -> str:
-    """One panel with its frame and title."""
+    """Draw one panel with its frame and title."""
     box = Box(
         panel.x * COLUMN + GAP,
         panel.y * ROW + GAP,
@@ -195,7 +195,7 @@ def draw(panel: Panel, found: list[tuple[str, Series]], at: Window) -> str:
 
 
 def render(prometheus: Prometheus, at: Window, rate_interval: str) -> str:
-    """The whole dashboard. `rate_interval` is what rates are taken over, at least four scrapes."""
+    """Draw the whole dashboard. `rate_interval` is the window of rates: at least four scrapes."""
     variables = {"__rate_interval": rate_interval, "model_name": ".*"}
     body, bottom = "", 0
     for panel in panels():
@@ -215,10 +215,12 @@ def render(prometheus: Prometheus, at: Window, rate_interval: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, help="the SVG to write")
-    parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its URL")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how far back")
-    parser.add_argument("--rate-interval", default="1m", help="at least four scrapes")
+    parser.add_argument("file", type=Path, help="SVG file to write")
+    parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="URL of Prometheus")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes to draw, up to now")
+    parser.add_argument(
+        "--rate-interval", default="1m", help="window of rates: at least four scrape intervals"
+    )
     given = parser.parse_args()
     now = time.time()
     window = Window(now - given.minutes * 60, now)

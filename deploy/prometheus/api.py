@@ -1,4 +1,4 @@
-"""What is asked of a running Prometheus."""
+"""Client for the HTTP API of a running Prometheus."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import httpx2
 
 @dataclass(frozen=True)
 class Series:
-    """One series of an answer: its labels, and (Unix seconds, finite value) pairs."""
+    """One series of a response: its labels and its (Unix seconds, finite value) pairs."""
 
     labels: Mapping[str, str]
     points: list[tuple[float, float]]
 
 
 class Prometheus:
-    """The HTTP API at `url`. Raises httpx2.HTTPError, or ValueError with Prometheus' own words."""
+    """The HTTP API at `url`. Raises httpx2.HTTPError, or ValueError with Prometheus' message."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx2.Client(base_url=f"{url}/api/v1", timeout=30)
@@ -31,18 +31,18 @@ class Prometheus:
         return answer["data"]
 
     def range(self, query: str, start: float, end: float, step: float) -> list[Series]:
-        """A query's values from `start` to `end`, every `step` seconds."""
+        """Return a query's values from `start` to `end` (Unix seconds), every `step` seconds."""
         parameters = {"query": query, "start": start, "end": end, "step": step}
         result = self._get("/query_range", parameters)["result"]
         return [Series(found["metric"], _finite(found["values"])) for found in result]
 
     def now(self, query: str) -> list[Series]:
-        """A query's values at this moment."""
+        """Return a query's current values."""
         result = self._get("/query", {"query": query})["result"]
         return [Series(found["metric"], _finite([found["value"]])) for found in result]
 
     def has(self, name: str) -> bool:
-        """Whether there are series of this name."""
+        """Return whether any series has this name."""
         return bool(self._get("/series", {"match[]": name}))
 
 

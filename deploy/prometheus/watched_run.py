@@ -1,12 +1,12 @@
-"""A load run under Prometheus, and whether everything that watches it works.
+"""Load a server under Prometheus and check its metrics, alerts and dashboard.
 
     python -m deploy.prometheus.watched_run --seconds 120 --svg docs/dashboard.svg
 
-Starts `penstock serve` and Prometheus with this folder's configuration and rules, and loads the
-server while it is scraped. Then it checks that no scrape was missed, that promtool accepts the
-exposition and the rules, and that every series of every panel and alert has arrived; and it draws
-the dashboard. Needs prometheus and promtool (Debian: `apt-get install prometheus`). Status 1 where
-a check fails.
+Starts `penstock serve`, and Prometheus with this folder's configuration and rules. Loads the
+server while Prometheus scrapes it. Then checks that no scrape was missed, that promtool accepts the
+exposition and the rules, and that every series of every panel and alert exists. Draws the dashboard
+with `--svg`. Needs prometheus and promtool (Debian: `apt-get install prometheus`). The exit status
+is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RULES = FOLDER / "rules.yml"
 START_S = 90
 REFUSED = {"prompt": "x", "temperature": 9}
 LEFT = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
-# One thread: the load generator and Prometheus want a core, too. A small KV cache: it shall fill.
+# One thread leaves a core for the load generator and Prometheus. 40 blocks let the KV cache fill.
 SERVE_FLAGS = ("--threads", "1", "--num-gpu-blocks-override", "40")
 
 
@@ -46,7 +46,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], ready: str) -> Iterator[None]:
-    """A process, once it answers `ready` with 200; ended at the end. Raises RuntimeError."""
+    """Run `command` in a context that begins when the URL `ready` answers 200.
+
+    Raises RuntimeError if the process exits before that, or after START_S seconds.
+    """
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log) as process:
         try:
             deadline = time.monotonic() + START_S
@@ -67,7 +70,7 @@ def answers(url: str) -> bool:
 
 
 def configuration(target: str, interval: str) -> str:
-    """prometheus.yml for a target on this machine, scraped more often."""
+    """Return prometheus.yml for a target on this machine, with scrapes every `interval`."""
     document = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
     document["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
     document["rule_files"] = [str(RULES)]
@@ -77,7 +80,7 @@ def configuration(target: str, interval: str) -> str:
 
 
 def load(url: str, seconds: float) -> None:
-    """Three loads in turn, each for a third of the time, with refusals and lost clients between."""
+    """Run three loads, each for a third of the time. `disturb` the server before each of them."""
     bench = [sys.executable, "-m", "server", "bench", "run", "--url", url, "--workload", "mix"]
     for clients in (1, 4, 12):
         disturb(url)
@@ -86,7 +89,7 @@ def load(url: str, seconds: float) -> None:
 
 
 def disturb(url: str) -> None:
-    """Requests that are refused, and one whose client leaves in the middle of the answer."""
+    """Send three invalid requests, and one whose client disconnects during the answer."""
     completions = f"{url}/v1/completions"
     for _ in range(3):
         httpx2.post(completions, json=REFUSED, timeout=30)
@@ -100,18 +103,18 @@ def promtool(*arguments: str, stdin: str = "") -> tuple[int, str]:
 
 
 def alerts() -> dict[str, str]:
-    """Each alert's query."""
+    """Return the query of each alert, by its name."""
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
 def faults(prometheus: Prometheus, exposition: str, at: Window, interval: str) -> Iterator[str]:
-    """What is wrong with what was seen of the run; nothing where all is well."""
+    """Yield each problem of the run as a sentence. Yields nothing if every check passes."""
     [up] = prometheus.range('up{job="penstock"}', at.start, at.end, at.step)
     if missed := sum(value < 1 for _, value in up.points):
         yield f"the server did not answer {missed} of {len(up.points)} scrapes"
     status, said = promtool("check", "metrics", stdin=exposition)
-    if status not in (0, 3):  # 3: matters of style, such as the colon in the names
+    if status not in (0, 3):  # 3: only warnings of style, such as the colon in names
         yield f"promtool refuses the exposition: {said}"
     status, said = promtool("check", "rules", str(RULES))
     if status:
@@ -123,13 +126,13 @@ def faults(prometheus: Prometheus, exposition: str, at: Window, interval: str) -
         for name in sorted(metric_names(query)):
             if not prometheus.has(name):
                 yield f"{where}: there is no series {name}"
-        prometheus.now(substitute(query, variables))  # raises where Prometheus refuses it
+        prometheus.now(substitute(query, variables))  # raises ValueError if Prometheus rejects it
     for firing in prometheus.now('ALERTS{alertstate="firing"}'):
         yield f"{firing.labels['alertname']} fires in a healthy run"
 
 
 def watch(given: argparse.Namespace) -> list[str]:
-    """Runs everything; returns what was wrong."""
+    """Run the server, Prometheus and the load; return the problems found."""
     url = f"http://127.0.0.1:{free_port()}"
     monitor = f"127.0.0.1:{free_port()}"
     serve = [sys.executable, "-m", "server", "serve", given.model, "--port", url.rpartition(":")[2]]
@@ -156,7 +159,7 @@ def watch(given: argparse.Namespace) -> list[str]:
 
 
 def report(prometheus: Prometheus, at: Window) -> None:
-    """What the run was, in a few numbers."""
+    """Print figures of the run: scrapes, series, requests, tokens and the load average."""
     asked = {
         "scrapes": f"count_over_time(up[{round(at.end - at.start)}s])",
         "series": 'scrape_samples_scraped{job="penstock"}',
@@ -172,14 +175,14 @@ def report(prometheus: Prometheus, at: Window) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo", help="what to serve")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of load")
+    parser.add_argument("--model", default="demo", help="model to serve")
+    parser.add_argument("--seconds", type=float, default=120.0, help="duration of the load")
     parser.add_argument("--interval", type=int, default=2, help="seconds between scrapes")
-    parser.add_argument("--svg", type=Path, help="draw the dashboard here")
+    parser.add_argument("--svg", type=Path, help="SVG file to draw the dashboard into")
     wrong = watch(parser.parse_args())
     for fault in wrong:
-        print(f"WRONG: {fault}")
-    print("all is well" if not wrong else f"{len(wrong)} things are wrong")
+        print(f"FAILED: {fault}")
+    print("no problems found" if not wrong else f"{len(wrong)} problems found")
     return int(bool(wrong))
 
 

@@ -1,5 +1,5 @@
-"""Penstock on Ray Serve: one ingress in front of N replicas, each of them our app and its engine.
+"""Penstock on Ray Serve: one ingress in front of N replicas, each with an app and an engine.
 
-Needs the extra `[ray]`. `python -m deploy.ray` runs it on this machine; `app:build` is what a
-RayService imports. See docs/scaling.md.
+Needs the extra `[ray]`. `python -m deploy.ray` runs it on this machine; a RayService imports
+`app:build`. See docs/scaling.md.
 """

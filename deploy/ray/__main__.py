@@ -1,6 +1,7 @@
-"""`python -m deploy.ray key=value …`: Ray and the application on this machine, loopback only.
+"""Run Ray and the application on this machine, loopback only: `python -m deploy.ray key=value …`.
 
-The keys are those of `deploy.ray.app.build`. Runs until a signal, then ends Ray too.
+The keys are the arguments of `deploy.ray.app.build`. SIGINT or SIGTERM stops the application and
+Ray.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import signal
 import sys
 
 from engine.errors import ConfigError
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.console import say
 
 ON_THIS_MACHINE = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: all of Ray's ports on loopback
-    "RAY_worker_niceness": "0",  # 15 is for work beside the machine's own; here it is its own
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds Ray's ports to loopback on every system
+    "RAY_worker_niceness": "0",  # Ray's default, 15, is for background work
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -23,20 +24,20 @@ ON_THIS_MACHINE = {
 def main() -> int:
     os.environ.update(ON_THIS_MACHINE)
     try:
-        import ray  # reads them
+        import ray  # reads the variables above
         from ray import serve
 
         from deploy.ray.app import build
     except ModuleNotFoundError as error:
         say(f"penstock: {error.name} is not installed: pip install 'penstock[ray]'")
-        return exits.BAD_CONFIG
+        return exit_codes.BAD_CONFIG
     arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
     try:
         app = build(arguments)
     except ConfigError as error:
         say(f"penstock: {error}")
-        return exits.BAD_CONFIG
-    ray.init(include_dashboard=False)  # it runs code for whoever reaches it
+        return exit_codes.BAD_CONFIG
+    ray.init(include_dashboard=False)  # the dashboard runs code for every client
     port = int(arguments.get("port", 8000))
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(app)
@@ -44,7 +45,7 @@ def main() -> int:
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
     serve.shutdown()
     ray.shutdown()
-    return exits.CLEAN
+    return exit_codes.CLEAN
 
 
 if __name__ == "__main__":

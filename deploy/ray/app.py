@@ -1,4 +1,4 @@
-"""build: the Ray Serve application, from the same settings as `penstock serve`."""
+"""Build the Ray Serve application from the same settings as `penstock serve`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from deploy.ray.replica import Replica
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.cli.config import ServerConfig
-from server.cli.model_source import located
+from server.cli.model_source import resolve_model
 from server.cli.settings import load
 
-SPARE = 64  # requests a replica may have beyond its rows and its queue: probes and scrapes
+SPARE = 64  # open requests beyond a replica's rows and queue, for probes and scrapes
 HEALTH_PERIOD_S = 5.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: the settings of every replica, how many of them, and who chooses among them."""
+    """Settings of every replica, their number, and the routing policy (a name in POLICIES)."""
 
     config: ServerConfig
     engine_config: EngineConfig
@@ -38,9 +38,12 @@ class Plan:
 
 
 def plan(arguments: Mapping[str, Any]) -> Plan:
-    """`arguments` are settings of `penstock serve` by their YAML keys, and three of our own:
-    `min_replicas`, `max_replicas` (default 1; at least as many) and `routing` (default prefix).
-    Environment variables count too, below them. Raises ConfigError."""
+    """Read `arguments`: settings of `penstock serve` by their YAML keys, and three more.
+
+    These are `min_replicas`, `max_replicas` (both default to 1; a smaller maximum is raised to the
+    minimum) and `routing` (default: prefix). Environment variables apply to settings that are not
+    in `arguments`. Raises ConfigError.
+    """
     settings = {key.replace("-", "_"): value for key, value in arguments.items()}
     routing = settings.pop("routing", "prefix")
     if routing not in POLICIES:
@@ -48,9 +51,9 @@ def plan(arguments: Mapping[str, Any]) -> Plan:
     least, most = (_count(settings, name) for name in ("min_replicas", "max_replicas"))
     unknown = settings.keys() - {*EngineConfig.__struct_fields__, *ServerConfig.__struct_fields__}
     if unknown:
-        raise ConfigError(f"{', '.join(sorted(unknown))}: no settings of `penstock serve`.")
+        raise ConfigError(f"Unknown settings: {', '.join(sorted(unknown))}. See docs/scaling.md.")
     config, engine_config, _ = load(settings, os.environ, None)
-    return Plan(*located(config, engine_config), least, max(least, most), routing)
+    return Plan(*resolve_model(config, engine_config), least, max(least, most), routing)
 
 
 def _count(settings: dict[str, Any], name: str) -> int:
@@ -61,14 +64,14 @@ def _count(settings: dict[str, Any], name: str) -> int:
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
-    """The application of `plan(arguments)`; what a RayService imports."""
+    """Return the application for `plan(arguments)`. A RayService imports this function."""
     wanted = plan(arguments)
     config, engine_config = wanted.config, wanted.engine_config
-    quiet = LoggingConfig(enable_access_log=False)  # our app writes one
+    quiet = LoggingConfig(enable_access_log=False)  # each replica's app writes an access log
     replicas = serve.deployment(
         Replica,
         autoscaling_config=autoscaling(wanted.min_replicas, wanted.max_replicas),
-        # Above all our own bounds: a full queue is our 503 at once, not a wait in Ray's router.
+        # Above the engine's own bounds, so that a full queue is a 503 at once, not a wait in Ray.
         max_ongoing_requests=engine_config.max_num_queued_reqs + engine_config.max_num_seqs + SPARE,
         ray_actor_options={
             "num_cpus": engine_config.threads or 1,
@@ -84,7 +87,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
     )
     ingress = serve.deployment(
         Ingress,
-        max_ongoing_requests=100_000,  # it only waits; the replicas' queues are the bounds
+        max_ongoing_requests=100_000,  # the ingress only waits; the replicas' queues set the limit
         ray_actor_options={"num_cpus": 0},
         logging_config=quiet,
     )

@@ -1,4 +1,4 @@
-"""How many replicas: by our own queue, where Ray's default counts open requests of any size."""
+"""Scale replicas by the engines' queues. Ray's default counts open requests of any size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from deploy.ray.policies import replicas_wanted
 
 
 def autoscaling(min_replicas: int, max_replicas: int) -> AutoscalingConfig:
-    """Up after half a minute, by one; down after ten quiet ones: a replica's cache is lost."""
+    """Return the autoscaling settings: add a replica after 30 s, remove one after 10 minutes.
+
+    Removal is slow because it loses the KV cache of the replica.
+    """
     return AutoscalingConfig(
         min_replicas=min_replicas,
         max_replicas=max_replicas,
@@ -23,7 +26,7 @@ def autoscaling(min_replicas: int, max_replicas: int) -> AutoscalingConfig:
 
 
 def scale_on_queue(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Ray's autoscaling policy: the number of replicas wanted, and no state."""
+    """Return the wanted number of replicas, and an empty state. Ray calls it as its policy."""
     metrics = context.aggregated_metrics or {}
     total = {name: sum(metrics.get(name, {}).values()) for name in ("waiting", "running", "rows")}
     reporting = len(metrics.get("rows", {}))

@@ -1,6 +1,6 @@
-"""Ingress: reads a request, names its prefix, and relays what the replica the router chose sends.
+"""Read a request, hash its prefix, and relay the answer of the replica that the router chose.
 
-It touches no model and no tokenizer; everything about the API is the replica's.
+The ingress has no model and no tokenizer; the replicas implement the API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from server.http.body import BODY_DEADLINE
 from server.http.errors import ApiError
 
 SCRAPE_S = 5.0
-# Of the scope; the rest is Ray's.
+# Keys of the ASGI scope that are sent to the replica. The others are specific to Ray.
 CARRIED = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),
@@ -36,7 +36,7 @@ log = structlog.get_logger("deploy.ray")
 
 
 class Ingress:
-    """`block_size` is the KV cache's; `max_body_bytes` is where reading a body ends."""
+    """`block_size` is that of the KV cache. Reading stops if a body exceeds `max_body_bytes`."""
 
     def __init__(self, replicas: DeploymentHandle, block_size: int, max_body_bytes: int) -> None:
         self._replicas = replicas
@@ -58,7 +58,7 @@ class Ingress:
         return Relay(self._answers, body, prefix_of(body, self._block_size))
 
     async def _read(self, request: Request) -> bytes:
-        """The body, or as much of one that is too long as lets the replica refuse it."""
+        """Return the body, cut above the limit: the replica then refuses it as too long."""
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -67,8 +67,10 @@ class Ingress:
         return bytes(body)
 
     async def _metrics(self, scope: Scope) -> Response:
-        """Every replica's series; the label `engine` is the replica's rank. Where a replica refuses
-        the client, its refusal."""
+        """Return the series of all replicas; the label `engine` is the rank of the replica.
+
+        If a replica refuses the client, return its refusal.
+        """
         replies = self._replicas.broadcast("scrape", carried(scope))
         found = await replies.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
         expositions: dict[int, str] = {}
@@ -82,8 +84,11 @@ class Ingress:
 
 
 class Relay(Response):
-    """The replica's answer, message by message. Where the replica is lost: a 503 before the first
-    of them, later an error event, the last of the body, as our server does it."""
+    """Relay a replica's answer, message by message.
+
+    If the replica is lost before its first message, send a 503. Otherwise end the body with an
+    error event, as `penstock serve` does.
+    """
 
     def __init__(self, answers: DeploymentHandle, body: bytes, prefix: list[bytes]) -> None:
         self._answers, self._body, self._prefix = answers, body, prefix
@@ -109,7 +114,7 @@ class Relay(Response):
         finally:
             messages.cancel()
         if not complete:
-            raise ConnectionAbortedError("the answer did not end")
+            raise ConnectionAbortedError("the replica ended its answer too early")
 
 
 def carried(scope: Scope) -> Scope:
@@ -117,18 +122,18 @@ def carried(scope: Scope) -> Scope:
 
 
 def refusal(error: ApiError, scope: Scope) -> Response:
-    """An error body of our server's shape, under the id that Ray gave the request."""
+    """Return an error in the API's format, with the request id that Ray assigned."""
     body = error.body(Headers(scope=scope).get("x-request-id", "unknown"))
     return Response(body, error.status, error.headers, "application/json")
 
 
 def ends(message: Message) -> bool:
-    """Whether an ASGI message is the last of its answer."""
+    """Return whether an ASGI message is the last of its answer."""
     return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 def without_request_id(message: Message) -> Message:
-    """Ray's proxy writes the header itself."""
+    """Remove x-request-id from a message, because Ray's proxy adds this header itself."""
     if message["type"] != "http.response.start":
         return message
     kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
@@ -136,13 +141,13 @@ def without_request_id(message: Message) -> Message:
 
 
 def lost() -> ApiError:
-    """What a client is told whose replica has ended; another one takes its next attempt."""
-    message = "The replica that worked on this request has ended."
+    """Return the error for a request whose replica ended. A retry goes to another replica."""
+    message = "The replica that processed this request has ended. Send it again."
     return ApiError(503, "engine_unavailable", message, headers={"retry-after": "1"})
 
 
 def merged(expositions: Mapping[int, str]) -> bytes:
-    """Several replicas' metrics as one exposition; their ranks become the label `engine`."""
+    """Merge the metrics of replicas, by rank, into one exposition with the label `engine`."""
     families: dict[str, Metric] = {}
     for rank, text in sorted(expositions.items()):
         for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, and how many there should be. Pure Python, without Ray."""
+"""Choose the replica for a request, and the number of replicas. Pure Python, without Ray."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ import orjson
 
 from engine.scheduling.block_pool import BlockHasher
 
-BYTES_A_TOKEN = 4  # of text, roughly: a block of text is as long as a block of the KV cache
-MAX_BLOCKS = 1024  # of a prompt that are hashed
-MAX_WAITING = 2.0  # requests in the queue of a replica, on average, beyond which there is one more
-ROOM = 0.5  # share of their rows that the replicas left over may use, for one to be given up
+BYTES_A_TOKEN = 4  # rough length of a token: a hashed piece of text is about one KV block long
+MAX_BLOCKS = 1024  # most blocks of a prompt that are hashed
+MAX_WAITING = 2.0  # a replica is added above this mean number of waiting requests per replica
+ROOM = 0.5  # a replica is removed if the others would use less than this share of their rows
 Replica = TypeVar("Replica")
 
 
 class Policy(Protocol[Replica]):
-    """Orders replicas by preference, and is told which of them took the request."""
+    """Orders replicas by preference, and records which replica got a request."""
 
     def rank(self, prefix: Sequence[bytes], loads: Mapping[Replica, int]) -> list[Replica]:
-        """All replicas, the best first. `prefix` are the hashes of the prompt's first blocks,
-        `loads` the open requests of every replica."""
+        """Return all replicas, the best first.
+
+        `prefix` contains the hashes of the prompt's first blocks, `loads` the number of open
+        requests of each replica.
+        """
 
     def record(self, prefix: Sequence[bytes], replica: Replica) -> None: ...
 
 
 class Random(Generic[Replica]):
-    """Any replica; what a Service of Kubernetes does."""
+    """Orders replicas at random, like a Kubernetes Service."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
@@ -42,18 +45,19 @@ class Random(Generic[Replica]):
 
 
 class LeastLoaded(Random[Replica]):
-    """The replica with the fewest open requests, any of them where several have as few."""
+    """Orders replicas by their open requests, fewest first. Ties are broken at random."""
 
     def rank(self, prefix: Sequence[bytes], loads: Mapping[Replica, int]) -> list[Replica]:
         return sorted(super().rank(prefix, loads), key=lambda replica: loads[replica])
 
 
 class PrefixAffinity(LeastLoaded[Replica]):
-    """Of the replicas that were sent the longest known part of the prefix, the least loaded; where
-    that one has over `slack` requests more than the least loaded of all, this other one.
+    """Prefers the least loaded of the replicas that got the longest known part of the prefix.
 
-    A system prompt that everyone shares is soon known to every replica and binds nobody; the turns
-    of one conversation stay together. Remembers the last `capacity` blocks.
+    If that replica has over `slack` open requests more than the least loaded one, the least loaded
+    one comes first. A common system prompt is soon known to every replica, and then it ties no
+    request to one of them. The turns of a conversation stay on one replica. Remembers the last
+    `capacity` blocks.
     """
 
     def __init__(self, seed: int | None = None, *, capacity: int = 200_000, slack: int = 8) -> None:
@@ -90,10 +94,11 @@ POLICIES: dict[str, Callable[[], Policy[Any]]] = {
 
 
 def prefix_of(body: bytes, block_size: int) -> list[bytes]:
-    """Hashes of the first blocks of a request's prompt, each of a block and all before it, as the
-    KV cache names them; of token ids where the client sends them, else of the text's bytes.
+    """Return hashes of the first blocks of a request's prompt.
 
-    Empty for what is no prompt: the server that gets the request will say what is wrong with it.
+    Each hash covers a block and all blocks before it, as in the prefix cache. Blocks contain token
+    ids if the client sends them, otherwise bytes of the text or of the JSON of `messages`. Returns
+    [] for an invalid body: the replica that gets the request reports the error.
     """
     try:
         data = orjson.loads(body)
@@ -103,7 +108,7 @@ def prefix_of(body: bytes, block_size: int) -> list[bytes]:
         return []
     prompt = data.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        prompt = prompt[0]  # of several, the first decides
+        prompt = prompt[0]  # the first of several prompts decides
     if isinstance(prompt, list):
         return prefix_hashes(prompt, block_size)
     text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(data.get("messages"))
@@ -111,10 +116,10 @@ def prefix_of(body: bytes, block_size: int) -> list[bytes]:
 
 
 def prefix_hashes(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """The chain over the full blocks of `tokens`; empty where they are no token ids."""
+    """Return the hash chain of the full blocks of `tokens`; [] if they are not token ids."""
     hashes: list[bytes] = []
     try:
-        # Without a key: who makes two prompts collide gains a replica that knows neither.
+        # No secret key: a client that makes two prompts collide only gets a poor route.
         BlockHasher(block_size, b"").extend(hashes, tokens[: block_size * MAX_BLOCKS], b"")
     except (TypeError, OverflowError):
         return []
@@ -124,8 +129,11 @@ def prefix_hashes(tokens: Sequence[int], block_size: int) -> list[bytes]:
 def replicas_wanted(
     replicas: int, reporting: int, *, waiting: float, running: float, rows: float
 ) -> int:
-    """One more, one less or as many as `replicas`; the sums are over those that are `reporting`,
-    `rows` being the sequences that can run at once."""
+    """Return `replicas`, or one more or one less.
+
+    `waiting`, `running` and `rows` are sums over the `reporting` replicas. `rows` is the number of
+    sequences that can run at once.
+    """
     if not reporting:
         return replicas
     if waiting > MAX_WAITING * reporting:

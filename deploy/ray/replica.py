@@ -1,4 +1,4 @@
-"""Replica: our FastAPI app and its engine, as one process tree under a Ray actor."""
+"""Run the FastAPI app of `penstock serve` and its engine under one Ray actor."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from starlette.types import Message, Scope
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
 from server.app import create_app
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.lifetime import LAST_WORDS_S
-from server.state import Service
+from server.state import AppState
 
-LEAVE_S = 5.0  # for the app to end a request whose client has gone
+EXIT_S = 5.0  # time for the app to end a request after its client disconnected
 
 
 class Replica:
-    """Answers ASGI requests. Its engine starts with it and ends with it, and where the engine dies
-    the process ends too: Ray starts another one."""
+    """Answers ASGI requests with an engine that starts and ends with it.
+
+    If the engine dies, the process exits, and Ray starts another replica.
+    """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, config: ServerConfig, engine_config: EngineConfig
     ) -> None:
         self._client = ProcessClient(engine_config)
         self._app = create_app(config, engine_config, self._client)
-        self._service: Service = self._app.state.service
+        self._service: AppState = self._app.state.penstock
         self._open = 0
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
@@ -42,7 +44,7 @@ class Replica:
     async def answer(
         self, scope: Scope, body: bytes, prefix: list[bytes]
     ) -> AsyncIterator[list[Message]]:
-        """What the app sends, in batches of what has come. `prefix` is for the router."""
+        """Yield the app's messages in batches of those ready. Only the router uses `prefix`."""
         call = Call(body)
         app = asyncio.create_task(self._app(scope, call.receive, call.send))
         app.add_done_callback(call.end)
@@ -51,20 +53,22 @@ class Replica:
             async for batch in call.batches():
                 yield batch
         finally:
-            # Told of the client's end, not cancelled: then the request counts as a disconnect.
+            # Signal the disconnect before cancelling, so that the app counts it as one.
             call.gone.set()
-            await asyncio.wait({app}, timeout=LEAVE_S)
+            await asyncio.wait({app}, timeout=EXIT_S)
             app.cancel()
             self._open -= 1
 
     async def scrape(self, scope: Scope) -> tuple[int, list[Message]]:
-        """Our rank among the replicas, which a successor takes over, and the app's whole answer:
-        it is the app that knows who may read /metrics."""
+        """Return this replica's rank, which its successor takes over, and the app's whole answer.
+
+        The app answers, because it checks the API key for /metrics.
+        """
         messages = [message async for batch in self.answer(scope, b"", []) for message in batch]
         return serve.get_replica_context().rank.rank, messages
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `autoscaling.scale_on_queue` decides by, asked every few seconds."""
+        """Return the input of `autoscaling.scale_on_queue`. Ray calls it every few seconds."""
         stats = self._client.stats
         rows = self._service.loaded().max_num_seqs
         return {"waiting": stats.waiting, "running": stats.running, "rows": rows}
@@ -73,18 +77,18 @@ class Replica:
         cause = await self._client.wait_dead()
         say(f"penstock: {cause}")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):  # for open streams to send their error event
+            async with asyncio.timeout(LAST_WORDS_S):  # lets open streams send their error event
                 while self._open:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        os._exit(exits.ENGINE_DIED)
+        os._exit(exit_codes.ENGINE_DIED)
 
-    async def __del__(self) -> None:  # Ray awaits it, after the requests that were open
+    async def __del__(self) -> None:  # Ray awaits it after the open requests
         self._watch.cancel()
         await self._lifespan.__aexit__(None, None, None)
 
 
 class Call:
-    """One request as the app sees it: the body, then silence until the client has gone."""
+    """One request for the app: its body, then a disconnect once `gone` is set."""
 
     def __init__(self, body: bytes) -> None:
         self.gone = asyncio.Event()

@@ -1,4 +1,4 @@
-"""PolicyRouter: one of our policies as Ray Serve's request router."""
+"""Route requests of Ray Serve with a policy of `deploy.ray.policies`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from deploy.ray.policies import POLICIES, Policy
 
-PREFIX = "prefix"  # the keyword under which a call carries its hashes
+PREFIX = "prefix"  # keyword argument of a call with the hashes of its prompt
 
 
 class PolicyRouter(RequestRouter):
-    """Ranks replicas by `policy`, one of POLICIES; Ray takes the first that has room."""
+    """Ranks replicas by `policy`, a name in POLICIES. Ray uses the first one with room."""
 
     def initialize_state(self, *, policy: str) -> None:
         self._policy: Policy[ReplicaID] = POLICIES[policy]()
@@ -28,7 +28,7 @@ class PolicyRouter(RequestRouter):
         prefix: list[bytes] = []
         if pending_request is not None:
             prefix = pending_request.kwargs.get(PREFIX, [])
-            # All replicas are ranked, so the next attempt has nobody else to ask: wait before it.
+            # All replicas are ranked, so a retry has no other candidates. Wait before it.
             pending_request.routing_context.should_backoff = True
         return [[replicas[replica_id]] for replica_id in self._policy.rank(prefix, loads)]
 

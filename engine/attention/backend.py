@@ -44,7 +44,7 @@ class AttentionBackend(Protocol):
     # Whether the cost of a captured step depends on sequence lengths, not on the tables' width.
     captures: bool
     # Whether it reads keys that it then masks. NaN in such a key would pass the mask, as 0 * NaN.
-    reads_masked: bool
+    reads_masked_keys: bool
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         """Return the reason why this backend does not support the layer, or None if it does."""

@@ -27,7 +27,7 @@ class ForwardBatch:
     plan: AttentionPlan
     num_tokens: int
 
-    def filled_up(self, rows: int) -> Self:
+    def padded(self, rows: int) -> Self:
         """Return the batch padded to `rows` tokens with token 0 at position 0."""
         missing = rows - len(self.positions)
         if not missing:

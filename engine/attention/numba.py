@@ -14,7 +14,7 @@ from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.backend import FusedAttention
 from engine.attention.torch.batching import chunk_groups
-from engine.device.facts import multiplies_in_amx
+from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.attention import TILE, attention_kernel, store_kernel
 from engine.kernels.numba.call import LOG2_E, AttentionCall
@@ -33,8 +33,8 @@ class NumbaBackend:
         self._device = device
         # With AMX, torch computes chunks, so a token has other bits in a chunk than as a decode.
         # The linear layers have the same effect with AMX.
-        self._fuses = multiplies_in_amx(device, torch.bfloat16)
-        self.reads_masked = self._fuses  # torch gathers whole blocks
+        self._fuses = uses_amx(device, torch.bfloat16)
+        self.reads_masked_keys = self._fuses  # torch gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         if self._device.type != "cpu":

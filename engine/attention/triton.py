@@ -28,7 +28,7 @@ class TritonBackend:
 
     name = "triton"
     captures = True
-    reads_masked = False
+    reads_masked_keys = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

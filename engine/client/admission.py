@@ -22,7 +22,7 @@ AT_ONCE = 16  # one request with several prompts may have 16 times --max-num-que
 MEMORY = 32  # number of admissions after which the weight of an earlier interval is about a third
 
 
-class Pace:
+class ServiceRate:
     """Average of the seconds between admissions while the engine, not the arrivals, limits them.
 
     All times come from the same clock.
@@ -59,7 +59,7 @@ class Pace:
         return max(self._interval * (ahead + 1), now - self._since)
 
 
-class WaitingQueue:
+class AdmissionControl:
     """The waiting requests and their tokens, within the limits of a configuration.
 
     `clock` must be the clock of the times passed to the methods; a simulation has its own.
@@ -70,10 +70,10 @@ class WaitingQueue:
         self._clock = clock
         self._waiting: dict[int, tuple[int, int]] = {}  # id -> (requests, prompt tokens)
         self._expected = 0  # reservations, see `expecting`
-        self._pace = Pace()
+        self._service_rate = ServiceRate()
 
     @contextlib.contextmanager
-    def expecting(self, stats: EngineStats) -> Iterator[None]:
+    def reserve(self, stats: EngineStats) -> Iterator[None]:
         """Reserve the place of a request while it is prepared.
 
         This way no more requests are tokenised at a time than the queue has room for. Raises like
@@ -118,7 +118,7 @@ class WaitingQueue:
                 "(--max-num-queued-tokens).",
                 retry_after=_retry_after(waiting / per_step * stats.step_seconds),
             )
-        wait = self._pace.wait(queued, self._clock())
+        wait = self._service_rate.wait(queued, self._clock())
         if limits.max_queue_wait is not None and wait > limits.max_queue_wait:
             raise EngineOverloadedError(
                 f"The queue is full: {queued} requests wait, and a new one would wait for about "
@@ -128,23 +128,23 @@ class WaitingQueue:
 
     def join(self, request_id: int, requests: int, tokens: int) -> None:
         self._waiting[request_id] = requests, tokens
-        self._pace.joined(self._clock())
+        self._service_rate.joined(self._clock())
 
     def admitted(self, ids: Iterable[int], at: float) -> None:
         """Remove requests that the engine admitted at time `at`. Other ids are ignored."""
         left = [self._waiting.pop(i)[0] for i in ids if i in self._waiting]
         if left:
-            self._pace.admitted(sum(left), at, left=bool(self._waiting))
+            self._service_rate.admitted(sum(left), at, left=bool(self._waiting))
 
     def forget(self, ids: Iterable[int]) -> None:
         for request_id in ids:
             self._waiting.pop(request_id, None)
         if not self._waiting:
-            self._pace.emptied()
+            self._service_rate.emptied()
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._pace.emptied()
+        self._service_rate.emptied()
 
 
 def _retry_after(seconds: float) -> int:

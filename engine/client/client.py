@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
 
-from engine.client.admission import WaitingQueue
+from engine.client.admission import AdmissionControl
 from engine.client.output_stream import OutputStream
-from engine.client.subprocess import EngineChild, how_it_ended
+from engine.client.subprocess import EngineProcess, exit_message
 from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
@@ -27,7 +27,7 @@ from engine.errors import (
     RequestRejectedError,
 )
 from engine.protocol import (
-    TELL_STACKS,
+    DUMP_STACKS,
     Abort,
     EmbedOutput,
     EmbedRequest,
@@ -46,9 +46,9 @@ from engine.protocol import (
 
 log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "draining", "dead"]
-LOOK_S = 0.5  # seconds between hang checks
+POLL_S = 0.5  # seconds between hang checks
 LAST_WORDS_S = 0.5  # seconds for a hung engine to write its stacks before it is killed
-LEAVE_S = 1.0  # seconds for an engine to exit after Shutdown before it is killed
+EXIT_S = 1.0  # seconds for an engine to exit after Shutdown before it is killed
 Request = GenerateRequest | EmbedRequest
 
 
@@ -78,7 +78,7 @@ class EngineClient(Protocol):
         """Check for room for one more request. Cheap enough to call before tokenising it. Raises
         EngineUnavailableError or EngineOverloadedError."""
 
-    def expecting(self) -> contextlib.AbstractContextManager[None]:
+    def reserve(self) -> contextlib.AbstractContextManager[None]:
         """Reserve a queue place for a request that passed `admit`. Submit it right after the
         context. Raises EngineOverloadedError if other requests took the room."""
 
@@ -109,7 +109,7 @@ class ProcessClient:
     """EngineClient over a child process (`python -m engine.process`): the given `child` if it was
     started earlier, otherwise a new one."""
 
-    def __init__(self, config: EngineConfig, child: EngineChild | None = None) -> None:
+    def __init__(self, config: EngineConfig, child: EngineProcess | None = None) -> None:
         self.config = config
         self.state: State = "loading"
         self.info: Ready | None = None
@@ -118,12 +118,12 @@ class ProcessClient:
         self.on_step: Callable[[StepOutputs], None] | None = None
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
-        self._queue = WaitingQueue(config)
+        self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
         self._fatal: str | None = None
         self._child = child
-        self._vigil: asyncio.Task[None] | None = None
+        self._hang_watch: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._death: EngineDeadError | None = None
@@ -139,13 +139,13 @@ class ProcessClient:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._child is None:
-            self._child = EngineChild(self.config)
+            self._child = EngineProcess(self.config)
         self._endpoint = self._child.endpoint
         self._endpoint.listen(self._on_message)
         threading.Thread(target=self._watch, args=(self._child,), daemon=True).start()
-        self._vigil = asyncio.create_task(self._watch_for_a_hang())
+        self._hang_watch = asyncio.create_task(self._watch_for_hang())
 
-    def _watch(self, child: EngineChild) -> None:
+    def _watch(self, child: EngineProcess) -> None:
         code = child.wait()
         with contextlib.suppress(RuntimeError):  # the loop may have closed first
             self._loop.call_soon_threadsafe(self._on_exit, code)
@@ -158,23 +158,23 @@ class ProcessClient:
         wait_s = 1.0 if code > 0 else 0.1
         while self._fatal is None and self._endpoint.receive(wait_s):
             pass
-        self._end(EngineDeadError(self._fatal or how_it_ended(code)))
+        self._end(EngineDeadError(self._fatal or exit_message(code)))
 
-    async def _watch_for_a_hang(self) -> None:
+    async def _watch_for_hang(self) -> None:
         """End an engine that has work and sends nothing for `stall_timeout` seconds. It counts loop
         turns, not time: Ctrl-Z or a paused container stops this process and the engine together."""
         most = self.config.stall_timeout
         silent, sign = 0.0, self._last_sign
         while silent <= most:
-            await asyncio.sleep(LOOK_S)
-            silent = silent + LOOK_S if self._streams and sign == self._last_sign else 0.0
+            await asyncio.sleep(POLL_S)
+            silent = silent + POLL_S if self._streams and sign == self._last_sign else 0.0
             sign = self._last_sign
         if self._death is None and self._child is not None:
             text = (
                 f"The engine hung: it had work but sent nothing for {most:g} s (--stall-timeout). "
                 "Raise --stall-timeout if single steps take that long."
             )
-            self._child.process.send_signal(TELL_STACKS)
+            self._child.process.send_signal(DUMP_STACKS)
             self._loop.call_later(LAST_WORDS_S, self._child.process.kill)
             self._end(EngineDeadError(text))
 
@@ -268,8 +268,8 @@ class ProcessClient:
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         self._queue.check(1, 0, self._stats)
 
-    def expecting(self) -> contextlib.AbstractContextManager[None]:
-        return self._queue.expecting(self._stats)
+    def reserve(self) -> contextlib.AbstractContextManager[None]:
+        return self._queue.reserve(self._stats)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         return self._submit(requests, [1] * len(requests))
@@ -319,8 +319,8 @@ class ProcessClient:
         if self._child is None:
             return
         process = self._child.process
-        if self._vigil is not None:
-            self._vigil.cancel()
+        if self._hang_watch is not None:
+            self._hang_watch.cancel()
         if self._death is None:
             self._fail(EngineDeadError("The server has shut down."))
             if self.info is None:
@@ -328,7 +328,7 @@ class ProcessClient:
             else:
                 self._endpoint.send(Shutdown())
         try:
-            await asyncio.wait_for(asyncio.to_thread(process.wait), LEAVE_S)
+            await asyncio.wait_for(asyncio.to_thread(process.wait), EXIT_S)
         except TimeoutError:
             process.kill()
         self.state = "dead"

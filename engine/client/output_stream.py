@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from engine.protocol import (
     Admission,
     EmbedOutput,
-    Prefill,
+    PrefillChunk,
     TokenOutput,
 )
 
@@ -28,7 +28,7 @@ class OutputStream(Generic[Output]):
     def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
         self.admissions: dict[int, Admission] = {}
         # By request id: (begin of the step, end of the step, prefill).
-        self.prefills: defaultdict[int, list[tuple[float, float, Prefill]]] = defaultdict(list)
+        self.prefills: defaultdict[int, list[tuple[float, float, PrefillChunk]]] = defaultdict(list)
         self._unfinished = set(ids)
         self._pending: list[tuple[float, Output]] = []
         self._error: Exception | None = None

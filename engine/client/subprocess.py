@@ -21,10 +21,10 @@ from engine.config import EngineConfig
 
 # By default torch and oneDNN cache 1024 oneDNN kernels of half a megabyte each. A model's linear
 # layers need a few hundred. Without AMX, attention also adds one per length, and rarely reuses it.
-KERNELS_KEPT = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
+PRIMITIVE_CACHES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 
 
-class EngineChild:
+class EngineProcess:
     """A running `python -m engine.process`; as a context manager, it is killed on exit.
 
     Create it in the main thread: Linux sends the parent-death signal when the creating thread ends.
@@ -48,7 +48,7 @@ class EngineChild:
             # The pipe stays open: its end of file tells the child that the parent has ended.
             self.process.stdin.write(msgspec.json.encode(config) + b"\n")
 
-    def __enter__(self) -> EngineChild:
+    def __enter__(self) -> EngineProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,7 +79,7 @@ def python_module(name: str) -> list[str]:
     return [sys.executable, *([] if at_home else ["-P"]), "-m", name]
 
 
-def how_it_ended(code: int) -> str:
+def exit_message(code: int) -> str:
     """Describe the exit status of an engine that reported no cause."""
     if code >= 0:
         return f"The engine process exited with status {code}."
@@ -96,4 +96,4 @@ def _engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
     tunables = environment.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" not in tunables:
         tunables = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))
-    return {**KERNELS_KEPT, **environment, "GLIBC_TUNABLES": tunables}
+    return {**PRIMITIVE_CACHES, **environment, "GLIBC_TUNABLES": tunables}

@@ -11,7 +11,7 @@ import torch
 
 from engine.device.limits import BF16_CPU_FEATURES, free_memory
 from engine.errors import ConfigError
-from engine.protocol import Uneven
+from engine.protocol import BatchVariance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,41 +51,41 @@ def cpu_has_amx() -> bool:
     return "amx_bf16" in _cpu_features()
 
 
-def onednn_multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+def onednn_has_matmul(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN has matmuls of this dtype here. For bf16 it needs AVX-512 or newer."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def onednn_emulates(device: torch.device, dtype: torch.dtype) -> bool:
+def onednn_emulates_bf16(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN computes bf16 matmuls here without bf16 instructions, on plain AVX-512."""
     native = cpu_has_bf16() and _onednn_may_use("BF16", "FP16", "AMX")
-    return dtype == torch.bfloat16 and onednn_multiplies(device, dtype) and not native
+    return dtype == torch.bfloat16 and onednn_has_matmul(device, dtype) and not native
 
 
-def emulates(device: torch.device, dtype: torch.dtype) -> bool:
+def emulates_bf16(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether bf16 is widened for each product here, so that many rows are far slower than fp32."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
-    return bf16 and not onednn_multiplies(device, dtype)
+    return bf16 and not onednn_has_matmul(device, dtype)
 
 
-def multiplies_in_amx(device: torch.device, dtype: torch.dtype) -> bool:
+def uses_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN uses AMX for this dtype. Its order of summation depends on the row count."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
     return bf16 and _onednn_may_use("AMX") and cpu_has_amx()
 
 
-def depends_on_rows(
+def batch_variance_of(
     device: torch.device, dtype: torch.dtype, *, packed: bool, threads: int
-) -> Uneven:
+) -> BatchVariance:
     """Return why a row's bits in linear layers depend on the row count; None if they do not."""
     if device.type != "cpu":
         return None
-    if multiplies_in_amx(device, dtype):
+    if uses_amx(device, dtype):
         return "amx"
     if not packed:
-        return None if emulates(device, dtype) else "unpacked"
+        return None if emulates_bf16(device, dtype) else "unpacked"
     # oneDNN 3.7.1 (torch 2.8 to 2.10) splits long sums among threads; 3.10.2 (2.11) does not.
     old = dtype == torch.float32 and threads > 1 and _onednn_version() < (3, 10)
     return "onednn" if old else None

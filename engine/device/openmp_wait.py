@@ -48,7 +48,7 @@ Times = dict[str, tuple[int, int]]  # per thread: ns on a core, ns in the queue 
 Sleep = Callable[[], Callable[[], None]]  # makes waiting threads sleep; returns the call to undo it
 
 
-class WaitPolicy:
+class OpenMPWait:
     """Switches the threads between spinning and sleeping. Call `look` before each step."""
 
     def __init__(self, read: Callable[[], Times], sleep: Sleep | None) -> None:
@@ -57,11 +57,11 @@ class WaitPolicy:
         self.contended = False  # cores are scarce: the threads sleep, or spin for a trial
         self._read, self._sleep = read, sleep
         self._since, self._times, self._window = float("-inf"), Times(), WINDOW
-        self._wake: weakref.finalize[[], WaitPolicy] | None = None  # while they sleep
+        self._wake: weakref.finalize[[], OpenMPWait] | None = None  # while they sleep
         self._pause, self._trial_at, self._woken_at = FIRST_PAUSE, 0.0, 0.0
 
     @classmethod
-    def of_openmp(cls, device: torch.device, threads: int) -> WaitPolicy:
+    def for_threads(cls, device: torch.device, threads: int) -> OpenMPWait:
         """Return the policy for the `threads` OpenMP threads that torch computes with."""
         size = idle_threads(device, threads)
         return cls(thread_times, (lambda: idle_team(size)) if size else None)

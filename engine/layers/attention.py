@@ -37,13 +37,13 @@ class Attention(nn.Module):
         `bias` is as in AttentionPlan.attend. An encoder's layer has no KV and ignores `index`.
         """
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
-        if nobodys := len(q) - batch.num_tokens:
+        if padding := len(q) - batch.num_tokens:
             q = q[: batch.num_tokens]
             k, v = (None if x is None else x[: batch.num_tokens] for x in (k, v))
         out = batch.plan.attend(self.spec, kv, q, k, v, bias).flatten(1)
-        return F.pad(out, (0, 0, 0, nobodys)) if nobodys else out
+        return F.pad(out, (0, 0, 0, padding)) if padding else out
 
-    def rotated(
+    def rotate_and_attend(
         self,
         qk: torch.Tensor,
         v: torch.Tensor,
@@ -111,7 +111,7 @@ class RotaryAttention(nn.Module):
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        return self.out(self.attend.rotated(qk, v, (cos, sin), self._norm(), batch))
+        return self.out(self.attend.rotate_and_attend(qk, v, (cos, sin), self._norm(), batch))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -10,7 +10,7 @@ from engine.ops.embedding import embed
 from engine.ops.linear import linear
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Lookup of rows in a table [count, dim] by index."""
 
     def __init__(self, count: int, dim: int) -> None:
@@ -21,7 +21,7 @@ class Embedding(nn.Module):
         return embed(ids, self.weight)
 
 
-class ScaledEmbedding(Embedding):
+class ScaledTokenEmbedding(TokenEmbedding):
     """Rows times `scale`. As in training, `scale` is rounded to the model's dtype first."""
 
     def __init__(self, count: int, dim: int, scale: float, dtype: torch.dtype) -> None:
@@ -58,7 +58,7 @@ class LMHead(nn.Module):
     If tied to a token embedding, the head has no parameter of its own.
     """
 
-    def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None) -> None:
+    def __init__(self, vocab_size: int, dim: int, *, tied_to: TokenEmbedding | None = None) -> None:
         super().__init__()
         self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
         self._tied_to = [tied_to] if tied_to else []  # a list, so that it is not a submodule

@@ -72,7 +72,7 @@ def plan_blocks(
     """
 
     def needed(tokens: int) -> int:
-        return sum(g.most_blocks(tokens, step_tokens, config.block_size) for g in groups)
+        return sum(g.max_blocks(tokens, step_tokens, config.block_size) for g in groups)
 
     if not groups:
         return 0, max_model_len

@@ -12,10 +12,10 @@ from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.attention.torch.batching import MAX_SCORES, SPLIT
 from engine.checkpoint.folder import model_folder, read_json
-from engine.config import MOST_TOKENS, EngineConfig
+from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,
-    onednn_multiplies,
+    onednn_has_matmul,
     select_device,
     select_dtype,
     total_memory,
@@ -38,7 +38,7 @@ CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
 GRAPH_BYTES = 4 << 20  # that CUDA keeps for a recording of some hundred kernels; a guess
 
 
-class Blueprint:
+class ModelPlan:
     """A model on the meta device and how it is to be served.
 
     Raises ConfigError where it cannot be served as `config` asks.
@@ -190,7 +190,7 @@ class Blueprint:
     @property
     def packs(self) -> bool:
         """Whether linear weights will be oneDNN's."""
-        return self.config.prepack and onednn_multiplies(self.device, self.dtype)
+        return self.config.prepack and onednn_has_matmul(self.device, self.dtype)
 
     def _packed_bytes(self) -> tuple[int, int]:
         """(bytes of packed weights, those of them that an embedding keeps unpacked as well)."""
@@ -209,7 +209,7 @@ class Blueprint:
         sizes, shapes = batch_sizes(self.config.max_num_seqs), []
         logits = sizes[-1] * self.model.config.vocab_size * 4
         tokens = sizes[-1]
-        if not any(group.cross for group in self.groups):
+        if not any(group.is_cross for group in self.groups):
             shapes = mixed_shapes(self.config.max_num_seqs, self.max_num_batched_tokens)
             tokens = max(tokens, sum(shapes[-1]))
         step = self.step_bytes * tokens // self._most_tokens
@@ -225,10 +225,10 @@ def _max_model_len(config: EngineConfig, own: int | None) -> int:
             f"--max-model-len {config.max_model_len} is more than the {own} positions this model "
             f"was made for. Use --max-model-len {own} or less."
         )
-    if config.max_model_len is None and own > MOST_TOKENS:
+    if config.max_model_len is None and own > MAX_TOKENS:
         raise ConfigError(
             f"config.json has {own} positions; say with --max-model-len how many of them to serve, "
-            f"at most {MOST_TOKENS}."
+            f"at most {MAX_TOKENS}."
         )
     return config.max_model_len or own
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.memory.model_plan import Blueprint
+from engine.memory.model_plan import ModelPlan
 from engine.protocol import Pooling, SamplingParams
-from engine.sampling.logprobs import SCORED_ROWS
-from engine.scheduling.step import Encode, NewRow, ScheduledSlice, Step
+from engine.sampling.logprobs import PROMPT_ROWS
+from engine.scheduling.step import EncoderInput, NewRow, ScheduledSlice, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class Reserve:
     graphs: int = 0
 
 
-def largest_step(blueprint: Blueprint) -> Step:
+def largest_step(plan: ModelPlan) -> Step:
     """As many sequences and tokens as a step can have, each at the end of its context.
 
     Every block is the null block: what is computed means nothing, but it takes what a step takes.
     """
-    length = blueprint.max_model_len
-    if blueprint.kind == "encoder":
-        texts = max(1, blueprint.max_num_encoder_tokens // length)
-        return Step(encodes=tuple(_text(n, length, ()) for n in range(texts)))
-    budget = blueprint.max_num_batched_tokens
-    rows = min(blueprint.config.max_num_seqs, budget)
+    length = plan.max_model_len
+    if plan.kind == "encoder":
+        texts = max(1, plan.max_num_encoder_tokens // length)
+        return Step(encoder_inputs=tuple(_text(n, length, ()) for n in range(texts)))
+    budget = plan.max_num_batched_tokens
+    rows = min(plan.config.max_num_seqs, budget)
     counts = [min(budget // rows + (row < budget % rows), length) for row in range(rows)]
     slices = [
         ScheduledSlice(row, 0, row, length - count, count, samples=True)
@@ -40,27 +40,27 @@ def largest_step(blueprint: Blueprint) -> Step:
     ]
     slices.sort(key=lambda s: s.count > 1)
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.9)
-    cross = [number for number, group in enumerate(blueprint.groups) if group.cross]
+    cross = [number for number, group in enumerate(plan.groups) if group.is_cross]
     source = length if cross else 0
     new_rows = tuple(NewRow(row, (0,), 1, params, source) for row in range(rows))
-    texts = max(1, blueprint.max_num_encoder_tokens // length) if cross else 0
-    encodes = tuple(_text(n, length, cross) for n in range(texts))
-    return Step(tuple(slices), new_rows, encodes=encodes)
+    texts = max(1, plan.max_num_encoder_tokens // length) if cross else 0
+    encoder_inputs = tuple(_text(n, length, cross) for n in range(texts))
+    return Step(tuple(slices), new_rows, encoder_inputs=encoder_inputs)
 
 
-def scoring_step(blueprint: Blueprint) -> Step:
+def scoring_step(plan: ModelPlan) -> Step:
     """A chunk as long as can be, of which logprobs are told; its blocks are the null block, too."""
-    count = min(blueprint.max_num_batched_tokens, blueprint.max_model_len)
+    count = min(plan.max_num_batched_tokens, plan.max_model_len)
     params = SamplingParams(max_tokens=1, prompt_logprobs=20)
-    scores = min(count, SCORED_ROWS)
-    slice_ = ScheduledSlice(0, 0, 0, blueprint.max_model_len - count, count, False, scores)
+    scores = min(count, PROMPT_ROWS)
+    slice_ = ScheduledSlice(0, 0, 0, plan.max_model_len - count, count, False, scores)
     return Step((slice_,), (NewRow(0, (0,), 1, params),))
 
 
-def _text(number: int, length: int, groups: list[int] | tuple[()]) -> Encode:
+def _text(number: int, length: int, groups: list[int] | tuple[()]) -> EncoderInput:
     pooling: Pooling | None = None if groups else "mean"
     blocks = tuple((group, (0,) * length) for group in groups)  # no block size is so small
-    return Encode(number, (0,) * length, pooling, blocks)
+    return EncoderInput(number, (0,) * length, pooling, blocks)
 
 
 def release() -> None:

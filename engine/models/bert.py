@@ -13,7 +13,7 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import Attention
-from engine.layers.embedding import Embedding
+from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
@@ -124,9 +124,9 @@ class Bert(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = Embedding(c.vocab_size, c.hidden)
-        self.positions = Embedding(c.max_positions, c.hidden)
-        self.types = Embedding(c.token_types, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.positions = TokenEmbedding(c.max_positions, c.hidden)
+        self.types = TokenEmbedding(c.token_types, c.hidden)
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
 

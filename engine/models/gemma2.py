@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
-from engine.layers.embedding import LMHead, ScaledEmbedding
+from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding
@@ -90,7 +90,7 @@ class Gemma2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
+        self.embed = ScaledTokenEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )

@@ -12,7 +12,7 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import Attention
-from engine.layers.embedding import Embedding, LMHead
+from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import LayerNorm
@@ -99,8 +99,8 @@ class GPT2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = Embedding(c.vocab_size, c.hidden)
-        self.position = Embedding(c.max_positions, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.position = TokenEmbedding(c.max_positions, c.hidden)
         self.blocks = nn.ModuleList(GPT2Block(c, i) for i in range(c.layers))
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)

@@ -16,7 +16,7 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import RotaryAttention
-from engine.layers.embedding import LMHead, ScaledEmbedding
+from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -152,7 +152,7 @@ class Llama(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = ScaledEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
+        self.embed = ScaledTokenEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )

@@ -15,7 +15,7 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import CrossAttention, SelfAttention
-from engine.layers.embedding import Embedding, LMHead, Sinusoids
+from engine.layers.embedding import LMHead, Sinusoids, TokenEmbedding
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, shared_by
@@ -137,8 +137,10 @@ class Marian(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.encoder_embed = Embedding(c.vocab_size, c.hidden)
-        self.decoder_embed = self.encoder_embed if c.shared else Embedding(c.vocab_size, c.hidden)
+        self.encoder_embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.decoder_embed = (
+            self.encoder_embed if c.shared else TokenEmbedding(c.vocab_size, c.hidden)
+        )
         self.position = Sinusoids(max_positions, c.hidden, dtype)
         self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(c, i) for i in range(c.decoder_layers))

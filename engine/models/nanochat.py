@@ -22,7 +22,7 @@ from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.layers.attention import Attention
-from engine.layers.embedding import Embedding, LMHead
+from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -153,7 +153,7 @@ class ValueEmbedding(nn.Module):
         super().__init__()
         self.gate_channels, self.gate_range = config.gate_channels, config.gate_range
         self.gate = Linear(config.gate_channels, config.kv_heads)
-        self.table = Embedding(config.vocab_size, config.kv_heads * config.head_dim)
+        self.table = TokenEmbedding(config.vocab_size, config.kv_heads * config.head_dim)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return gated embeddings [T, kv_heads, head_dim] for x [T, hidden] and ids [T]."""
@@ -183,7 +183,7 @@ class NanoChatAttention(nn.Module):
         if self.values is not None:
             v = v + self.values(x, batch.input_ids)
         norm = HeadNorm(None, None, self.norm_eps, after=True)
-        return self.out(self.attend.rotated(qk, v, (cos, sin), norm, batch))
+        return self.out(self.attend.rotate_and_attend(qk, v, (cos, sin), norm, batch))
 
 
 class NanoChatBlock(nn.Module):
@@ -209,7 +209,7 @@ class NanoChat(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = Embedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
         if c.smear_channels is not None:
             self.smear_gate = Linear(c.smear_channels, 1)
             self.smear_lambda = nn.Parameter(torch.empty(1))

@@ -11,7 +11,7 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError
-from engine.layers.embedding import Embedding
+from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.layers.rotary import PairRotaryEmbedding
@@ -54,8 +54,8 @@ class RoFormer(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = Embedding(c.vocab_size, c.embedding)
-        self.types = Embedding(c.token_types, c.embedding)
+        self.embed = TokenEmbedding(c.vocab_size, c.embedding)
+        self.types = TokenEmbedding(c.token_types, c.embedding)
         self.norm = LayerNorm(c.embedding, c.norm_eps)
         wider = c.embedding != c.hidden
         self.project = Linear(c.embedding, c.hidden, bias=True) if wider else None

@@ -15,7 +15,7 @@ from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
-from engine.layers.embedding import Embedding, LMHead
+from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.mlp import MLP, Activation
 from engine.layers.norm import RMSNorm
 from engine.models.base import expect, layer_count, positive, positive_float
@@ -181,12 +181,12 @@ class T5(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = Embedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
         # Relative bias [buckets, heads] of all layers; checkpoints store it in the first layer.
-        self.encoder_table = Embedding(c.buckets, c.heads)
+        self.encoder_table = TokenEmbedding(c.buckets, c.heads)
         self.encoder = nn.ModuleList(T5EncoderBlock(c) for _ in range(c.encoder_layers))
         self.encoder_norm = RMSNorm(c.hidden, c.norm_eps)
-        self.decoder_table = Embedding(c.buckets, c.heads)
+        self.decoder_table = TokenEmbedding(c.buckets, c.heads)
         self.decoder = nn.ModuleList(T5DecoderBlock(c, i) for i in range(c.decoder_layers))
         self.norm = RMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=None if c.own_head else self.embed)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from engine.device.facts import emulates
+from engine.device.facts import emulates_bf16
 from engine.ops.dispatch import compiled_for, kernels_for
 
 
@@ -48,7 +48,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     """Return x times the standard normal CDF of x (arXiv 1606.08415)."""
     # On such a CPU oneDNN has GELU in fp32 only. With it, an element's bits do not depend on its
     # place in the tensor.
-    if emulates(x.device, x.dtype):
+    if emulates_bf16(x.device, x.dtype):
         return F.gelu(x.float()).to(x.dtype)
     return F.gelu(x)
 

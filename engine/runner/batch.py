@@ -55,12 +55,12 @@ def count_decodes(slices: Sequence[ScheduledSlice]) -> int:
     return next((i for i, s in enumerate(slices) if s.count != 1), len(slices))
 
 
-class HostLens(NamedTuple):
+class HostLengths(NamedTuple):
     """Lengths of each sequence on the host, in a step that is not captured."""
 
     query: list[int]
     sequence: list[int]
-    source: list[int]
+    encoder: list[int]
 
 
 def build_batch(
@@ -68,10 +68,10 @@ def build_batch(
 ) -> ForwardBatch:
     """Gather the token ids, positions and KV slots of all tokens of `step`."""
     inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
-    lens = HostLens(
+    lens = HostLengths(
         [s.count for s in step.slices],
         [s.start + s.count for s in step.slices],
-        [rows.source_length[s.row] for s in step.slices],
+        [rows.encoder_length[s.row] for s in step.slices],
     )
     return mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, lens)
 
@@ -82,7 +82,7 @@ def mixed_batch(
     rows: SequenceRows,
     kv: KVCache,
     backend: AttentionBackend,
-    lens: HostLens | None = None,
+    lens: HostLengths | None = None,
 ) -> ForwardBatch:
     """Build the batch of `inputs`, with any mix of decodes and chunks.
 
@@ -91,11 +91,11 @@ def mixed_batch(
     positions, token_rows = inputs.positions, inputs.token_rows
     tables = rows.block_tables
     if lens:
-        tables = tables[:, :, : -(-max(lens.sequence + lens.source) // kv.block_size)]
+        tables = tables[:, :, : -(-max(lens.sequence + lens.encoder) // kv.block_size)]
     tables = tables.index_select(1, inputs.rows)
     token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
-    crosses = any(group.cross for group in kv.groups)
-    source_lengths = rows.source_lengths.index_select(0, inputs.rows) if crosses else None
+    crosses = any(group.is_cross for group in kv.groups)
+    encoder_lengths = rows.encoder_lengths.index_select(0, inputs.rows) if crosses else None
     layout = StepLayout(
         num_decodes=num_decodes,
         query_lens=lens.query if lens else None,
@@ -107,8 +107,8 @@ def mixed_batch(
                 tables[number],
                 token_blocks[number],
                 group.window,
-                lens.source if lens and group.cross else None,
-                source_lengths if group.cross else None,
+                lens.encoder if lens and group.is_cross else None,
+                encoder_lengths if group.is_cross else None,
             )
             for number, group in enumerate(kv.groups)
         ],
@@ -133,7 +133,7 @@ def decode_batch(
     inputs = gather_decode_inputs(
         row_ids, rows.tokens, rows.lengths, rows.block_tables, kv.block_size
     )
-    source_lengths = rows.source_lengths.index_select(0, row_ids)
+    encoder_lengths = rows.encoder_lengths.index_select(0, row_ids)
     numbers = torch.arange(len(row_ids) + 1, device=rows.device)
     layout = StepLayout(
         num_decodes=len(row_ids),
@@ -146,7 +146,7 @@ def decode_batch(
                 inputs.block_tables[number],
                 inputs.blocks[number],
                 group.window,
-                key_lengths=source_lengths if group.cross else None,
+                key_lengths=encoder_lengths if group.is_cross else None,
             )
             for number, group in enumerate(kv.groups)
         ],

@@ -13,17 +13,20 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.attention.layout import GroupLayout, StepLayout
 from engine.device.transfer import to_device
-from engine.scheduling.step import Encode
+from engine.scheduling.step import EncoderInput
 
 
 def build_encoder_batch(
-    encodes: Sequence[Encode], kv: KVCache, backend: AttentionBackend, device: torch.device
+    encoder_inputs: Sequence[EncoderInput],
+    kv: KVCache,
+    backend: AttentionBackend,
+    device: torch.device,
 ) -> ForwardBatch:
     """Concatenate all texts into one batch. A source has blocks in each cross group."""
-    lens = [len(encode.tokens) for encode in encodes]
+    lens = [len(encode.tokens) for encode in encoder_inputs]
     input_ids, positions, lengths, ends = to_device(
         [
-            np.concatenate([encode.tokens for encode in encodes]),
+            np.concatenate([encode.tokens for encode in encoder_inputs]),
             np.concatenate([np.arange(length) for length in lens]),
             lens,
             np.cumsum(lens),
@@ -36,7 +39,9 @@ def build_encoder_batch(
         seq_lens=lens,
         lengths=lengths.int(),
         query_starts=F.pad(ends.int(), (1, 0)),
-        groups=[_source_blocks(encodes, group, kv, device) for group in range(len(kv.groups))],
+        groups=[
+            _source_blocks(encoder_inputs, group, kv, device) for group in range(len(kv.groups))
+        ],
         token_offsets=positions % kv.block_size,
         positions=positions,
         block_size=kv.block_size,
@@ -47,25 +52,27 @@ def build_encoder_batch(
 
 
 def _source_blocks(
-    encodes: Sequence[Encode], group: int, kv: KVCache, device: torch.device
+    encoder_inputs: Sequence[EncoderInput], group: int, kv: KVCache, device: torch.device
 ) -> GroupLayout:
     """Return the blocks of the source tokens in one group; empty if it is not a cross group."""
     blocks = [
         table[position // kv.block_size]
-        for encode in encodes
+        for encode in encoder_inputs
         for number, table in encode.blocks
         if number == group
         for position in range(len(encode.tokens))
     ]
-    nothing_read = torch.zeros(len(encodes), 1, dtype=torch.int64, device=device)
+    nothing_read = torch.zeros(len(encoder_inputs), 1, dtype=torch.int64, device=device)
     (token_blocks,) = to_device([blocks], device)
     return GroupLayout(nothing_read, token_blocks)
 
 
-def pooled(hidden: torch.Tensor, encodes: Sequence[Encode]) -> torch.Tensor:
+def pool(hidden: torch.Tensor, encoder_inputs: Sequence[EncoderInput]) -> torch.Tensor:
     """Pool the hidden states [T, hidden] of concatenated texts to vectors [texts, hidden], fp32."""
     vectors = []
-    for encode, states in zip(encodes, hidden.split([len(e.tokens) for e in encodes]), strict=True):
+    for encode, states in zip(
+        encoder_inputs, hidden.split([len(e.tokens) for e in encoder_inputs]), strict=True
+    ):
         match encode.pooling:
             case "cls":
                 vectors.append(states[0].float())

@@ -15,12 +15,12 @@ from engine.attention.kv_cache import KVCache
 from engine.checkpoint.loader import load_weights
 from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
-from engine.device.facts import available_memory, depends_on_rows, emulates
+from engine.device.facts import available_memory, batch_variance_of, emulates_bf16
 from engine.device.limits import cpu_count
-from engine.device.openmp_wait import WaitPolicy
+from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.errors import ConfigError
-from engine.memory.model_plan import Blueprint
+from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import (
     Reserve,
     kept_by,
@@ -32,7 +32,7 @@ from engine.memory.profile import (
 from engine.ops.dispatch import compiled_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
-from engine.runner.encoder import build_encoder_batch, pooled
+from engine.runner.encoder import build_encoder_batch, pool
 from engine.runner.graphs import DecodeGraphs, batch_sizes
 from engine.runner.mixed import MixedGraphs
 from engine.runner.pending_step import PendingStep
@@ -40,7 +40,7 @@ from engine.runner.recorder import CudaRecorder, Recorder
 from engine.sampling.draw import draw
 from engine.sampling.logprobs import PendingLogprobs, score
 from engine.sampling.sampler import sample
-from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
 
@@ -71,42 +71,42 @@ class ModelRunner:
     ) -> None:
         """`recorder` records steps; by default there is one on CUDA."""
         began = time.monotonic()
-        blueprint = Blueprint(config)
-        self.config, self.blueprint = config, blueprint
-        self.model, self.backend, self.kind = blueprint.model, blueprint.backend, blueprint.kind
-        self.device, self.dtype = blueprint.device, blueprint.dtype
-        self.max_num_encoder_tokens = blueprint.max_num_encoder_tokens
+        plan = ModelPlan(config)
+        self.config, self.plan = config, plan
+        self.model, self.backend, self.kind = plan.model, plan.backend, plan.kind
+        self.device, self.dtype = plan.device, plan.dtype
+        self.max_num_encoder_tokens = plan.max_num_encoder_tokens
         self.threads = config.threads or cpu_count()
         torch.set_num_threads(self.threads)
-        self.wait_policy = WaitPolicy.of_openmp(self.device, self.threads)
-        blueprint.check_weights()
+        self.openmp_wait = OpenMPWait.for_threads(self.device, self.threads)
+        plan.check_weights()
         if config.load_format == "dummy":
-            random_weights(blueprint.module, dtype=self.dtype, device=self.device)
+            random_weights(plan.module, dtype=self.dtype, device=self.device)
         else:
             load_weights(
-                blueprint.module,
+                plan.module,
                 self.model.weight_map(),
-                blueprint.folder,
+                plan.folder,
                 dtype=self.dtype,
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
-        self.weight_bytes = sum(p.nbytes for p in blueprint.module.parameters())
-        if blueprint.packs:
+        self.weight_bytes = sum(p.nbytes for p in plan.module.parameters())
+        if plan.packs:
             progress(Progress("prepacking weights", 0.0))
-            _prepack(blueprint.module, compiled=blueprint.compiles)
+            _prepack(plan.module, compiled=plan.compiles)
         self.graphs: DecodeGraphs | None = None
         self.mixed: MixedGraphs | None = None
-        self._improves = True
+        self._can_capture = True
         self.reserve = Reserve()
         if self.device.type == "cuda":
             progress(Progress("measuring the largest step", 0.0))
             self.reserve = self._measure()
         progress(Progress("allocating the KV cache", 0.0))
-        self._allocate(*blueprint.plan_blocks(available_memory(self.device), self._reserved))
+        self._allocate(*plan.plan_blocks(available_memory(self.device), self._reserved))
         progress(Progress("warming up", 0.0))
         self.embedding_size = self._warm_up()
-        if recorder is None and blueprint.captures:
+        if recorder is None and plan.captures:
             recorder = CudaRecorder()
         if recorder and self.kind != "encoder" and not config.enforce_eager:
             progress(Progress("capturing decode steps", 0.0))
@@ -118,16 +118,16 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
-        with compiled_kernels(self.blueprint.compiles):
+        with compiled_kernels(self.plan.compiles):
             return self._launch(step)
 
     def _launch(self, step: Step) -> PendingStep:
         launched_at = time.monotonic()
         # Two launches a layer, and large batches take a block in nearly every step.
-        if step.scrub and self.backend.reads_masked:
+        if step.scrub and self.backend.reads_masked_keys:
             self.kv.scrub(step.scrub)
         self.rows.apply(step.new_rows, step.new_blocks)
-        vectors = self._encode(step.encodes) if step.encodes else None
+        vectors = self._encode(step.encoder_inputs) if step.encoder_inputs else None
         results = Results()
         if step.slices:
             replayed = self._replay(step, self.graphs) if self.graphs else None
@@ -161,7 +161,7 @@ class ModelRunner:
     def _compute(self, step: Step) -> Results:
         """Tokens of any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend)
-        hidden = self.model.forward(batch.filled_up(self._rounded(batch.num_tokens, ROW_STEP)))
+        hidden = self.model.forward(batch.padded(self._rounded(batch.num_tokens, ROW_STEP)))
         sampling = [s for s in step.slices if s.samples]
         scores = self._score(step.slices, hidden)
         if not sampling:
@@ -207,46 +207,46 @@ class ModelRunner:
         self.rows.append(row_ids, tokens)
         return tokens, logprobs
 
-    def improve(self) -> bool:
+    def capture_when_idle(self) -> bool:
         """Use an idle moment to capture one more step; False where nothing is left to do."""
-        if not self._improves:
+        if not self._can_capture:
             return False
         try:
             if self.graphs and self.graphs.capture_next():
                 return True
-            self._improves = self.mixed is not None and self.mixed.capture_next()
+            self._can_capture = self.mixed is not None and self.mixed.capture_next()
         except torch.OutOfMemoryError as error:
             # Others have taken what was foreseen. A step without a recording runs kernel by kernel.
             log.warning("no memory to capture more steps: %s", error)
-            self._improves = False
-        return self._improves
+            self._can_capture = False
+        return self._can_capture
 
-    def _encode(self, encodes: Sequence[Encode]) -> torch.Tensor | None:
+    def _encode(self, encoder_inputs: Sequence[EncoderInput]) -> torch.Tensor | None:
         """Sources, whose KV is written, and texts, whose vectors are returned."""
-        batch = build_encoder_batch(encodes, self.kv, self.backend, self.device)
-        batch = batch.filled_up(self._rounded(batch.num_tokens, TEXT_ROW_STEP))
+        batch = build_encoder_batch(encoder_inputs, self.kv, self.backend, self.device)
+        batch = batch.padded(self._rounded(batch.num_tokens, TEXT_ROW_STEP))
         hidden = self.model.encode(batch)[: batch.num_tokens]
-        return pooled(hidden, encodes) if encodes[0].pooling else None
+        return pool(hidden, encoder_inputs) if encoder_inputs[0].pooling else None
 
     def _rounded(self, rows: int, step: int) -> int:
         """With how many rows oneDNN shall meet so many."""
-        few = rows <= FEW_ROWS or not self.blueprint.packs
+        few = rows <= FEW_ROWS or not self.plan.packs
         return rows if few else -(-rows // step) * step
 
     def _allocate(self, blocks: int, max_model_len: int) -> None:
         config = self.config
         self.max_model_len = max_model_len
-        self.kv = KVCache(self.blueprint.specs, blocks, config.block_size, self.dtype, self.device)
-        self.rows = self.blueprint.rows(max_model_len, self.device)
+        self.kv = KVCache(self.plan.specs, blocks, config.block_size, self.dtype, self.device)
+        self.rows = self.plan.rows(max_model_len, self.device)
 
     def _decode_graphs(self, recorder: Recorder) -> DecodeGraphs:
         return DecodeGraphs(self.model, self.rows, self.kv, self.backend, recorder)
 
     def _mixed_graphs(self, recorder: Recorder, graphs: DecodeGraphs) -> MixedGraphs | None:
         """None where prompts are read along with sources."""
-        if any(group.cross for group in self.kv.groups):
+        if any(group.is_cross for group in self.kv.groups):
             return None
-        tokens = self.blueprint.max_num_batched_tokens
+        tokens = self.plan.max_num_batched_tokens
         return MixedGraphs(self.model, self.rows, self.kv, self.backend, recorder, graphs, tokens)
 
     def _measure(self) -> Reserve:
@@ -255,12 +255,12 @@ class ModelRunner:
         A recording holds the addresses of its KV cache, and the KV cache is to get what recordings
         leave: so these are thrown away again. The second tells what each further one takes.
         """
-        self._allocate(1, self.blueprint.max_model_len)
+        self._allocate(1, self.plan.max_model_len)
         try:
             self._warm_up()
-            step = peak_of(lambda: self.launch(largest_step(self.blueprint)).wait())
+            step = peak_of(lambda: self.launch(largest_step(self.plan)).wait())
             if self.kind == "decoder":
-                scoring = scoring_step(self.blueprint)
+                scoring = scoring_step(self.plan)
                 step = max(step, peak_of(lambda: self.launch(scoring).scores()))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -269,7 +269,7 @@ class ModelRunner:
                 "--max-model-len."
             ) from error
         graphs = 0
-        if self.blueprint.captures:
+        if self.plan.captures:
             probe: list[DecodeGraphs] = []
             recorder = CudaRecorder()
             graphs = kept_by(lambda: probe.append(self._decode_graphs(recorder)))
@@ -292,12 +292,12 @@ class ModelRunner:
         """Bytes needed beside the KV cache and what is loaded already; on a CPU nobody counts."""
         if self.device.type == "cpu":
             return 0
-        rows = self.blueprint.rows(self.blueprint.max_model_len, torch.device("meta")).num_bytes
+        rows = self.plan.rows(self.plan.max_model_len, torch.device("meta")).num_bytes
         return self.reserve.step + self.reserve.graphs + rows
 
     def ledger(self) -> tuple[MemoryEntry, ...]:
         """What was foreseen to take memory, and what takes it."""
-        module = self.blueprint.module
+        module = self.plan.module
         packed = [getattr(m, "_packed", None) for m in module.modules()]
         found = {
             "weights": sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
@@ -307,7 +307,7 @@ class ModelRunner:
         }
         if self.device.type == "cuda":
             found["largest step"], found["graphs"] = self.reserve.step, self.reserve.graphs
-        taken = self.blueprint.taken(self.kv.num_blocks, self.max_model_len)
+        taken = self.plan.taken(self.kv.num_blocks, self.max_model_len)
         return tuple(MemoryEntry(what, size, found.get(what)) for what, size in taken.items())
 
     def _warm_up(self) -> int:
@@ -316,22 +316,22 @@ class ModelRunner:
         Returns the length of an encoder's vectors.
         """
         if self.kind == "encoder":
-            step = Step(encodes=(Encode(0, (0,), "mean"),))
+            step = Step(encoder_inputs=(EncoderInput(0, (0,), "mean"),))
             (output,) = self.launch(step).embeddings()
             return len(output.vector) // 4  # fp32
-        row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0), source_length=1)
+        row = NewRow(0, (0,), 1, SamplingParams(max_tokens=1, temperature=1.0), encoder_length=1)
         slice_ = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
         blocks = tuple(NewBlocks(0, group, 0, (1,)) for group in range(len(self.kv.groups)))
-        source = tuple((n, (1,)) for n, group in enumerate(self.kv.groups) if group.cross)
-        encodes = (Encode(0, (0,), blocks=source),) if source else ()
-        self.launch(Step((slice_,), (row,), blocks, encodes=encodes)).wait()
+        source = tuple((n, (1,)) for n, group in enumerate(self.kv.groups) if group.is_cross)
+        encoder_inputs = (EncoderInput(0, (0,), blocks=source),) if source else ()
+        self.launch(Step((slice_,), (row,), blocks, encoder_inputs=encoder_inputs)).wait()
         self.kv.scrub([1])
         return 0
 
     def facts(self) -> Ready:
         """What the server and its users are told."""
         return Ready(
-            architecture=self.blueprint.architecture,
+            architecture=self.plan.architecture,
             kind=self.kind,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
@@ -340,20 +340,20 @@ class ModelRunner:
             block_size=self.kv.block_size,
             num_blocks=self.kv.num_blocks,
             max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.blueprint.max_num_batched_tokens,
-            parameters=self.blueprint.parameters,
+            max_num_batched_tokens=self.plan.max_num_batched_tokens,
+            parameters=self.plan.parameters,
             weight_bytes=self.weight_bytes,
             kv_cache_bytes=self.kv.num_bytes,
             load_seconds=self.load_seconds,
-            attention_backend=self.blueprint.attention,
+            attention_backend=self.plan.attention,
             threads=self.threads,
             kv_groups=self.kv.groups,
-            start_token=self.blueprint.start_token,
+            start_token=self.plan.start_token,
             embedding_size=self.embedding_size,
-            uneven=depends_on_rows(
-                self.device, self.dtype, packed=self.blueprint.packs, threads=self.threads
+            batch_variance=batch_variance_of(
+                self.device, self.dtype, packed=self.plan.packs, threads=self.threads
             ),
-            emulated=emulates(self.device, self.dtype),
+            emulates_bf16=emulates_bf16(self.device, self.dtype),
             memory=self.ledger(),
         )
 

@@ -48,7 +48,7 @@ class PendingStep:
 
     def embeddings(self) -> list[EmbedOutput]:
         """The vectors of the step's texts; waits like `wait`."""
-        ids = [encode.id for encode in self.step.encodes if encode.pooling]
+        ids = [encode.id for encode in self.step.encoder_inputs if encode.pooling]
         vectors = [vector for copy in self._vectors.wait() for vector in copy.numpy()]
         return [
             EmbedOutput(i, v.tobytes(), "stop" if np.isfinite(v).all() else "error")

@@ -46,7 +46,7 @@ class SequenceRows:
         shape = num_groups, rows, -(-max_model_len // block_size)
         self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
         self.lengths = column(torch.int32, 1)  # known tokens, sampled ones included
-        self.source_lengths = column(torch.int32, 1)
+        self.encoder_lengths = column(torch.int32, 1)
         self.temperature = column(torch.float32)
         self.top_k = column(torch.int32)
         self.top_p = column(torch.float32, 1)
@@ -56,7 +56,7 @@ class SequenceRows:
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.plain: list[bool] = [True] * max_num_seqs  # whether `draw` alone can sample the row
         self.prompt_length: list[int] = [0] * max_num_seqs
-        self.source_length: list[int] = [0] * max_num_seqs
+        self.encoder_length: list[int] = [0] * max_num_seqs
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +78,7 @@ class SequenceRows:
             self.params[new.row] = new.params
             self.plain[new.row] = is_plain(new.params)
             self.prompt_length[new.row] = new.prompt_length
-            self.source_length[new.row] = new.source_length
+            self.encoder_length[new.row] = new.encoder_length
         width, params = self.tokens.shape[1], [new.params for new in rows]
         places = [np.arange(len(new.tokens)) + new.row * width for new in rows]
         index, place, tokens, lengths, sources, top_k, seeds = to_device(
@@ -87,7 +87,7 @@ class SequenceRows:
                 np.concatenate(places),
                 np.concatenate([new.tokens for new in rows]),
                 [len(new.tokens) for new in rows],
-                [new.source_length for new in rows],
+                [new.encoder_length for new in rows],
                 [p.top_k for p in params],
                 [p.seed for p in params],
             ],
@@ -102,7 +102,7 @@ class SequenceRows:
         self.tokens.view(-1).index_copy_(0, place, tokens.int())
         for column, values in (
             (self.lengths, lengths.int()),
-            (self.source_lengths, sources.int()),
+            (self.encoder_lengths, sources.int()),
             (self.top_k, top_k.int()),
             (self.seeds, seeds),
             (self.temperature, temperature),

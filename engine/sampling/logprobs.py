@@ -10,7 +10,7 @@ import torch
 from engine.device.transfer import HostCopy
 from engine.protocol import TokenLogprobs
 
-SCORED_ROWS = 64  # of a prompt at once: logits are as wide as the vocabulary
+PROMPT_ROWS = 64  # of a prompt at once: logits are as wide as the vocabulary
 
 
 class PendingLogprobs:
@@ -54,7 +54,7 @@ def score(
     """Of known `tokens` [R], each by the hidden state [R, hidden] before it, with the `count`
     likeliest in its place. `logits_of` gives logits [R, V] of hidden states."""
     values, ids, width = [], [], count
-    for own, part in zip(hidden.split(SCORED_ROWS), tokens.split(SCORED_ROWS), strict=True):
+    for own, part in zip(hidden.split(PROMPT_ROWS), tokens.split(PROMPT_ROWS), strict=True):
         logprobs = torch.log_softmax(logits_of(own), dim=-1, dtype=torch.float32)
         top = logprobs.topk(width := min(count, logprobs.shape[1]))
         scores = logprobs.gather(1, part.long()[:, None])

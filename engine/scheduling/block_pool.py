@@ -24,11 +24,11 @@ class BlockHasher:
         self.block_size = block_size
         self._key = key
 
-    def root(self, salt: str, source: Sequence[int]) -> bytes:
+    def root(self, salt: str, encoder_prompt: Sequence[int]) -> bytes:
         """Return the parent of a sequence's first hash, made from its tenant and its source."""
         tenant = salt.encode()
         # Hash the tenant first: sources have any length, so joining both would be ambiguous.
-        return self._digest(source, self._digest((), tenant)) if source else tenant
+        return self._digest(encoder_prompt, self._digest((), tenant)) if encoder_prompt else tenant
 
     def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes) -> None:
         """Append the hashes of the full blocks of `tokens` that `hashes` does not cover yet."""

@@ -32,13 +32,13 @@ class BlockTables:
         self.groups = groups
         self.block_size = block_size
         self.step_tokens = step_tokens
-        self._own = [(number, group) for number, group in enumerate(groups) if not group.cross]
-        self.cross = [number for number, group in enumerate(groups) if group.cross]
+        self._own = [(number, group) for number, group in enumerate(groups) if not group.is_cross]
+        self.cross_groups = [number for number, group in enumerate(groups) if group.is_cross]
 
-    def most_blocks(self, tokens: int, source_tokens: int = 0) -> int:
+    def max_blocks(self, tokens: int, source_tokens: int = 0) -> int:
         """Return the most blocks that a sequence of `tokens` holds at once."""
         return sum(
-            g.most_blocks(source_tokens if g.cross else tokens, self.step_tokens, self.block_size)
+            g.max_blocks(source_tokens if g.is_cross else tokens, self.step_tokens, self.block_size)
             for g in self.groups
         )
 
@@ -52,13 +52,13 @@ class BlockTables:
         matched, tables = self._matched(sequence)
         self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]
-        missing = self.most_blocks(tokens, len(sequence.source)) - len(found)
+        missing = self.max_blocks(tokens, len(sequence.encoder_prompt)) - len(found)
         if missing + spare > self.pool.num_available - self.pool.num_idle(found):
             return False
         self.pool.hold(found)
         for group, table in zip(self.groups, tables, strict=True):
             if group.window is None:
-                length = len(sequence.source) if group.cross else tokens
+                length = len(sequence.encoder_prompt) if group.is_cross else tokens
                 table += self.pool.allocate(-(-length // size) - len(table))
         sequence.tables = tables
         sequence.num_computed = matched * size
@@ -72,17 +72,17 @@ class BlockTables:
             return sequence.num_uncomputed
         return sequence.num_uncomputed - self._matched(sequence)[0] * self.block_size
 
-    def would_share(self, waiting: Sequence, running: Sequence) -> bool:
+    def shares_next_block(self, waiting: Sequence, running: Sequence) -> bool:
         """Return whether `waiting` could reuse the next block that `running` computes."""
         index = running.num_computed // self.block_size
         self._hash(waiting)
-        findable = waiting.hashes[: waiting.num_needless // self.block_size]
+        findable = waiting.hashes[: waiting.num_skippable // self.block_size]
         return findable[index : index + 1] == running.hashes[index : index + 1] != []
 
     def _matched(self, sequence: Sequence) -> tuple[int, list[list[int]]]:
         """Return (number of leading blocks that need not be computed, tables with these blocks)."""
         self._hash(sequence)
-        tables = self._match(sequence.hashes[: sequence.num_needless // self.block_size])
+        tables = self._match(sequence.hashes[: sequence.num_skippable // self.block_size])
         return max(map(len, tables)), tables
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
@@ -101,7 +101,7 @@ class BlockTables:
             if group.window is not None:
                 known[number] = [self.pool.find(_name(d, number)) for d in hashes[:length]]
         while True:
-            firsts = [group.first_block(length * size, size) for group in self.groups]
+            firsts = [group.first_visible_block(length * size, size) for group in self.groups]
             holes = [
                 index
                 for number, _ in self._own
@@ -117,29 +117,29 @@ class BlockTables:
 
     def _match_source(self, sequence: Sequence, tables: list[list[int]]) -> None:
         """Find the blocks of the source. Unless all are cached, mark the source to be encoded."""
-        sequence.encode_due = False
-        for number in self.cross:
+        sequence.needs_encoding = False
+        for number in self.cross_groups:
             names = self._source_names(sequence, number)
             tables[number] = self.pool.lookup(names) if self.hasher else []
-            sequence.encode_due |= len(tables[number]) < len(names)
-        for number in self.cross if sequence.encode_due else ():
+            sequence.needs_encoding |= len(tables[number]) < len(names)
+        for number in self.cross_groups if sequence.needs_encoding else ():
             tables[number] = []
 
     def _register_source(self, sequence: Sequence) -> None:
         """Make the source's blocks findable: the encoder pass writes them before any later read."""
-        for number in self.cross if self.hasher else ():
+        for number in self.cross_groups if self.hasher else ():
             names = self._source_names(sequence, number)
             for block, name in zip(sequence.tables[number], names, strict=True):
                 self.pool.register(block, name)
 
     def _source_names(self, sequence: Sequence, group: int) -> list[bytes]:
-        blocks = -(-len(sequence.source) // self.block_size)
+        blocks = -(-len(sequence.encoder_prompt) // self.block_size)
         return [_name(sequence.root + index.to_bytes(4, "big"), group) for index in range(blocks)]
 
-    def give_back(self, sequence: Sequence) -> None:
+    def release_unseen(self, sequence: Sequence) -> None:
         """Release the blocks that no token still to be computed will see."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            end = group.first_block(sequence.num_computed, self.block_size)
+            end = group.first_visible_block(sequence.num_computed, self.block_size)
             first = min(end, len(table))
             while first and table[first - 1]:
                 first -= 1
@@ -166,9 +166,9 @@ class BlockTables:
         """Return the blocks of a newly opened sequence that did not come from the prefix cache."""
         fresh: list[int] = []
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            if not group.cross:
+            if not group.is_cross:
                 fresh += table[sequence.num_registered :]
-            elif sequence.encode_due:
+            elif sequence.needs_encoding:
                 fresh += table
         return fresh
 
@@ -196,9 +196,9 @@ class BlockTables:
     def forget(self, sequence: Sequence) -> None:
         """Remove from the prefix cache the blocks that a sequence wrote or that only it holds."""
         for number, group in enumerate(self.groups):
-            if group.cross:
+            if group.is_cross:
                 names = self._source_names(sequence, number)
-                found = 0 if sequence.encode_due else len(names)
+                found = 0 if sequence.needs_encoding else len(names)
             else:
                 names = [_name(digest, number) for digest in sequence.hashes]
                 found = sequence.num_matched
@@ -211,7 +211,7 @@ class BlockTables:
     def _hash(self, sequence: Sequence) -> None:
         if self.hasher is not None:
             if not sequence.root:
-                sequence.root = self.hasher.root(sequence.salt, sequence.source)
+                sequence.root = self.hasher.root(sequence.salt, sequence.encoder_prompt)
             self.hasher.extend(sequence.hashes, sequence.tokens, sequence.root)
 
     def check(self, sequences: Collection[Sequence]) -> None:
@@ -222,9 +222,9 @@ class BlockTables:
         for sequence in sequences:
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 blocks = [block for block in table if block]
-                computed = len(sequence.source) if group.cross else sequence.num_computed
+                computed = len(sequence.encoder_prompt) if group.is_cross else sequence.num_computed
                 assert len(table) * self.block_size >= computed
-                assert group.cross or sequence.num_registered <= len(table)
+                assert group.is_cross or sequence.num_registered <= len(table)
                 assert group.window is None or len(blocks) <= 1 + -(
                     -(group.window - 1 + self.step_tokens) // self.block_size
                 ), "a window holds more than it sees"

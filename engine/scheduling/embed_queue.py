@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 
 from engine.protocol import EmbedOutput, EmbedRequest
-from engine.scheduling.step import Encode
+from engine.scheduling.step import EncoderInput
 
 
 class EmbedQueue:
@@ -26,7 +26,7 @@ class EmbedQueue:
         self.waiting = [request for request in self.waiting if request.id not in ids]
         self.in_flight -= ids
 
-    def take(self, budget: int) -> list[Encode]:
+    def take(self, budget: int) -> list[EncoderInput]:
         """Take the next texts within `budget` tokens, but at least one text.
 
         They are sorted by length, so that texts of equal length are computed together.
@@ -40,7 +40,7 @@ class EmbedQueue:
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         self.in_flight |= {request.id for request in taken}
         taken.sort(key=lambda request: len(request.tokens))
-        return [Encode(r.id, tuple(r.tokens), r.pooling) for r in taken]
+        return [EncoderInput(r.id, tuple(r.tokens), r.pooling) for r in taken]
 
     def retire(self, outputs: list[EmbedOutput]) -> list[EmbedOutput]:
         """Return the outputs whose requests have not been aborted."""

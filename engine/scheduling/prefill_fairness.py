@@ -10,14 +10,14 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.sequence import Sequence
 
 
-def left_by(
+def tokens_for_others(
     chunk: Sequence,
     most: int,
     behind: Seq[Sequence],
     waiting: Iterable[Sequence],
     tables: BlockTables,
     *,
-    keeps_more: bool,
+    is_own_turn: bool,
 ) -> int:
     """Return how many of `most` tokens the long prompt `chunk` leaves to other prompts.
 
@@ -26,7 +26,7 @@ def left_by(
 
     Waiting prompts that rank before `chunk` run in full. Shorter prompts of equal priority run in
     full if they need at most half of the remaining tokens. Otherwise the two sides alternate steps,
-    because small chunks are slow; `keeps_more` marks the long prompt's turn. So neither side needs
+    because small chunks are slow; `is_own_turn` marks the long prompt's turn. So neither side needs
     much more than twice its steps alone. Prompts that rank between `chunk` and a shorter prompt get
     their share too. Among prompts of equal length, the first one goes first.
 
@@ -34,7 +34,7 @@ def left_by(
     it waits too.
     """
     queue: Iterator[Sequence]
-    queue = takewhile(lambda other: not tables.would_share(other, chunk), waiting)
+    queue = takewhile(lambda other: not tables.shares_next_block(other, chunk), waiting)
     before = due = shorter = 0
     for other in queue:
         if other.rank > chunk.rank:
@@ -52,6 +52,6 @@ def left_by(
             shorter = min(due, rest - 1)
             if shorter == rest - 1:
                 break
-    if shorter > rest // 2 and keeps_more:
+    if shorter > rest // 2 and is_own_turn:
         shorter = 0
     return before + shorter

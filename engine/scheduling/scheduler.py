@@ -26,16 +26,23 @@ from engine.protocol import (
     FinishReason,
     GenerateRequest,
     KVGroup,
-    Prefill,
+    PrefillChunk,
     TokenLogprobs,
     TokenOutput,
 )
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
-from engine.scheduling.prefill_fairness import left_by
+from engine.scheduling.prefill_fairness import tokens_for_others
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Encode, NewBlocks, NewRow, SampledToken, ScheduledSlice, Step
+from engine.scheduling.step import (
+    EncoderInput,
+    NewBlocks,
+    NewRow,
+    SampledToken,
+    ScheduledSlice,
+    Step,
+)
 
 
 class Scheduler:
@@ -76,7 +83,7 @@ class Scheduler:
         self._refused = (0, 0)  # (id, available blocks) of the last admission that lacked blocks
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
-        self._prefills: list[Prefill] = []  # of the step being scheduled
+        self._prefills: list[PrefillChunk] = []  # of the step being scheduled
         self._chunks: list[Sequence] = []  # prompts too long for the step being scheduled
 
     # ---- requests ----------------------------------------------------------------------------
@@ -87,8 +94,8 @@ class Scheduler:
             self._add_embedding(request)
             return
         length, wanted = len(request.prompt), request.params.max_tokens
-        source = len(request.source)
-        if not self.tables.groups or bool(source) != bool(self.tables.cross):
+        encoder_prompt = len(request.encoder_prompt)
+        if not self.tables.groups or bool(encoder_prompt) != bool(self.tables.cross_groups):
             raise RequestRejectedError(
                 "invalid_value",
                 "The model cannot run this request: an encoder does not generate, an "
@@ -100,14 +107,14 @@ class Scheduler:
                 f"A request needs at least one prompt token and one new token; it has {length} "
                 f"prompt tokens and max_tokens {wanted}.",
             )
-        if max(length + wanted, source) > self.max_model_len:
+        if max(length + wanted, encoder_prompt) > self.max_model_len:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{source or length} prompt tokens and {wanted} new tokens exceed the context of "
+                f"{encoder_prompt or length} prompt tokens and {wanted} new tokens exceed the context of "
                 f"{self.max_model_len} tokens. Shorten the prompt or lower max_tokens.",
             )
         # The last token's KV is never needed.
-        blocks = self.tables.most_blocks(length + wanted - 1, source)
+        blocks = self.tables.max_blocks(length + wanted - 1, encoder_prompt)
         if blocks > self.pool.num_blocks:
             raise RequestRejectedError(
                 "context_length_exceeded",
@@ -142,8 +149,8 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Return the next step, or None if there is nothing to launch now."""
-        encodes = self.embeds.take(self.max_num_encoder_tokens)
-        self._admitted += [(encode.id, 0) for encode in encodes]
+        encoder_inputs = self.embeds.take(self.max_num_encoder_tokens)
+        self._admitted += [(encode.id, 0) for encode in encoder_inputs]
         slices: list[ScheduledSlice] = []
         new_rows: list[NewRow] = []
         new_blocks: list[NewBlocks] = []
@@ -163,7 +170,7 @@ class Scheduler:
             if count < due:
                 count = self._cut(sequence, count, self.running[place:])
             # A decode within a block allocates nothing, and releases blocks only after a chunk.
-            if count > 1 or sequence.was_chunk or not sequence.num_computed % self.block_size:
+            if count > 1 or sequence.last_was_chunk or not sequence.num_computed % self.block_size:
                 if not self._make_room(sequence, count):
                     break  # it was the lowest-ranked and is preempted itself
                 for added in self.tables.extend(sequence, count):
@@ -180,22 +187,28 @@ class Scheduler:
             if count < admitted.num_uncomputed:
                 count = self._cut(admitted, count, ())
             new_rows.append(_new_row(admitted))
-            if admitted.encode_due:
-                encodes.append(self._encode(admitted))
-                encode_budget -= len(admitted.source)
+            if admitted.needs_encoding:
+                encoder_inputs.append(self._encode(admitted))
+                encode_budget -= len(admitted.encoder_prompt)
             self.tables.extend(admitted, count)
             for group, table in enumerate(admitted.tables):
                 new_blocks.append(NewBlocks(row, group, 0, tuple(table)))
             scrub += self.tables.fresh(admitted)
             slices.append(self._take(admitted, count))
             budget -= count
-        if not slices and not encodes:
+        if not slices and not encoder_inputs:
             return None
         self._steps += 1
         if prefills := tuple(self._prefills):
             slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
             self._prefills.clear()
-        parts = tuple(slices), tuple(new_rows), tuple(new_blocks), tuple(scrub), tuple(encodes)
+        parts = (
+            tuple(slices),
+            tuple(new_rows),
+            tuple(new_blocks),
+            tuple(scrub),
+            tuple(encoder_inputs),
+        )
         return Step(*parts, prefills)
 
     def _cut(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
@@ -208,22 +221,24 @@ class Scheduler:
         head, blocks = self._refused
         if waiting and waiting[0].id == head and self.pool.num_available <= blocks:
             waiting = []
-        keeps_more = self._steps % 2 > 0
-        return most - left_by(chunk, most, behind, waiting, self.tables, keeps_more=keeps_more)
+        is_own_turn = self._steps % 2 > 0
+        return most - tokens_for_others(
+            chunk, most, behind, waiting, self.tables, is_own_turn=is_own_turn
+        )
 
-    def _encode(self, sequence: Sequence) -> Encode:
-        blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross)
-        return Encode(sequence.id, sequence.source, blocks=blocks)
+    def _encode(self, sequence: Sequence) -> EncoderInput:
+        blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross_groups)
+        return EncoderInput(sequence.id, sequence.encoder_prompt, blocks=blocks)
 
     def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
         """Account for the next `count` tokens of a sequence, whose blocks are allocated."""
         start, scores = sequence.num_computed, 0
         if start < sequence.prompt_length or count > 1:
-            self._prefills.append(Prefill(sequence.id, start, count))
-            if sequence.num_unscored:
+            self._prefills.append(PrefillChunk(sequence.id, start, count))
+            if sequence.num_missing_prompt_logprobs:
                 scores = max(0, min(count, sequence.prompt_length - 1 - start))
         sequence.num_computed += count
-        sequence.was_chunk = count > 1
+        sequence.last_was_chunk = count > 1
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
             sequence.num_tokens += 1
@@ -235,7 +250,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt sequences from the lowest rank until `count` tokens fit. Returns False if that
         preempts `sequence` itself."""
-        self.tables.give_back(sequence)
+        self.tables.release_unseen(sequence)
         needed = self.tables.missing(sequence, count)
         while self.pool.num_available < needed:
             victim = self.running[-1]
@@ -252,9 +267,9 @@ class Scheduler:
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[0]
-        if len(sequence.source) > encode_budget < self.max_num_encoder_tokens:
+        if len(sequence.encoder_prompt) > encode_budget < self.max_num_encoder_tokens:
             return None  # only the first source of a step may exceed the encoder budget
-        if any(self.tables.would_share(sequence, chunk) for chunk in self._chunks):
+        if any(self.tables.shares_next_block(sequence, chunk) for chunk in self._chunks):
             return None
         if not self.tables.open(sequence, self.watermark if self.running else 0):
             self._refused = (sequence.id, self.pool.num_available)
@@ -264,9 +279,9 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
         if not sequence.admitted:
             sequence.admitted = True
-            source = len(sequence.source)
-            cached = sequence.num_computed + (0 if sequence.encode_due else source)
-            self._prefix_queries += sequence.prompt_length + source
+            encoder_prompt = len(sequence.encoder_prompt)
+            cached = sequence.num_computed + (0 if sequence.needs_encoding else encoder_prompt)
+            self._prefix_queries += sequence.prompt_length + encoder_prompt
             self._prefix_hits += cached
             self._admitted.append((sequence.id, cached))
         return sequence
@@ -311,8 +326,8 @@ class Scheduler:
             sequence = self.sequences.get(slice_.id)
             if sequence is not None and sequence.epoch == slice_.epoch:
                 # After a preemption the first ones are already known.
-                sequence.prompt_logprobs += scores[sequence.num_scored - slice_.start :]
-                sequence.num_scored = len(sequence.prompt_logprobs)
+                sequence.prompt_logprobs += scores[sequence.num_prompt_logprobs - slice_.start :]
+                sequence.num_prompt_logprobs = len(sequence.prompt_logprobs)
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token < 0:
@@ -390,11 +405,13 @@ class Scheduler:
             assert sequence.num_computed <= sequence.num_tokens
             assert len(sequence.tokens) <= sequence.num_tokens
             assert sequence.num_outputs < sequence.params.max_tokens
-            assert sequence.num_unscored >= 0
-            assert not (sequence.num_unscored and sequence.num_outputs), "prompt logprob is missing"
+            assert sequence.num_missing_prompt_logprobs >= 0
+            assert not (sequence.num_missing_prompt_logprobs and sequence.num_outputs), (
+                "prompt logprob is missing"
+            )
 
 
 def _new_row(sequence: Sequence) -> NewRow:
     tokens = tuple(sequence.tokens)
-    source_length = len(sequence.source)
-    return NewRow(sequence.row, tokens, sequence.prompt_length, sequence.params, source_length)
+    encoder_length = len(sequence.encoder_prompt)
+    return NewRow(sequence.row, tokens, sequence.prompt_length, sequence.params, encoder_length)

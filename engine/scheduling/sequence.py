@@ -20,18 +20,20 @@ class Sequence:
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
         self.salt: str = request.salt
-        self.source: tuple[int, ...] = tuple(request.source)
+        self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
-        self.num_scored: int = 0  # prompt tokens after the first whose prompt logprobs are known
+        self.num_prompt_logprobs: int = (
+            0  # prompt tokens after the first whose prompt logprobs are known
+        )
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
         self.tables: list[list[int]] = []  # one per KV group; 0 is a released block
-        self.encode_due: bool = False  # its source must still be encoded
+        self.needs_encoding: bool = False  # its source must still be encoded
         self.root: bytes = b""  # parent of its first hash; empty until computed
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
         self.num_matched: int = 0  # blocks of each table found in the prefix cache at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
-        self.was_chunk: bool = False  # its last slice had several tokens
+        self.last_was_chunk: bool = False  # its last slice had several tokens
         self.row: int = -1
         self.epoch: int = 0
         self.admitted: bool = False
@@ -49,20 +51,22 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def num_unscored(self) -> int:
+    def num_missing_prompt_logprobs(self) -> int:
         """Number of prompt tokens whose prompt logprobs are requested and not known yet."""
         if self.params.prompt_logprobs < 0:
             return 0
-        return self.prompt_length - 1 - self.num_scored
+        return self.prompt_length - 1 - self.num_prompt_logprobs
 
     @property
-    def num_needless(self) -> int:
+    def num_skippable(self) -> int:
         """Number of leading tokens that need not be computed if their KV is cached.
 
         The next sample needs the logits of the last token. Prompt logprobs need the logits of the
         token before each of them.
         """
-        return self.num_scored if self.num_unscored else len(self.tokens) - 1
+        return (
+            self.num_prompt_logprobs if self.num_missing_prompt_logprobs else len(self.tokens) - 1
+        )
 
     @property
     def num_outputs(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.protocol import Pooling, Prefill, SamplingParams, TokenLogprobs
+from engine.protocol import Pooling, PrefillChunk, SamplingParams, TokenLogprobs
 
 
 # One is created per sequence and step. A Struct is created four times as fast as a dataclass.
@@ -27,7 +27,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
+class EncoderInput:
     """A text for the encoder: pooled to a vector, or the source of a sequence.
 
     The cross-attention KV of a source is written once to the blocks of each cross-attention KV
@@ -48,7 +48,7 @@ class NewRow:
     tokens: tuple[int, ...]
     prompt_length: int
     params: SamplingParams
-    source_length: int = 0
+    encoder_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,10 @@ class Step:
     # Newly allocated blocks. They are zeroed if attention reads masked entries, because a NaN of an
     # earlier owner would pass the mask: 0 * NaN is NaN.
     scrub: tuple[int, ...] = ()
-    encodes: tuple[Encode, ...] = ()
-    prefills: tuple[Prefill, ...] = ()  # the slices that are prompt chunks, for metrics and traces
+    encoder_inputs: tuple[EncoderInput, ...] = ()
+    prefills: tuple[
+        PrefillChunk, ...
+    ] = ()  # the slices that are prompt chunks, for metrics and traces
 
     @property
     def is_decode(self) -> bool:
@@ -86,7 +88,7 @@ class Step:
     @property
     def num_tokens(self) -> int:
         """Number of tokens in slices and in encoded texts."""
-        return sum([s.count for s in self.slices]) + sum(len(e.tokens) for e in self.encodes)
+        return sum([s.count for s in self.slices]) + sum(len(e.tokens) for e in self.encoder_inputs)
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):

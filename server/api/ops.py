@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.errors import EngineError
 from server.http.openapi import PROBE
-from server.state import Service, service_of
+from server.state import AppState, state_of
 
 router = APIRouter()
 
 
-def _condition(service: Service) -> dict[str, Any]:
+def _condition(service: AppState) -> dict[str, Any]:
     client = service.client
     return {
         "status": {"ready": "ok"}.get(client.state, client.state),
@@ -29,14 +29,14 @@ def _condition(service: Service) -> dict[str, Any]:
 @router.get("/health", openapi_extra=PROBE)
 async def health(request: Request) -> Response:
     """Return 200 unless the engine is dead. A hung engine is killed, so it also counts as dead."""
-    body = _condition(service_of(request))
+    body = _condition(state_of(request))
     return JSONResponse(body, 503 if body["status"] == "dead" else 200)
 
 
 @router.get("/ready", openapi_extra=PROBE)
 async def ready(request: Request) -> Response:
     """Return 200 if a new request would be accepted: loaded, not draining, room in the queue."""
-    service = service_of(request)
+    service = state_of(request)
     progress = service.client.progress
     body = _condition(service) | {"stage": progress.stage, "fraction": progress.fraction}
     if body["status"] == "ok":
@@ -50,7 +50,7 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus's text format."""
-    text = service_of(request).metrics.render()
+    text = state_of(request).metrics.render()
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -17,11 +17,11 @@ from engine.protocol import Progress, Ready
 from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.http.listener import address_of, is_loopback
-from server.state import Service
+from server.state import AppState
 
 UNKNOWN_KEY = "KEY"  # placeholder in the curl line for a key that the shell cannot look up
 # By Ready.uneven: why logits depend on the other requests in a step, and how to prevent it.
-UNEVEN = {
+BATCH_VARIANCE = {
     "amx": (
         "this CPU computes bf16 with AMX",
         "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 to prevent it (slower)",
@@ -74,7 +74,7 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> str:
+def banner(service: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
     config = service.config
     has_keys = bool(config.api_key or config.api_key_file)
@@ -103,11 +103,11 @@ def banner(service: Service, engine: EngineConfig, ready: Ready, port: int) -> s
     return "\n".join(lines)
 
 
-def vectors(service: Service, ready: Ready) -> list[str]:
+def vectors(service: AppState, ready: Ready) -> list[str]:
     """Return the lines of an encoder, which has no KV cache."""
     return [
         f"  vectors   {ready.embedding_size} dimensions, {service.pooling}",
-        f"  texts     up to {service.longest()} tokens",
+        f"  texts     up to {service.max_length()} tokens",
     ]
 
 
@@ -125,7 +125,7 @@ def kv_cache(ready: Ready) -> list[str]:
     """Return the capacity of the KV cache and the share that sliding windows save."""
     length = ready.max_model_len
     each = sum(
-        g.most_blocks(length, ready.max_num_batched_tokens, ready.block_size)
+        g.max_blocks(length, ready.max_num_batched_tokens, ready.block_size)
         for g in ready.kv_groups
     )
     lines = [
@@ -162,13 +162,13 @@ def memory(ready: Ready) -> list[str]:
 
 def arithmetic(ready: Ready) -> list[str]:
     """Return a note where the dtype costs bitwise reproducibility or speed on this CPU."""
-    if ready.uneven:
-        why, cure = UNEVEN[ready.uneven]
+    if ready.batch_variance:
+        why, cure = BATCH_VARIANCE[ready.batch_variance]
         return [
             f"  note      {why}: the last bits of logits depend on the other requests in a step; "
             f"{cure}"
         ]
-    if ready.emulated:
+    if ready.emulates_bf16:
         return [
             "  note      this CPU has no bf16 instructions: prompts and concurrent streams are "
             "several times slower than with --dtype float32, which needs twice the memory"
@@ -193,7 +193,7 @@ def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
     return UNKNOWN_KEY
 
 
-def curl(service: Service, ready: Ready, url: str, key: str) -> str:
+def curl(service: AppState, ready: Ready, url: str, key: str) -> str:
     """Return a curl command that fits the model: chat, completion or embedding."""
     body: dict[str, object] = {"model": service.names[0]}
     most = min(64, ready.max_model_len // 4)

@@ -20,7 +20,7 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def voice(
+def logger_for(
     config: ServerConfig, level: Literal["info", "warning", "error"] = "info"
 ) -> Callable[[str], None]:
     """Return a function that writes a message: `say`, or with `--log-format json` a log function.

@@ -22,9 +22,9 @@ from typer.core import TyperCommand, TyperGroup
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
 from engine.errors import ConfigError
 from loadtest.cli import app as bench
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.command import standard_streams
-from server.cli.console import say, voice
+from server.cli.console import logger_for, say
 from server.cli.settings import CONFIG_VARIABLE, Setting, flags_page, load, settings
 from server.http.listener import ListenError, listen
 
@@ -55,7 +55,7 @@ class Serve(TyperCommand):
             heading = getattr(param, "rich_help_panel", None) or usual
             if record := param.get_help_record(ctx):
                 panels.setdefault(heading, []).append(record)
-        panels["Exit statuses"] = list(exits.MEANINGS.items())
+        panels["Exit statuses"] = list(exit_codes.MEANINGS.items())
         for heading, records in panels.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -121,7 +121,7 @@ def _become(module: str, *arguments: object) -> NoReturn:
     try:
         os.execv(command[0], command)
     except OSError as error:  # the system limits the size of a process's arguments
-        raise _fail(f"Cannot start {module}: {error.strerror}", exits.BAD_CONFIG) from None
+        raise _fail(f"Cannot start {module}: {error.strerror}", exit_codes.BAD_CONFIG) from None
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -146,22 +146,24 @@ def serve(**values: Any) -> None:
     folder, file, only_plan = (values.pop(name) for name in ("folder", "config", "plan"))
     if folder is not None:
         if values["model"] is not None:
-            raise _fail("The model was given twice; use either MODEL or --model.", exits.BAD_CONFIG)
+            raise _fail(
+                "The model was given twice; use either MODEL or --model.", exit_codes.BAD_CONFIG
+            )
         values["model"] = folder
     try:
         server_config, engine_config, warnings = load(values, os.environ, file)
     except ConfigError as error:
-        raise _fail(error, exits.BAD_CONFIG) from None
-    from server.cli.model_source import check_weights, located
+        raise _fail(error, exit_codes.BAD_CONFIG) from None
+    from server.cli.model_source import check_weights, resolve_model
     from server.telemetry.logging import configure
 
     configure(server_config)
-    fail = partial(_fail, tell=voice(server_config, "error"))
+    fail = partial(_fail, tell=logger_for(server_config, "error"))
     try:
         for warning in warnings:
-            voice(server_config, "warning")(f"penstock: warning: {warning}")
-        tell = voice(server_config)
-        server_config, engine_config = located(
+            logger_for(server_config, "warning")(f"penstock: warning: {warning}")
+        tell = logger_for(server_config)
+        server_config, engine_config = resolve_model(
             server_config, engine_config, tell, weights=not only_plan, here=True
         )
         folder = model_folder(engine_config.model)
@@ -171,14 +173,14 @@ def serve(**values: Any) -> None:
         _check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
-        raise fail(error, exits.BAD_CONFIG) from None
+        raise fail(error, exit_codes.BAD_CONFIG) from None
     except ListenError as error:
-        raise fail(error, exits.CANNOT_LISTEN) from None
+        raise fail(error, exit_codes.CANNOT_LISTEN) from None
     from engine.client.subprocess import (
-        EngineChild,  # not earlier, so that errors above appear within 0.5 s
+        EngineProcess,  # not earlier, so that errors above appear within 0.5 s
     )
 
-    with EngineChild(engine_config) as child:  # it imports torch while we import the server
+    with EngineProcess(engine_config) as child:  # it imports torch while we import the server
         from engine.client.client import ProcessClient
         from server.lifetime import run
 
@@ -288,7 +290,7 @@ def pull(
         here = name in DEMO_FOLDERS  # these ship with Penstock
         typer.echo(model_folder(name) if here else pull_now(name, revision, check_served))
     except ConfigError as error:
-        raise _fail(error, exits.BAD_CONFIG) from None
+        raise _fail(error, exit_codes.BAD_CONFIG) from None
 
 
 @app.command()
@@ -324,9 +326,9 @@ def merge(
         )  # fmt: skip
         text = json.dumps(document, default=str)
     except ConfigError as error:
-        raise _fail(error, exits.BAD_CONFIG) from None
+        raise _fail(error, exit_codes.BAD_CONFIG) from None
     except (TypeError, ValueError) as error:  # circular references, or keys that are no strings
-        raise _fail(f"The recipe is not valid: {error}", exits.BAD_CONFIG) from None
+        raise _fail(f"The recipe is not valid: {error}", exit_codes.BAD_CONFIG) from None
     _become("engine.checkpoint.merge.merge", output, text)
 
 

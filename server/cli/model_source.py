@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from engine.checkpoint.folder import is_hub_name, safetensors_header, weight_files
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.config import ServerConfig
 from server.cli.console import say
 
 
-def located(
+def resolve_model(
     server_config: ServerConfig,
     engine_config: EngineConfig,
     tell: Callable[[str], None] = say,
@@ -77,5 +77,7 @@ def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
     asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
     command = [*python_module("server.cli.command"), "engine.memory.command", asked, *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == exits.BAD_CONFIG:  # any other failure is reported when serving starts
+    if (
+        done.returncode == exit_codes.BAD_CONFIG
+    ):  # any other failure is reported when serving starts
         raise ConfigError(done.stderr.strip().removeprefix("penstock: "))

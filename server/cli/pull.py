@@ -41,7 +41,7 @@ except ValueError as error:
     raise ConfigError(f"An environment variable HF_* is not valid: {error}.") from None
 
 MAIN = "main"
-MOST_FAILURES = 5  # consecutive requests that return no bytes
+MAX_FAILURES = 5  # consecutive requests that return no bytes
 A_COMMIT = re.compile("[0-9a-f]{40}")
 Check = Callable[[Path], None]
 TRANSIENT = {408, 429, 500, 502, 503, 504}
@@ -247,7 +247,7 @@ def _stream(repository: Repository, name: str, advance: Callable[[float], None])
                 _append(url, file, advance)
             except (httpx2.TransportError, errors.HfHubHTTPError) as error:
                 failures = failures + 1 if file.tell() == have else 1
-                if failures > MOST_FAILURES or not _is_transient(error):
+                if failures > MAX_FAILURES or not _is_transient(error):
                     raise
                 time.sleep(failures)
         file.seek(0)

@@ -10,17 +10,17 @@ from starlette.requests import Request
 
 from engine.protocol import EmbedOutput, EmbedRequest
 from server.api.openai.schemas.embedding import EncoderBody
-from server.api.openai.writer import attended
+from server.api.openai.writer import cancel_on_disconnect
 from server.generation.prepare import check_token_ids, off_loop, too_long
 from server.generation.submission import abort_reason
 from server.http.errors import ApiError, invalid, numerical_error
-from server.state import Service
+from server.state import AppState
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimensions]
 
 
 async def token_lists(
-    service: Service, body: EncoderBody, texts: Sequence[str | list[int]], param: str
+    service: AppState, body: EncoderBody, texts: Sequence[str | list[int]], param: str
 ) -> list[list[int]]:
     """The ids of each text, special tokens included; ids are taken as they are. Raises ApiError
     where one is too long and truncation was not asked for. `param` names the texts' field."""
@@ -34,20 +34,20 @@ async def token_lists(
         text = text.lower() if lowercase else text
         if most is not None:
             return tokenizer.encode_start(text, most)
-        if count := tokenizer.far_over(text, service.longest()):
+        if count := tokenizer.far_over(text, service.max_length()):
             raise _too_long(service, count, name)
         return tokenizer.encode(text)
 
     lists = await off_loop(sum(map(len, texts)), lambda: list(map(ids, texts, names)))
     for tokens, name in zip(lists, names, strict=True):
         check_token_ids(service, tokens, name)
-        if len(tokens) > service.longest():
+        if len(tokens) > service.max_length():
             raise _too_long(service, str(len(tokens)), name)
     return lists
 
 
-def _truncation(service: Service, body: EncoderBody) -> int | None:
-    asked, longest = body.truncate_prompt_tokens, service.longest()
+def _truncation(service: AppState, body: EncoderBody) -> int | None:
+    asked, longest = body.truncate_prompt_tokens, service.max_length()
     if asked is None:
         return None
     if asked == -1:
@@ -58,18 +58,18 @@ def _truncation(service: Service, body: EncoderBody) -> int | None:
     return asked
 
 
-def _too_long(service: Service, count: str, param: str) -> ApiError:
+def _too_long(service: AppState, count: str, param: str) -> ApiError:
     advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
-    return too_long(service.longest(), f"this text has {count}: {advice}", param)
+    return too_long(service.max_length(), f"this text has {count}: {advice}", param)
 
 
 async def embed(
-    request: Request, service: Service, body: EncoderBody, lists: list[list[int]]
+    request: Request, service: AppState, body: EncoderBody, lists: list[list[int]]
 ) -> Vectors:
     """One vector for each list of tokens, as pooled; aborts where the client leaves first."""
     embedding = Embedding(service, lists, request.state.arrival, body.priority or 0)
     try:
-        return await attended(request, embedding.collect())
+        return await cancel_on_disconnect(request, embedding.collect())
     except BaseException as error:
         embedding.close(error)
         raise
@@ -86,7 +86,7 @@ class Embedding:
     """The texts of one HTTP request; raises as EngineClient.embed where there is no room."""
 
     def __init__(
-        self, service: Service, lists: list[list[int]], arrival: float, priority: int
+        self, service: AppState, lists: list[list[int]], arrival: float, priority: int
     ) -> None:
         self._metrics, self._client = service.metrics, service.client
         self._arrival, self._submitted = arrival, time.monotonic()

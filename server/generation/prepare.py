@@ -19,12 +19,12 @@ from engine.protocol import SamplingParams
 from server.api.openai.schemas.generate import ChatBody, ChatMessage, CompletionBody, GenerateBody
 from server.api.openai.schemas.tokenize import TokenizeBody
 from server.http.errors import ApiError, invalid, unsupported
-from server.state import Service
+from server.state import AppState
 from server.text.detokenizer import Detokenizer
 
 INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
-MOST_SCORES = 2**18  # log-probabilities of prompts' tokens in an answer
-MOST_ANSWER_SCORES = 2**22  # of its own, where it has several choices: up to 1 GB
+MAX_PROMPT_LOGPROBS = 2**18  # log-probabilities of prompts' tokens in an answer
+MAX_ANSWER_LOGPROBS = 2**22  # of its own, where it has several choices: up to 1 GB
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ class Echo:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparedRequest:
     """What one HTTP request asks of the engine, checked and tokenised."""
 
     model: str
@@ -96,13 +96,13 @@ def template_arguments(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     return arguments
 
 
-def unread_arguments(service: Service, body: ChatBody | TokenizeBody) -> list[str]:
+def unread_arguments(service: AppState, body: ChatBody | TokenizeBody) -> list[str]:
     """Arguments the model's template never looks at: they change nothing."""
     read = service.template.variables if service.template else frozenset()
     return [name for name in template_arguments(body) if name not in read]
 
 
-def render(service: Service, body: ChatBody | TokenizeBody) -> str:
+def render(service: AppState, body: ChatBody | TokenizeBody) -> str:
     """The prompt text of a chat; raises TemplateError or ApiError."""
     if service.template is None:
         message = "This model has no chat template; use /v1/completions or --chat-template."
@@ -132,7 +132,7 @@ def source_text(body: ChatBody | TokenizeBody) -> str:
 
 
 async def chat_prompt(
-    service: Service, body: ChatBody | TokenizeBody, body_bytes: int
+    service: AppState, body: ChatBody | TokenizeBody, body_bytes: int
 ) -> list[int]:
     """The prompt of a chat. `body_bytes`, the length of the request, bounds what there is to
     render: long are not only texts but tool calls, too."""
@@ -153,7 +153,7 @@ async def chat_prompt(
 
 
 async def text_prompts(
-    service: Service, prompts: Sequence[str] | Sequence[list[int]]
+    service: AppState, prompts: Sequence[str] | Sequence[list[int]]
 ) -> list[list[int]]:
     def work() -> list[list[int]]:
         return [encode_prompt(service, p, "prompt") if isinstance(p, str) else p for p in prompts]
@@ -161,7 +161,7 @@ async def text_prompts(
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 
 
-async def make_echoes(service: Service, body: CompletionBody) -> list[Echo]:
+async def make_echoes(service: AppState, body: CompletionBody) -> list[Echo]:
     """The prompts as texts, of token ids as the answer's are decoded."""
     tokenizer, skip = service.tokenizer, body.skip_special_tokens is not False
 
@@ -178,8 +178,8 @@ async def make_echoes(service: Service, body: CompletionBody) -> list[Echo]:
     return await off_loop(sum(map(len, prompts)), lambda: list(map(echo, prompts)))
 
 
-def make_plan(
-    service: Service,
+def prepare(
+    service: AppState,
     request: Request,
     body: GenerateBody,
     prompts: list[list[int]],
@@ -187,9 +187,9 @@ def make_plan(
     param: str,
     echoes: list[Echo] | None = None,
     ignored: Sequence[str] = (),
-) -> Plan:
+) -> PreparedRequest:
     """Checks everything that needs the model's facts. `param` names the prompt's field."""
-    for name, wanted in (("echo", echoes), ("prompt_logprobs", body.scores_wanted >= 0)):
+    for name, wanted in (("echo", echoes), ("prompt_logprobs", body.num_prompt_logprobs >= 0)):
         if wanted and service.start_token is not None:
             raise unsupported(name, "This model's answers do not continue the prompt.")
     for prompt in prompts:
@@ -207,7 +207,7 @@ def make_plan(
     if body.min_tokens and not _leaves_a_token(service, base):
         message = "stop_token_ids hold every token there is, so that none is left to begin with."
         raise invalid("stop_token_ids", message)
-    return Plan(
+    return PreparedRequest(
         model=service.model_name(body.model),
         prompts=prompts,
         start_token=service.start_token,
@@ -222,10 +222,10 @@ def make_plan(
     )
 
 
-def encode_prompt(service: Service, text: str, param: str, *, add: bool = True) -> list[int]:
+def encode_prompt(service: AppState, text: str, param: str, *, add: bool = True) -> list[int]:
     """The ids of `text`, with special tokens if `add`. Raises a 400 where its beginning is too long
     by itself."""
-    longest = service.longest()
+    longest = service.max_length()
     if count := service.tokenizer.far_over(text, longest):
         raise too_long(longest, f"the prompt alone has {count}", param)
     return service.tokenizer.encode(text, add_special_tokens=add)
@@ -237,14 +237,14 @@ def too_long(longest: int, requested: str, param: str) -> ApiError:
     return invalid(param, message, "context_length_exceeded")
 
 
-def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
+def check_token_ids(service: AppState, ids: Sequence[int], param: str) -> None:
     vocab_size = service.loaded().vocab_size
     if (largest := max(ids, default=0)) >= vocab_size:
         message = f"Token id {largest} is not below the vocabulary size {vocab_size}."
         raise invalid(param, message)
 
 
-def _check_logit_bias(service: Service, keys: Iterable[str]) -> None:
+def _check_logit_bias(service: AppState, keys: Iterable[str]) -> None:
     vocab_size = service.loaded().vocab_size
     for key in keys:
         # "07" would be token 7 a second time.
@@ -255,12 +255,12 @@ def _check_logit_bias(service: Service, keys: Iterable[str]) -> None:
 
 def _check_scores(body: GenerateBody, tokens: int) -> None:
     """A prompt is read in a moment: what is told of it must not take gigabytes."""
-    entries = tokens * (body.n or 1) * (body.scores_wanted + 1)
-    if entries > MOST_SCORES:
-        name = "logprobs" if body.scores_wanted == body.logprobs_wanted else "prompt_logprobs"
+    entries = tokens * (body.n or 1) * (body.num_prompt_logprobs + 1)
+    if entries > MAX_PROMPT_LOGPROBS:
+        name = "logprobs" if body.num_prompt_logprobs == body.num_logprobs else "prompt_logprobs"
         message = (
             f"{tokens} tokens of prompts have {entries} log-probabilities for all choices, more "
-            f"than the {MOST_SCORES} of a request."
+            f"than the {MAX_PROMPT_LOGPROBS} of a request."
         )
         raise invalid(name, message)
 
@@ -269,29 +269,29 @@ def _check_answer_scores(body: GenerateBody, limits: list[int]) -> None:
     """An answer that is not streamed is held until its end. One choice always may be: its context
     bounds it."""
     choices = len(limits) * (body.n or 1)
-    entries = sum(limits) * (body.n or 1) * (body.logprobs_wanted + 1)
-    if entries > MOST_ANSWER_SCORES and choices > 1 and not body.stream:
+    entries = sum(limits) * (body.n or 1) * (body.num_logprobs + 1)
+    if entries > MAX_ANSWER_LOGPROBS and choices > 1 and not body.stream:
         message = (
             f"{choices} choices of up to {max(limits)} tokens may have {entries} "
-            f"log-probabilities, more than the {MOST_ANSWER_SCORES} of an answer: stream it, or "
+            f"log-probabilities, more than the {MAX_ANSWER_LOGPROBS} of an answer: stream it, or "
             "ask for less with max_tokens."
         )
         raise invalid("logprobs", message)
 
 
-def _leaves_a_token(service: Service, params: SamplingParams) -> bool:
+def _leaves_a_token(service: AppState, params: SamplingParams) -> bool:
     """Whether one can be drawn before `min_tokens`; vocabularies of bytes are small."""
     vocab_size = service.loaded().vocab_size
     never = (token for token, bias in params.logit_bias if bias == float("-inf"))
     return sum(token < vocab_size for token in {*never, *params.stop_token_ids}) < vocab_size
 
 
-def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param: str) -> int:
+def _token_limit(service: AppState, body: GenerateBody, prompt: list[int], param: str) -> int:
     """How many tokens may be generated after `prompt`, or beside it and after a start token."""
-    longest, length = service.longest(), len(prompt)
+    longest, length = service.max_length(), len(prompt)
     if not length:
         raise invalid(param, "The prompt has no tokens.")
-    asked, begun, beginning = body.most_tokens, length, "in the prompt"
+    asked, begun, beginning = body.max_new_tokens, length, "in the prompt"
     if service.start_token is not None:
         begun, beginning = 1, "its start"
     if max(length, begun + (asked or 1)) > longest:
@@ -306,7 +306,7 @@ def _token_limit(service: Service, body: GenerateBody, prompt: list[int], param:
     return longest - begun if asked is None else asked
 
 
-def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams:
+def _sampling(service: AppState, body: GenerateBody, seed: int) -> SamplingParams:
     """What is absent comes from the checkpoint's generation_config.json, else from OpenAI."""
 
     def chosen(name: str, fallback: float) -> Any:
@@ -331,6 +331,6 @@ def _sampling(service: Service, body: GenerateBody, seed: int) -> SamplingParams
         seed=seed,
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(sorted({*ends, *(body.stop_token_ids or ())})),
-        logprobs=body.logprobs_wanted,
-        prompt_logprobs=body.scores_wanted,
+        logprobs=body.num_logprobs,
+        prompt_logprobs=body.num_prompt_logprobs,
     )

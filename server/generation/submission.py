@@ -18,9 +18,9 @@ from sse_starlette.sse import SendTimeoutError
 from engine.errors import EngineError, RequestRejectedError
 from engine.protocol import GenerateRequest, TokenLogprobs, TokenOutput
 from server.api.openai.schemas.generate import ChatBody
-from server.generation.prepare import Plan
+from server.generation.prepare import PreparedRequest
 from server.http.errors import ApiError, ClientGone, numerical_error
-from server.state import Service
+from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
 from server.telemetry.tracing import Attributes, Phase, Trace
 from server.text.detokenizer import Detokenizer
@@ -28,7 +28,7 @@ from server.text.stop_strings import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredToken:
+class TokenWithLogprobs:
     """A token of the text with its log-probabilities; `offset` counts characters before it."""
 
     token: int
@@ -42,14 +42,14 @@ class Delta:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    scored: list[ScoredToken] = field(default_factory=list)
+    scored: list[TokenWithLogprobs] = field(default_factory=list)
     prompt: tuple[TokenLogprobs, ...] | None = None  # where asked for, with the first token
 
 
 class Choice:
     """One sequence of a request while it grows."""
 
-    def __init__(self, service: Service, plan: Plan, index: int) -> None:
+    def __init__(self, service: AppState, plan: PreparedRequest, index: int) -> None:
         body = plan.body
         self.index = index
         self.prompt = index // plan.n
@@ -60,7 +60,7 @@ class Choice:
         echo = plan.echoes[self.prompt].text if plan.echoes else ""
         self._delta = Delta(text=echo)
         self._length = len(echo)  # characters decoded so far
-        self._wants_scores = body.scores_wanted >= 0
+        self._wants_scores = body.num_prompt_logprobs >= 0
         self._silent = plan.params[self.prompt].max_tokens == 0
         self._min_tokens = body.min_tokens or 0
         self._shows_end = bool(body.include_stop_str_in_output)
@@ -86,7 +86,7 @@ class Choice:
         # The engine ends with "stop" only on an end token, which is no part of the text.
         if output.finish != "stop" or self._shows_end:
             if output.logprobs is not None:
-                scored = ScoredToken(output.token, output.logprobs, self._length)
+                scored = TokenWithLogprobs(output.token, output.logprobs, self._length)
                 self._delta.scored.append(scored)
             self._show(self._detokenizer.push((output.token,)))
         if output.finish is not None and self.finish is None:
@@ -111,7 +111,7 @@ class Choice:
 class Generation:
     """The sequences of one HTTP request; raises as EngineClient.submit where there is no room."""
 
-    def __init__(self, service: Service, plan: Plan) -> None:
+    def __init__(self, service: AppState, plan: PreparedRequest) -> None:
         self.plan = plan
         self._metrics, self._client = service.metrics, service.client
         self._tracing = service.tracing
@@ -143,7 +143,7 @@ class Generation:
             arrival=plan.arrival,
             priority=plan.body.priority or 0,
             salt=plan.salt,
-            source=[] if plan.start_token is None else prompt,
+            encoder_prompt=[] if plan.start_token is None else prompt,
         )
 
     async def begin(self, limit: float) -> None:

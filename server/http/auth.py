@@ -79,7 +79,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 
 # Limit of the bodies of all open requests: MAX_BODIES bodies of the largest size, and at least
 # LEAST_FOR_BODIES bytes, because a body counts until its response has ended.
-MAX_BODIES, LEAST_FOR_BODIES = 32, 256 << 20
+MAX_BODIES, MIN_BODY_BUDGET = 32, 256 << 20
 
 
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
@@ -102,7 +102,7 @@ class Gate:
         self._app = app
         self._max_body = config.max_body_bytes
         self._held = 0  # bytes in the bodies of all open requests
-        self._most_held = max(MAX_BODIES * self._max_body, LEAST_FOR_BODIES)
+        self._most_held = max(MAX_BODIES * self._max_body, MIN_BODY_BUDGET)
         self._hosts = allowed_hosts(config.host)
         self._keys = keys
 

@@ -22,7 +22,7 @@ BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hol
 JSON = "application/json"
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
-MOST_MEMBERS = 1024  # limit of an object with fields
+MAX_MEMBERS = 1024  # limit of an object with fields
 LARGE = 64 << 10  # bytes; parsing them takes about 2 ms in the worst case, many tiny lists
 PAUSE = 3  # pause after a large body, as a multiple of its processing time
 
@@ -43,8 +43,8 @@ class Part(BaseModel):
     @classmethod
     def _few_members(cls, value: Any) -> Any:
         """Limit the members: checking a million of them would stop every stream for a second."""
-        if isinstance(value, dict) and len(value) > MOST_MEMBERS:
-            raise failure("invalid", f"may have at most {MOST_MEMBERS} members, not {len(value)}")
+        if isinstance(value, dict) and len(value) > MAX_MEMBERS:
+            raise failure("invalid", f"may have at most {MAX_MEMBERS} members, not {len(value)}")
         return value
 
     def drop_unknown(self) -> list[str]:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.errors import EngineUnavailableError
 from server.http.auth import OPEN_PATHS
 from server.http.errors import ApiError, ClientGone, StreamBroken
-from server.state import Service
+from server.state import AppState
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # probed every few seconds: logged at debug level
@@ -36,7 +36,7 @@ class CrossOrigin(CORSMiddleware):
     A page sends its key in the Authorization header; cookies are not allowed.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: AppState) -> None:
         self._metrics = service.metrics
         super().__init__(
             app,
@@ -67,7 +67,7 @@ class RequestBoundary:
     reaches the client or uvicorn's log.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: AppState) -> None:
         self._app = app
         self._service = service
 
@@ -77,7 +77,7 @@ class RequestBoundary:
             return
         exchange = Exchange(self._service, scope, receive, send)
         try:
-            await self._app(exchange.routed, exchange.receive, exchange.send)
+            await self._app(exchange.routed_scope, exchange.receive, exchange.send)
         except ClientGone:
             pass
         except StreamBroken:
@@ -86,7 +86,7 @@ class RequestBoundary:
             await send({"type": "http.response.body"})
         except asyncio.CancelledError:  # uvicorn cancels requests that outlast the drain
             exchange.cut = 503
-            exchange.all_read = True  # there is no time to read the rest of the body
+            exchange.is_body_complete = True  # there is no time to read the rest of the body
             await self._refuse(EngineUnavailableError("draining", "cut"), exchange, scope)
         except Exception as error:
             await self._refuse(error, exchange, scope)
@@ -96,7 +96,7 @@ class RequestBoundary:
     def _account(self, exchange: Exchange) -> None:
         """Count and log a finished request. Sampling of the access log does not drop errors."""
         config, status = self._service.config, exchange.outcome
-        if not exchange.probed:
+        if not exchange.is_probe:
             self._service.metrics.request(status)
         if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
             exchange.log()
@@ -105,7 +105,7 @@ class RequestBoundary:
         answer = self._service.api_error(error)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
-        if not exchange.probed:
+        if not exchange.is_probe:
             self._service.metrics.reject(answer.code)
         if not exchange.status:
             if answer.headers.get("connection") == "close":
@@ -131,30 +131,30 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
 class Exchange:
     """One request and its response, as RequestBoundary sees them."""
 
-    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, service: AppState, scope: Scope, receive: Receive, send: Send) -> None:
         self._client, self._most = service.client, service.config.max_body_bytes
         self._scope, self._receive, self._send = scope, receive, send
         headers = Headers(scope=scope)
         # With `Expect: 100-continue` the client sends no body until `receive` is called
         # (RFC 9110, section 10.1.1).
-        self.all_read = headers.get("expect", "").lower() == "100-continue"
+        self.is_body_complete = headers.get("expect", "").lower() == "100-continue"
         self._arrival = time.monotonic()
         self.status = 0
         self.cut = 499  # logged status of an incomplete response: the client left
         self._complete = False
-        self.probed = scope["path"] in PROBED_PATHS
+        self.is_probe = scope["path"] in PROBED_PATHS
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         state = scope.setdefault("state", {})
         state.update(arrival=self._arrival, request_id=self.id, tenant="")
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
-        self.routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self.id)
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self.all_read = not message.get("more_body")
+        self.is_body_complete = not message.get("more_body")
         return message
 
     async def read_on(self) -> None:
@@ -166,7 +166,7 @@ class Exchange:
         left = self._most
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
-                while left > 0 and not self.all_read:
+                while left > 0 and not self.is_body_complete:
                     left -= len((await self.receive()).get("body", b""))
 
     async def send(self, message: Message) -> None:
@@ -189,7 +189,7 @@ class Exchange:
         return self.status if self._complete else self.cut
 
     def log(self) -> None:
-        write = log.debug if self.probed else log.info
+        write = log.debug if self.is_probe else log.info
         write(
             "request",
             method=self._scope["method"],

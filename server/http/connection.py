@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.http.boundary import LINGER, answer_headers, new_request_id
 from server.http.errors import ApiError
-from server.state import Service
+from server.state import AppState
 
 MAX_HEAD_BYTES = 65536  # request line and headers; `uvicorn_config` passes it on
 IDLE_S = 1.0  # a connection idle for longer may be closed to make room
@@ -117,7 +117,7 @@ class Connection(H11Protocol):
 
         If a request is open, RequestBoundary counts it when it ends.
         """
-        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        service: AppState = self.config.app.state.penstock  # type: ignore[union-attr]
         if self.cycle is None or self.cycle.response_complete:
             service.metrics.request(answer.status)
         service.metrics.reject(answer.code)

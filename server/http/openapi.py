@@ -42,7 +42,7 @@ PROBE: dict[str, Any] = {
 }
 
 
-def documented(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
+def body_schema(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
     """Return the `openapi_extra` of an operation that reads a body of type `kind`.
 
     With `streams`, its response may also be a stream of server-sent events.
@@ -56,7 +56,7 @@ def documented(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
     return extra
 
 
-class DescribedApp(FastAPI):
+class OpenApiApp(FastAPI):
     """A FastAPI application whose OpenAPI schemas are all under `components`."""
 
     def __init__(self, *, keyed: bool, **facts: Any) -> None:

@@ -32,8 +32,8 @@ RANGE_BUDGET = 200_000  # total items of all `range` calls in one rendering
 RENDER_S = 1.0  # CPU time limit of one rendering; most published templates take milliseconds
 # Context variable with the thread's CPU time at the start. No template can name it: it has spaces.
 BEGAN = "processor time before"
-MOST_BITS = 128  # limit of the factors of a product, and of a power
-MOST_ITEMS = 2**20  # limit of a text or list that a template repeats with `*`
+MAX_BITS = 128  # limit of the factors of a product, and of a power
+MAX_ITEMS = 2**20  # limit of a text or list that a template repeats with `*`
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -96,15 +96,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         size, times = (left, right) if hasattr(left, "__len__") else (right, left)
         if hasattr(size, "__len__"):
-            if isinstance(times, int) and len(size) * times > MOST_ITEMS:
+            if isinstance(times, int) and len(size) * times > MAX_ITEMS:
                 raise TemplateError(
-                    f"The chat template repeats a text or list to more than {MOST_ITEMS} items."
+                    f"The chat template repeats a text or list to more than {MAX_ITEMS} items."
                 )
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length()
-            if max(bits, right.bit_length()) > MOST_BITS:
+            if max(bits, right.bit_length()) > MAX_BITS:
                 raise TemplateError(
-                    f"The chat template computes with numbers of more than {MOST_BITS} bits."
+                    f"The chat template computes with numbers of more than {MAX_BITS} bits."
                 )
         return super().call_binop(context, operator, left, right)
 

@@ -1,4 +1,4 @@
-"""As much of a Dockerfile as the tests ask about."""
+"""A parser for the parts of Dockerfiles that the tests use."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ DOCKERFILES = sorted(DOCKER.glob("Dockerfile.*"))
 
 @dataclass
 class Stage:
-    """One FROM and what follows it, stages it is made from included."""
+    """One FROM and its instructions, after those of the stages it is based on."""
 
     base: str
     name: str
-    steps: list[tuple[str, str]] = field(default_factory=list)  # (instruction, its words)
+    steps: list[tuple[str, str]] = field(default_factory=list)  # (instruction, arguments)
 
     def all(self, instruction: str) -> list[str]:
         return [words for name, words in self.steps if name == instruction]
 
     def command(self, instruction: str) -> list[str]:
-        """The exec form of CMD or ENTRYPOINT; fails on the shell form."""
+        """Return the exec form of the last CMD or ENTRYPOINT. Fails on the shell form."""
         [*_, words] = self.all(instruction)
         command = json.loads(words)
         assert isinstance(command, list)
@@ -37,7 +37,7 @@ class Stage:
 
 
 def stages(file: Path) -> list[Stage]:
-    """In the file's order; the last is what is built."""
+    """Return the stages in the file's order. The last one is built by default."""
     text = re.sub(r"^#.*\n", "", file.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     found: list[Stage] = []
     arguments: dict[str, str] = {}

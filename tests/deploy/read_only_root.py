@@ -1,6 +1,8 @@
-"""Runs a command as on a node: `python read_only_root.py FOLDER UID COMMAND...`, in a mount
-namespace of its own (`unshare --mount`). All file systems are read-only but a fresh one on FOLDER,
-and the command has another user and no right but to read. The environment is passed on as it is.
+"""Run a command as in a container: `python read_only_root.py FOLDER UID COMMAND...`.
+
+Must run in its own mount namespace (`unshare --mount`). All file systems are read-only, except for
+an empty one on FOLDER. The command runs as UID, with no capability except reading files. The
+environment is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-READ = "+dac_read_search"  # the tests' own Python may lie in a home that is closed to others
+READ = "+dac_read_search"  # the tests' Python may be in a home folder that other users cannot read
 
 
 def mounts() -> dict[str, list[str]]:
-    """The options of each mount point, of the topmost where several lie on each other."""
+    """Return the options of each mount point; of stacked mounts, the topmost."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     fields = [line.split() for line in lines]
     unescaped = (re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), f[4]) for f in fields)

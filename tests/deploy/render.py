@@ -1,4 +1,4 @@
-"""Kubernetes objects as kubectl and Helm render them, and what is true of a valid one."""
+"""Render Kubernetes objects with kubectl and Helm, validate and compare them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy" / "k8s"
 CHART = ROOT / "deploy" / "helm" / "penstock"
 EXAMPLES = sorted((ROOT / "deploy" / "helm" / "examples").glob("*.yaml"))
-RAY = K8S / "overlays" / "ray"  # it has no Deployment; test_ray_manifest.py looks at it
+RAY = K8S / "overlays" / "ray"  # has no Deployment; test_ray_manifest.py tests it
 OVERLAYS = [K8S / "base", *sorted(set((K8S / "overlays").iterdir()) - {RAY})]
 COMPONENTS = sorted((K8S / "components").iterdir())
 SCHEMAS = Path(__file__).with_name("schemas")
-OLDEST = "1.32"  # of those the validator knows; kubectl's own version here
+OLDEST = "1.32"  # the oldest Kubernetes of the validator; also kubectl's version here
 
 Object = dict[str, Any]
 
@@ -37,7 +37,7 @@ def kustomize(folder: Path) -> list[Object]:
 
 
 def helm(values: Object, name: str = "penstock") -> list[Object]:
-    """The chart, installed as `name` with `values`; raises where the schema refuses them."""
+    """Render the chart as release `name`. Raises HelmError if the schema rejects `values`."""
     with helm_python.Chart.load(CHART) as chart:
         files = chart.render(values, name=name, namespace="default")
     documents = (document for text in files.values() for document in yaml.safe_load_all(text))
@@ -45,7 +45,7 @@ def helm(values: Object, name: str = "penstock") -> list[Object]:
 
 
 def validate(thing: Object) -> None:
-    """Raises where Kubernetes would refuse the object, or drop a field of it."""
+    """Raise ValidationError if Kubernetes would reject the object or drop one of its fields."""
     schema = SCHEMAS / f"{thing['kind']}.json"
     if schema.exists():
         jsonschema.validate(thing, json.loads(schema.read_text()))
@@ -55,16 +55,19 @@ def validate(thing: Object) -> None:
 
 
 def by_name(things: list[Object]) -> dict[tuple[str, str], Object]:
-    """Each object under its kind and name, which no other may have."""
+    """Return the objects by kind and name. Fails if two objects share both."""
     found = {(thing["kind"], thing["metadata"]["name"]): thing for thing in things}
     assert len(found) == len(things)
     return found
 
 
 def comparable(things: list[Object]) -> dict[tuple[str, str], Object]:
-    """Without what says the same in two ways: of the settings' hash kustomize makes the end of the
-    ConfigMap's name, the chart an annotation of the pods; queries name the namespace where it is
-    known, in the chart; and volumes have no order."""
+    """Return the objects by kind and name, without differences that have no meaning.
+
+    kustomize appends the hash of the settings to the ConfigMap's name; the chart writes it into an
+    annotation of the pods. Only the chart's queries contain the namespace. The order of volumes has
+    no meaning.
+    """
     text = json.dumps(things).replace('namespace=\\"default\\", ', "")
     plain = by_name(json.loads(re.sub(r"penstock-config-[a-z0-9]{10}", "penstock-config", text)))
     for (kind, _), thing in plain.items():
@@ -80,6 +83,6 @@ def comparable(things: list[Object]) -> dict[tuple[str, str], Object]:
 
 
 def pods(things: list[Object]) -> list[tuple[Object, Object]]:
-    """(workload, its pod template) of all that make pods."""
+    """Return (workload, pod template) of all objects that create pods."""
     kinds = ("Deployment", "Job", "StatefulSet", "DaemonSet")
     return [(thing, thing["spec"]["template"]) for thing in things if thing["kind"] in kinds]

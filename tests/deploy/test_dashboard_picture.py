@@ -1,4 +1,4 @@
-"""The dashboard drawn from answers made here, and what is asked of Prometheus for it."""
+"""The dashboard as SVG, drawn with fixed data, and the queries it sends to Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT = Window(1000.0, 1900.0)
 
 
 class Canned(Prometheus):
-    """Answers each query with two series, or with the buckets of a histogram."""
+    """Returns two series for each query, or the buckets of a histogram."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -33,33 +33,33 @@ class Canned(Prometheus):
         return [Series(label, [(t, t / 1e4) for t in times]) for label in labels]
 
 
-def test_the_picture_has_every_panel():
+def test_render_dashboard_draws_every_panel():
     prometheus = Canned()
     drawn = render(prometheus, AT, "8s")
     root = ElementTree.fromstring(drawn)
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
     assert {panel.title for panel in panels()} <= texts
-    assert "b<&>" in texts, "labels are escaped, and shown"
+    assert "b<&>" in texts, "labels are shown and escaped"
     assert len(drawn) < 300_000
     assert not any("$" in query for query in prometheus.asked)
     assert all("[8s]" in q or "[1h]" in q for q in prometheus.asked if "rate(" in q)
 
 
-def test_a_heatmap_shows_the_counts_between_cumulative_buckets():
+def test_render_heatmap_shows_counts_between_cumulative_buckets():
     drawn = render(Canned(), AT, "8s")
-    # Of 2, 7 and 9 below each bound, 2, 5 and 2 are between them: the middle one is darkest.
+    # The cumulative counts 2, 7 and 9 are 2, 5 and 2 per bucket, so the middle one is darkest.
     shades = re.findall(r'<path d="M[^"]*z" fill="(#\w+)"', drawn)
     assert len(set(shades)) == 2
     assert {"≤ 1 s", "≤ 5 s", "more"} <= set(re.findall(r">([^<>]+)</text>", drawn))
 
 
-def test_a_panel_without_data_is_drawn_empty():
+def test_render_panel_without_data_draws_a_dash():
     prometheus = Canned()
     prometheus.range = lambda *_: []  # type: ignore[method-assign]
     assert "–" in render(prometheus, AT, "8s")
 
 
-def test_a_gap_in_the_data_is_a_gap_in_the_curve():
+def test_render_gap_in_data_breaks_the_curve():
     prometheus = Canned()
     points = [(1000.0, 1.0), (1010.0, 1.0), (1500.0, 1.0), (1510.0, 1.0)]
     prometheus.range = lambda *_: [Series({"le": "1"}, points)]  # type: ignore[method-assign]
@@ -81,16 +81,16 @@ def test_a_gap_in_the_data_is_a_gap_in_the_curve():
         (7, "none", "7"),
     ],
 )
-def test_values_are_written_as_people_write_them(value, unit, shown):
+def test_number_with_unit_is_formatted_for_readers(value, unit, shown):
     assert number(value, unit) == shown
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (0.7, 1), (0.012, 0.02), (3, 5), (1001, 2000)])
-def test_axes_end_at_round_numbers(value, top):
+def test_nice_top_of_value_is_next_round_number(value, top):
     assert nice_top(value) == pytest.approx(top)
 
 
-def test_legends_take_labels():
+def test_legend_of_template_inserts_labels():
     series = Series({"num_gpu_blocks": "64", "block_size": "16"}, [])
     assert (
         legend_of("{{num_gpu_blocks}} blocks of {{block_size}}{{x}}", series) == "64 blocks of 16"

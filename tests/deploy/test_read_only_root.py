@@ -1,4 +1,4 @@
-"""As the images run on a cluster: read-only root, a uid nobody has heard of, no home."""
+"""The server as in a cluster: a read-only root, an unknown uid and no home folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import httpx2
 import psutil
 import pytest
 
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from tests.deploy.dockerfile import DOCKER, ROOT, stages
 from tests.support.process import START_S, eventually
 
@@ -27,7 +27,7 @@ RUNNER = Path(__file__).with_name("read_only_root.py")
 
 
 def image_environment(cache: Path) -> dict[str, str]:
-    """What the image sets, with `cache` in the place of /cache, and our Python for its own."""
+    """Return the image's environment, with `cache` instead of /cache and the tests' Python."""
     *_, final = stages(DOCKER / "Dockerfile.cpu")
     environment = {k: v.replace("/cache", str(cache)) for k, v in final.environment.items()}
     return environment | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
@@ -51,17 +51,17 @@ def running(
             yield psutil.Process(process.pid)
         finally:
             process.terminate()
-            print(log.read_text())  # pytest shows it where a test fails
+            print(log.read_text())  # pytest shows it if the test fails
 
 
 @pytest.fixture
 def cache() -> Iterator[Path]:
-    """Not under tmp_path: the socket in it can only have a short path."""
+    """Return a folder with a short path, which Unix sockets need; tmp_path is too long."""
     with tempfile.TemporaryDirectory(prefix="cache-") as folder:
         yield Path(folder)
 
 
-def test_it_serves_and_writes_only_under_the_cache(cache: Path, tmp_path: Path) -> None:
+def test_serve_on_read_only_root_writes_only_to_cache(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "stderr"
     with running(SERVE, cache, image_environment(cache), log) as server:
         found = eventually(
@@ -70,7 +70,7 @@ def test_it_serves_and_writes_only_under_the_cache(cache: Path, tmp_path: Path) 
                 or not server.is_running()
                 or server.status() == psutil.STATUS_ZOMBIE
             ),
-            "it listens",
+            "the server listens",
             START_S,
         )
         assert isinstance(found, re.Match), log.read_text()
@@ -81,19 +81,19 @@ def test_it_serves_and_writes_only_under_the_cache(cache: Path, tmp_path: Path) 
         assert answer.status_code == 200, answer.text
         assert {process.uids().effective for process in [server, *server.children()]} == {UID}
         seen = Path(f"/proc/{server.pid}/root{cache}")
-        # Every other file system is read-only: what is written at all is here.
-        assert list(seen.iterdir()) == [], "the socket's folder is gone once both ends have it"
+        # Every other file system is read-only, so all written files are here.
+        assert list(seen.iterdir()) == [], "the socket's folder is removed after connecting"
         server.terminate()
-        assert server.wait(30) == exits.CLEAN, log.read_text()
+        assert server.wait(30) == exit_codes.CLEAN, log.read_text()
     assert "Traceback" not in log.read_text()
     assert "Read-only file system" not in log.read_text()
 
 
-def test_without_the_mount_it_says_what_is_missing(cache: Path, tmp_path: Path) -> None:
+def test_serve_without_writable_folder_names_tmpdir(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "stderr"
     environment = image_environment(Path("/nonexistent"))
     command = ["sh", "-c", f"cd / && exec {shlex.join(SERVE)}"]
     with running(command, cache, environment, log) as server:
-        assert server.wait(60) == exits.BAD_CONFIG
+        assert server.wait(60) == exit_codes.BAD_CONFIG
     [line] = log.read_text().splitlines()
     assert "Set TMPDIR to a folder that can be written" in line

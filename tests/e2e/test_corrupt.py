@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from tests.support.serve import serving, starting
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -143,7 +143,7 @@ def refused(folder: Path, record_property: Callable[[str, object], None]) -> str
         said = server.last_line
         chatter = "penstock: listening on", "penstock: starting", "penstock: loading weights"
         assert [line for line in server.log.splitlines() if not line.startswith(chatter)] == [said]
-    assert status == exits.BAD_CONFIG, said
+    assert status == exit_codes.BAD_CONFIG, said
     return said.removeprefix("penstock: ")
 
 

@@ -30,7 +30,7 @@ from engine.checkpoint.merge.recipe import (
     parse,
 )
 from engine.errors import ConfigError
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.merge import recipe_of
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 
@@ -102,7 +102,7 @@ def test_merge_with_invalid_flags_exits_with_2(
     flags: list[str], said: str, folders: list[str], tmp_path: Path
 ) -> None:
     answer = merge(*folders, *flags, "-o", tmp_path / "out")
-    assert answer.returncode == exits.BAD_CONFIG
+    assert answer.returncode == exit_codes.BAD_CONFIG
     assert said in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()

@@ -20,9 +20,9 @@ import httpx2
 import pytest
 
 from engine.config import EngineConfig
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from server.cli.config import ServerConfig
-from server.cli.model_source import located
+from server.cli.model_source import resolve_model
 from tests.support.hub import COMMIT, Hub, serving_hub
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 from tests.support.serve import Case, serving
@@ -103,7 +103,7 @@ def test_pull_with_revision_keeps_the_commit(hub: Hub, home: Path) -> None:
     (folder / WEIGHTS).unlink()
     assert pulled(hub, home, NAME, "--revision", COMMIT) == folder
     status, _, err = pull(hub, home)
-    assert (status, "no revision" in err) == (exits.BAD_CONFIG, True)
+    assert (status, "no revision" in err) == (exit_codes.BAD_CONFIG, True)
 
 
 def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None:
@@ -171,7 +171,10 @@ def test_pull_with_wrong_hash_deletes_the_file(hub: Hub, home: Path) -> None:
     part = blobs / f"{hashlib.sha256(hub.files[WEIGHTS]).hexdigest()}.incomplete"
     part.write_bytes(b"not the beginning")
     status, _, err = pull(hub, home)
-    assert (status, f"{WEIGHTS} of {NAME} has the wrong SHA-256" in err) == (exits.BAD_CONFIG, True)
+    assert (status, f"{WEIGHTS} of {NAME} has the wrong SHA-256" in err) == (
+        exit_codes.BAD_CONFIG,
+        True,
+    )
     assert not part.exists()
     pulled(hub, home)
 
@@ -184,7 +187,7 @@ def test_pull_during_another_pull_of_the_file_fails(hub: Hub, home: Path) -> Non
     ) as part:
         fcntl.flock(part, fcntl.LOCK_EX)
         status, _, err = pull(hub, home)
-    assert (status, f"Another process is pulling {NAME}" in err) == (exits.BAD_CONFIG, True)
+    assert (status, f"Another process is pulling {NAME}" in err) == (exit_codes.BAD_CONFIG, True)
 
 
 def test_pull_from_cdn_sends_the_token_only_to_the_hub(hub: Hub, home: Path) -> None:
@@ -229,7 +232,7 @@ def test_pull_that_fails_prints_one_line(hub: Hub, home: Path, case: str) -> Non
     for name, value in fields.items():
         setattr(hub, name, value)
     status, out, err = pull(hub, home, **env)
-    assert (status, out) == (exits.BAD_CONFIG, "")
+    assert (status, out) == (exit_codes.BAD_CONFIG, "")
     assert said in err
     after_look_up = ("gated", "architecture", "quantised")
     assert len(err.splitlines()) == 1 + (case in after_look_up)
@@ -247,7 +250,7 @@ def test_pull_without_a_hub_prints_one_line(
     home: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     status, _, err = pull(closed_port(), home, *arguments)
-    assert status == exits.BAD_CONFIG
+    assert status == exit_codes.BAD_CONFIG
     assert said in err
     assert len(err.splitlines()) == 1
 
@@ -318,7 +321,7 @@ def test_serve_prefers_a_local_folder_to_the_hub(hub: Hub, home: Path, tmp_path:
         [sys.executable, "-m", "server", "serve", NAME],
         cwd=tmp_path, env=environ(hub, home), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert answer.returncode == exits.BAD_CONFIG
+    assert answer.returncode == exit_codes.BAD_CONFIG
     assert f"{tmp_path / NAME} has no config.json" in answer.stderr
     assert hub.seen == []
 
@@ -348,7 +351,7 @@ def test_located_with_dummy_weights_skips_their_download(
 
     monkeypatch.setattr("server.cli.pull.locate", locate)
     for load_format in ("dummy", "safetensors"):
-        _, config = located(ServerConfig(), EngineConfig(model=NAME, load_format=load_format))
+        _, config = resolve_model(ServerConfig(), EngineConfig(model=NAME, load_format=load_format))
         assert config.model == str(tmp_path)
     assert asked == [False, True]
 
@@ -368,7 +371,7 @@ def test_serve_with_failing_pull_prints_the_reason(
         [sys.executable, "-m", "server", "serve", name],
         cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert answer.returncode == exits.BAD_CONFIG
+    assert answer.returncode == exit_codes.BAD_CONFIG
     assert said in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
 
@@ -392,7 +395,7 @@ def test_serve_with_unservable_model_downloads_no_weights(
             [sys.executable, "-m", "server", "serve", NAME, "--device", "cpu", *arguments],
             cwd=ROOT, env=environ(hub, home), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert answer.returncode == exits.BAD_CONFIG
+        assert answer.returncode == exit_codes.BAD_CONFIG
         look_up, refusal = answer.stderr.splitlines()
         assert COMMIT in look_up
         assert said in refusal
@@ -408,7 +411,7 @@ def test_serve_with_json_logs_writes_records_of_a_pull(hub: Hub, home: Path) -> 
             env=environ(hub, home, HF_HUB_OFFLINE=offline),
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert answer.returncode == exits.BAD_CONFIG
+        assert answer.returncode == exit_codes.BAD_CONFIG
         records = [json.loads(line) for line in answer.stderr.splitlines()]
         assert [record["level"] for record in records] == levels
     assert "not a readable safetensors file" in records[-1]["event"]

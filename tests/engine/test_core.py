@@ -113,7 +113,7 @@ def test_core_request_larger_than_kv_cache_is_rejected_alone(checkpoint: Path) -
 def test_core_checks_wait_policy_every_step_and_reports_it_in_stats(checkpoint: Path) -> None:
     driver, looks = Driver(checkpoint), list[float]()
     policy = SimpleNamespace(look=looks.append, contention=0.25, contended=True)
-    driver.core.runner.wait_policy = policy  # type: ignore[assignment]
+    driver.core.runner.openmp_wait = policy  # type: ignore[assignment]
     driver.submit([1, 2], 4)
     driver.run()
     assert len(looks) == driver.stats.step == 4

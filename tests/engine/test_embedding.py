@@ -1,4 +1,4 @@
-"""Embedding requests in the scheduler: order, budgets, limits, aborts and NaN."""
+"""TokenEmbedding requests in the scheduler: order, budgets, limits, aborts and NaN."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def steps_of(driver: Driver) -> list[list[int]]:
     launch = driver.runner.launch
 
     def noting(step: Any) -> Any:
-        steps.append([encode.id for encode in step.encodes])
+        steps.append([encode.id for encode in step.encoder_inputs])
         return launch(step)
 
     driver.runner.launch = noting  # type: ignore[method-assign]

@@ -91,8 +91,8 @@ def test_prompt_logprobs_in_batch_equal_alone_bitwise(assets: Path) -> None:
     folder = assets / "checkpoints" / "stories260K-llama"
     cases = cases_of(folder)
     crowd, alone = Driver(folder), Driver(folder)
-    if crowd.core.facts.uneven:
-        pytest.skip(f"bits depend on the step here: {crowd.core.facts.uneven}")
+    if crowd.core.facts.batch_variance:
+        pytest.skip(f"bits depend on the step here: {crowd.core.facts.batch_variance}")
     due = submit_all(crowd, cases)
     crowd.run()
     for request_id, (case, cut) in due.items():

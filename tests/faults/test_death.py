@@ -21,8 +21,8 @@ import pytest
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
-from engine.protocol import TELL_STACKS, FromEngine, GenerateRequest, SamplingParams
-from server.cli import exit_codes as exits
+from engine.protocol import DUMP_STACKS, FromEngine, GenerateRequest, SamplingParams
+from server.cli import exit_codes
 from server.cli.main import LONGEST_TMPDIR
 from server.lifetime import ECHO_S
 from tests.faults.test_drain import half_sent
@@ -142,7 +142,7 @@ async def test_killed_engine_ends_every_stream_with_error(
         assert status == "dead"
         assert late.status_code == 503
         assert late.json()["error"]["code"] == "engine_unavailable"
-        assert server.status() == exits.ENGINE_DIED
+        assert server.status() == exit_codes.ENGINE_DIED
         exited = time.monotonic()
         assert server.last_line.startswith("penstock: The engine process was killed by signal 9")
         assert "Traceback" not in server.log
@@ -156,7 +156,7 @@ async def test_engine_killed_while_loading_ends_server(llama: Path) -> None:
     with starting(llama) as server:
         server.wait_for("listening on")
         eventually(lambda: server.children, "the engine process is there").pop().kill()
-        assert server.status() == exits.ENGINE_DIED
+        assert server.status() == exit_codes.ENGINE_DIED
         assert server.last_line.startswith("penstock: The engine process was killed by signal 9")
         assert list(server.temp.iterdir()) == []
 
@@ -273,7 +273,7 @@ async def test_hung_engine_is_killed_and_its_requests_fail(llama: Path) -> None:
             refused = await whole
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "engine_unavailable"
-        assert server.status() == exits.ENGINE_DIED
+        assert server.status() == exit_codes.ENGINE_DIED
         assert "sent nothing for 2 s (--stall-timeout" in server.last_line
         await until(lambda: not alive(server.engine), "the engine is gone")
 
@@ -326,7 +326,7 @@ async def test_server_suspended_together_with_its_engine_continues(
 async def test_engine_writes_thread_stacks_on_signal(llama: Path) -> None:
     """A busy engine cannot answer messages, but it can write the stacks of its threads."""
     with serving(llama, "--dtype", "float32") as server:
-        server.engine.send_signal(TELL_STACKS)
+        server.engine.send_signal(DUMP_STACKS)
         await until(lambda: "in turn" in server.log, "the engine's stack, in its loop")
         async with server.http() as http:
             assert await health(http) == (200, "ok")
@@ -360,7 +360,7 @@ async def test_sigterm_lets_accepted_requests_finish(
             for answer, case in zip(await asyncio.gather(*accepted), crowd, strict=True):
                 check(answer, case)
             last = time.monotonic()
-        assert await asyncio.to_thread(server.status) == exits.CLEAN
+        assert await asyncio.to_thread(server.status) == exit_codes.CLEAN
         note(record_property, "last_answer_to_exit", time.monotonic() - last, 1.0)
         assert list(server.temp.iterdir()) == []
 
@@ -383,7 +383,7 @@ async def test_drain_timeout_ends_requests_with_shutting_down_error(
                 told = time.monotonic()
                 text = await stream
                 response = await whole
-                assert await asyncio.to_thread(server.status) == exits.CLEAN
+                assert await asyncio.to_thread(server.status) == exit_codes.CLEAN
         note(record_property, "drain_timeout_to_exit", time.monotonic() - told - 0.2, 2.0)
         assert '"code":"shutting_down"' in text
         assert "[DONE]" not in text
@@ -422,7 +422,7 @@ def test_sigterm_while_loading_exits_cleanly(loading: Server, record_property: R
     engine = eventually(lambda: loading.children, "the engine process is there")[0]
     loading.signal(signal.SIGTERM)
     told = time.monotonic()
-    assert loading.status() == exits.CLEAN
+    assert loading.status() == exit_codes.CLEAN
     note(record_property, "exit_while_loading", time.monotonic() - told, 3.0)
     eventually(lambda: not alive(engine), "the engine is gone")
     assert list(loading.temp.iterdir()) == []
@@ -464,7 +464,7 @@ def test_signal_during_start_leaves_no_engine_or_files(number: signal.Signals, l
     with starting(llama) as server:
         engine = eventually(lambda: server.children, "the engine process is there")[0]
         server.signal(number)
-        assert server.status() != exits.CLEAN or "listening" in server.log
+        assert server.status() != exit_codes.CLEAN or "listening" in server.log
         eventually(lambda: not alive(engine), "the engine is gone")
         assert list(server.temp.iterdir()) == []
         assert "Traceback" not in server.log
@@ -475,7 +475,7 @@ def test_invalid_chat_template_leaves_no_engine_or_files(llama: Path, tmp_path: 
     template.write_text("{% if %}")
     with starting(llama, "--chat-template", template) as server:
         engine = eventually(lambda: server.children, "the engine process is there")[0]
-        assert server.status() == exits.BAD_CONFIG
+        assert server.status() == exit_codes.BAD_CONFIG
         assert "broken.jinja" in server.last_line
         assert not alive(engine)
         assert list(server.temp.iterdir()) == []
@@ -490,6 +490,6 @@ def test_tmpdir_too_long_for_socket_path_is_refused(llama: Path) -> None:
         with starting(llama, env={"TMPDIR": str(deep)}) as server:
             server.wait_ready()
         with starting(llama, env={"TMPDIR": str(deeper)}) as server:
-            assert server.status() == exits.BAD_CONFIG
+            assert server.status() == exit_codes.BAD_CONFIG
             assert f"allows {LONGEST_TMPDIR} bytes" in server.last_line
             assert "Set TMPDIR to a folder with a shorter name" in server.last_line

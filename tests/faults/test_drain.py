@@ -21,7 +21,7 @@ import httpx2
 import psutil
 import pytest
 
-from server.cli import exit_codes as exits
+from server.cli import exit_codes
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 from tests.support.serve import Server, serving
 
@@ -61,7 +61,7 @@ def test_request_half_sent_before_sigterm_is_answered() -> None:
         assert head.startswith(b"HTTP/1.1 200 ")
         assert b"\r\nconnection: close" in head.lower()
         assert json.loads(body)["usage"]["completion_tokens"] > 0
-        assert server.status() == exits.CLEAN
+        assert server.status() == exit_codes.CLEAN
 
 
 def test_requests_after_sigterm_read_their_503_even_with_large_body() -> None:
@@ -87,7 +87,7 @@ def test_incomplete_request_gets_503_at_drain_timeout() -> None:
         head, _, body = read_all(connection).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert json.loads(body)["error"]["code"] == "shutting_down"
-        assert server.status() == exits.CLEAN
+        assert server.status() == exit_codes.CLEAN
         assert "Traceback" not in server.log
 
 

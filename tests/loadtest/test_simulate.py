@@ -123,7 +123,7 @@ def test_question_fewest_finds_minimum_replicas_and_their_cost() -> None:
     hourly = enough.point.tokens_per_s * 3600
     assert enough.cost == pytest.approx(enough.replicas * 2.0 / (hourly / 1e6))
     hopeless = Question(fitted(), plan, rate, seconds, "random", Slo.parse("ttft=1ms"))
-    assert [p.replicas for p in hopeless.fewest(0.95)] == [simulate.MOST_REPLICAS]
+    assert [p.replicas for p in hopeless.fewest(0.95)] == [simulate.MAX_REPLICAS]
 
 
 def test_simulate_command_prints_result_or_error(

@@ -104,7 +104,7 @@ class LateRunner:
         self._queue: deque[LatePendingStep] = deque()
 
         self.max_num_encoder_tokens = runner.max_num_encoder_tokens
-        self.wait_policy = runner.wait_policy
+        self.openmp_wait = runner.openmp_wait
 
     def facts(self) -> Ready:
         return self._runner.facts()
@@ -113,9 +113,9 @@ class LateRunner:
         self._queue.append(LatePendingStep(step, self))
         return self._queue[-1]
 
-    def improve(self) -> bool:
+    def capture_when_idle(self) -> bool:
         assert not self._queue, "captured while steps are in flight"
-        return self._runner.improve()
+        return self._runner.capture_when_idle()
 
     def compute_one(self) -> None:
         pending = self._queue.popleft()

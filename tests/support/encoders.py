@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from engine.errors import ConfigError
 from engine.runner.encoder import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.step import Encode
+from engine.scheduling.step import EncoderInput
 from tests.support.driver import EAGER, Driver
 from tests.support.golden import (
     BLOCK,
@@ -105,8 +105,8 @@ Equality = Callable[[Encoder], None]
 @torch.inference_mode()
 def hidden_states(runner: ModelRunner, texts: Sequence[list[int]]) -> list[torch.Tensor]:
     """Return hidden states [tokens, hidden] of each text, all computed in one batch."""
-    encodes = [Encode(i, tuple(text), "mean") for i, text in enumerate(texts)]
-    batch = build_encoder_batch(encodes, runner.kv, runner.backend, runner.device)
+    encoder_inputs = [EncoderInput(i, tuple(text), "mean") for i, text in enumerate(texts)]
+    batch = build_encoder_batch(encoder_inputs, runner.kv, runner.backend, runner.device)
     return list(runner.model.encode(batch).split([len(text) for text in texts]))
 
 

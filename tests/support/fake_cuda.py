@@ -23,7 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 CUDA = torch.device("cuda", 0)
-MOST_PROGRAMS = 65535  # limit along the second and third axis of a grid
+MAX_PROGRAMS = 65535  # limit along the second and third axis of a grid
 aten = torch.ops.aten
 torch_tensor = torch.tensor
 
@@ -67,7 +67,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
             elsewhere = isinstance(value, torch.Tensor) and value.device != CUDA
             assert not elsewhere, f"{kernel.__name__} gets {name} on {value.device}"
         assert all(size > 0 for size in grid), f"{kernel.__name__} of no programs"
-        assert all(size <= MOST_PROGRAMS for size in grid[1:]), f"{kernel.__name__}{grid}"
+        assert all(size <= MAX_PROGRAMS for size in grid[1:]), f"{kernel.__name__}{grid}"
         launches[kernel.__name__] += 1
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)

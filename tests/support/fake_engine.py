@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.client.admission import WaitingQueue
+from engine.client.admission import AdmissionControl
 from engine.client.client import State
 from engine.client.output_stream import OutputStream
 from engine.config import EngineConfig
@@ -27,7 +27,7 @@ from engine.protocol import (
     EngineStats,
     GenerateRequest,
     KVGroup,
-    Prefill,
+    PrefillChunk,
     Progress,
     Ready,
     StepOutputs,
@@ -89,7 +89,7 @@ class FakeEngine:
     burst: int = 1
     delay: float = 0.0
     overloaded: bool = False
-    queue: WaitingQueue = field(default_factory=lambda: WaitingQueue(EngineConfig()))
+    queue: AdmissionControl = field(default_factory=lambda: AdmissionControl(EngineConfig()))
     reject: RequestRejectedError | None = None
     progress: Progress = field(default_factory=lambda: Progress("ready", 1.0))
     stats: EngineStats = field(default_factory=EngineStats)
@@ -147,8 +147,8 @@ class FakeEngine:
             raise EngineUnavailableError(self.state, "not now")
         self._check_room()
 
-    def expecting(self) -> contextlib.AbstractContextManager[None]:
-        return self.queue.expecting(self.stats)
+    def reserve(self) -> contextlib.AbstractContextManager[None]:
+        return self.queue.reserve(self.stats)
 
     def _check_room(self) -> None:
         if self.overloaded:
@@ -205,7 +205,7 @@ class FakeEngine:
             if not running.done:
                 admission = Admission(running.request.id, at, self.cached_tokens)
                 running.stream.admissions[running.request.id] = admission
-                prefill = Prefill(running.request.id, 0, len(running.request.prompt))
+                prefill = PrefillChunk(running.request.id, 0, len(running.request.prompt))
                 begin = max(at - 0.001, running.request.arrival)  # not before the request's arrival
                 running.stream.prefills[running.request.id].append((begin, at, prefill))
             output = self._sample(running)

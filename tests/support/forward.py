@@ -16,7 +16,7 @@ from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.step import Encode, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 Plan = list[list[tuple[int, int]]]  # steps of (prompt index, number of its next tokens)
 
@@ -36,22 +36,22 @@ def forward(
     size, groups = runner.kv.block_size, runner.kv.groups
     sources = sources or [[]] * len(prompts)
     pairs = list(zip(prompts, sources, strict=True))
-    needed = [[-(-len(s if g.cross else p) // size) for g in groups] for p, s in pairs]
+    needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(runner.blueprint.specs, total, size, runner.dtype, runner.device)
+    kv = KVCache(runner.plan.specs, total, size, runner.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
-    rows, blocks, encodes = [], [], []
+    rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):
         rows.append(NewRow(row, tuple(prompt), len(prompt), params, len(source)))
         tables = [tuple(scattered.pop() for _ in range(count)) for count in needed[row]]
         blocks += [NewBlocks(row, group, 0, ids) for group, ids in enumerate(tables)]
         if source:
             own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].cross)
-            encodes.append(Encode(row, tuple(source), blocks=own))
+            encoder_inputs.append(EncoderInput(row, tuple(source), blocks=own))
     runner.rows.apply(rows, blocks)
-    if encodes:
-        runner.model.encode(build_encoder_batch(encodes, kv, runner.backend, runner.device))
+    if encoder_inputs:
+        runner.model.encode(build_encoder_batch(encoder_inputs, kv, runner.backend, runner.device))
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     for turn in plan:
@@ -60,7 +60,7 @@ def forward(
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
-        with compiled_kernels(runner.blueprint.compiles):
+        with compiled_kernels(runner.plan.compiles):
             result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)

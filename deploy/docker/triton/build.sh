@@ -1,9 +1,10 @@
 #!/bin/sh
-# Compiles what Triton would compile on its first launch, so that the image needs no compiler.
+# Compile the C file that Triton would compile on its first launch, so that the image needs no
+# compiler.
 #   build.sh PYTHON TARGET
-# Triton 3.7 compiles one file, its driver.c, whatever the kernels; kernels themselves go through
-# ptxas, which its wheel brings along. The library is linked against a libcuda that is empty: the
-# real one comes with the host's driver.
+# Triton 3.7 compiles only its driver.c with a C compiler. Kernels are compiled by ptxas, which is
+# part of its wheel. The library is linked against an empty libcuda; the host's driver provides the
+# real one.
 set -eu
 python=$1 target=$2
 here=$(dirname "$0")
@@ -11,7 +12,7 @@ nvidia=$("$python" -c 'import importlib.util as u; print(u.find_spec("triton").s
 headers=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 if grep -q compile_module_from_src "$nvidia/../../compiler/compiler.py" \
     || [ "$(grep -c 'compile_module_from_src(' "$nvidia/driver.py")" != 1 ]; then
-    echo "build.sh: this Triton compiles more than driver.c; look at $nvidia/driver.py" >&2
+    echo "build.sh: this version of Triton compiles more than driver.c; see $nvidia/driver.py" >&2
     exit 1
 fi
 empty=$(mktemp -d)

@@ -18,7 +18,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.layout import GroupLayout, StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import FUSED_SPLIT, SPLIT, QueryGroup, query_groups
-from engine.device.facts import cpu_has_amx, onednn_emulates, onednn_multiplies
+from engine.device.facts import cpu_has_amx, onednn_emulates_bf16, onednn_has_matmul
 from engine.ops.relative_bias import relative_buckets
 
 # Some shapes use kernels with a different order of summation; padding rows avoid them.
@@ -37,7 +37,7 @@ class TorchBackend:
 
     name = "torch"
     captures = False  # a captured step gathers whole block tables, so an eager step is faster
-    reads_masked = True  # it gathers whole blocks
+    reads_masked_keys = True  # it gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         return None
@@ -172,7 +172,7 @@ class FusedAttention(GroupAttention):
     @staticmethod
     def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
         wide = spec.head_dim >= FUSED_HEAD_DIM
-        bf16 = dtype == torch.bfloat16 and onednn_multiplies(device, dtype)
+        bf16 = dtype == torch.bfloat16 and onednn_has_matmul(device, dtype)
         return bf16 and cpu_has_amx() and not spec.softcap and wide
 
     def __init__(
@@ -238,7 +238,7 @@ class MatmulAttention(GroupAttention):
         self._keys = self._pieces.view(matmuls, num_keys, dim).transpose(1, 2)
         # Values reuse the keys' buffer: they are gathered once the scores are computed.
         self._values = self._pieces.view(matmuls * self._splits, -1, dim)
-        fewest = 2 if onednn_emulates(group.tables.device, dtype) else 1
+        fewest = 2 if onednn_emulates_bf16(group.tables.device, dtype) else 1
         self._padding = _missing_rows(rows, matmuls * num_keys * dim, dtype, fewest)
         mask = _mask(group, spec, num_keys, dtype, bias).expand(-1, spec.num_heads, -1, -1)
         mask = mask.reshape(matmuls, rows, num_keys)

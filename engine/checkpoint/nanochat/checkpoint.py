@@ -17,7 +17,7 @@ from engine.checkpoint.folder import full_path, read_json
 from engine.checkpoint.loader import FLOATS
 from engine.errors import ConfigError
 
-MOST_NAMED = 20  # folders that an error message lists
+MAX_NAMED = 20  # folders that an error message lists
 # The first of these in a base folder is used. Upstream's chat prefers the fine-tuned model, too.
 STAGES = ("chatsft_checkpoints", "chatrl_checkpoints", "mid_checkpoints", "base_checkpoints")
 Count = Annotated[int, Meta(ge=1)]
@@ -96,8 +96,8 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
         tags = [path for path in _folders(stage) if re.fullmatch(r"d\d+", path.name)]
         if not tags:
             names = [path.name for path in _folders(stage)]
-            if len(names) > MOST_NAMED:
-                names[MOST_NAMED:] = ["…"]
+            if len(names) > MAX_NAMED:
+                names[MAX_NAMED:] = ["…"]
             found = ", ".join(names) or "none"
             raise ConfigError(
                 f"{stage} holds neither model_<step>.pt nor folders called d<depth>. "

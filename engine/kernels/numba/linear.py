@@ -14,7 +14,7 @@ import torch
 from numba import carray, njit
 from numba.core.ccallback import CFunc
 
-from engine.device.facts import multiplies_in_amx
+from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import LinearCall, signature
 from engine.kernels.numba.compile import compiled
@@ -37,7 +37,7 @@ class FewRows:
     ) -> None:
         self._packed, self._bias = packed, bias  # the call holds only their addresses
         self._outputs = outputs
-        self.most = FEW_ROWS_AMX if multiplies_in_amx(packed.device, packed.dtype) else FEW_ROWS
+        self.most = FEW_ROWS_AMX if uses_amx(packed.device, packed.dtype) else FEW_ROWS
         self._kernel = few_rows_kernel(width, bias is not None)
         panels = outputs // width
         self._call = LinearCall(
@@ -110,7 +110,7 @@ def _agrees(
     right = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     ours = FewRows(packed, len(weight), bias, width, split)
     found = torch.cat([ours(some) for some in x.split(ours.most)])
-    if multiplies_in_amx(weight.device, weight.dtype):
+    if uses_amx(weight.device, weight.dtype):
         return torch.allclose(found, right, rtol=2**-6, atol=2**-6 * right.abs().max().item())
     return torch.equal(found, right)
 

@@ -1,7 +1,7 @@
 """Weights in oneDNN's packed layout, for CPUs.
 
-The packed matmul gives a row the same bits for any number of rows, with one exception: a long single
-row uses another kernel. A single row is therefore computed as two.
+The packed matmul gives a row the same bits for any number of rows, with one exception: a single
+long row uses another kernel. A single row is therefore computed as two equal rows.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol import TokenLogprobs
-from server.generation.submission import ScoredToken
+from server.generation.submission import TokenWithLogprobs
 from server.text.tokenizer import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Dialect:
     part: Callable[[str], dict[str, Any]]  # and in a chunk
     opening: dict[str, Any]  # a choice's first chunk, before any text; completions seldom have one
     closing: dict[str, Any]  # a choice's last chunk, beside finish_reason
-    logprobs: Callable[[Tokenizer, Sequence[ScoredToken]], dict[str, Any]]
+    logprobs: Callable[[Tokenizer, Sequence[TokenWithLogprobs]], dict[str, Any]]
     prompt_on_choice: bool  # where vLLM puts prompt_token_ids and prompt_logprobs
 
 
 def finite(logprob: float) -> float:
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
-def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[TokenWithLogprobs]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {
             "token": tokenizer.token_text(token),
@@ -47,7 +47,9 @@ def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[s
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+def completion_logprobs(
+    tokenizer: Tokenizer, scored: Sequence[TokenWithLogprobs]
+) -> dict[str, Any]:
     text = tokenizer.token_text
 
     def top(token: int, logprobs: TokenLogprobs) -> dict[str, float]:
@@ -68,10 +70,10 @@ def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> 
 
 def echoed_tokens(
     ids: Sequence[int], scores: Sequence[TokenLogprobs], offsets: Sequence[int], count: int
-) -> list[ScoredToken]:
+) -> list[TokenWithLogprobs]:
     """The prompt `ids` as tokens of the text, each with the `count` likeliest in its place."""
     cut = [TokenLogprobs(score.logprob, score.top[:count]) for score in scores]
-    return [ScoredToken(*each) for each in zip(ids, (None, *cut), offsets, strict=True)]
+    return [TokenWithLogprobs(*each) for each in zip(ids, (None, *cut), offsets, strict=True)]
 
 
 def by_token_id(

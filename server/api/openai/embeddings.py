@@ -16,13 +16,13 @@ from server.api.openai.schemas.embedding import EmbeddingBody
 from server.generation.embedding import Vectors, embed, normalised, token_lists
 from server.generation.prepare import off_loop
 from server.http.errors import invalid
-from server.http.openapi import documented
+from server.http.openapi import body_schema
 from server.state import accept
 
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi_extra=documented(EmbeddingBody))
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
     service, body = await accept(request, EmbeddingBody, "embed")
@@ -30,7 +30,7 @@ async def embeddings(request: Request) -> Response:
     if wanted and wanted > size:
         message = f"dimensions must be from 1 to {size} (the model's vector size), not {wanted}."
         raise invalid("dimensions", message)
-    with service.client.expecting():
+    with service.client.reserve():
         lists = await token_lists(service, body, body.inputs, "input")
     vectors = (await embed(request, service, body, lists))[:, :wanted]
     if service.pooling.normalised:

@@ -8,51 +8,55 @@ from starlette.responses import Response
 
 from server.api.openai.dialect import CHAT, COMPLETION, Dialect
 from server.api.openai.schemas.generate import ChatBody, CompletionBody
-from server.api.openai.writer import Answer, attended
+from server.api.openai.writer import Answer, cancel_on_disconnect
 from server.generation.prepare import (
-    Plan,
+    PreparedRequest,
     chat_prompt,
     make_echoes,
-    make_plan,
+    prepare,
     text_prompts,
     unread_arguments,
 )
 from server.generation.sse import TokenStream
-from server.http.openapi import documented
-from server.state import Service, accept
+from server.http.openapi import body_schema
+from server.state import AppState, accept
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=documented(ChatBody, streams=True))
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody, streams=True))
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     service, body = await accept(request, ChatBody, "generate")
-    with service.client.expecting():
+    with service.client.reserve():
         prompts = [await chat_prompt(service, body, len(await request.body()))]
     ignored = unread_arguments(service, body)
-    plan = make_plan(service, request, body, prompts, param="messages", ignored=ignored)
+    plan = prepare(service, request, body, prompts, param="messages", ignored=ignored)
     return await _respond(request, service, plan, CHAT)
 
 
-@router.post("/v1/completions", openapi_extra=documented(CompletionBody, streams=True))
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody, streams=True))
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
     service, body = await accept(request, CompletionBody, "generate")
-    with service.client.expecting():
+    with service.client.reserve():
         prompts = await text_prompts(service, body.prompts)
         echoes = await make_echoes(service, body) if body.echo else None
-    plan = make_plan(service, request, body, prompts, param="prompt", echoes=echoes)
+    plan = prepare(service, request, body, prompts, param="prompt", echoes=echoes)
     return await _respond(request, service, plan, COMPLETION)
 
 
-async def _respond(request: Request, service: Service, plan: Plan, dialect: Dialect) -> Response:
+async def _respond(
+    request: Request, service: AppState, plan: PreparedRequest, dialect: Dialect
+) -> Response:
     """Submits the plan; a stream's headers wait for its first token, at most a ping's time, so
     that an early failure still has a status."""
     answer = Answer(service, plan, dialect)
     try:
         if plan.body.stream:
-            await attended(request, answer.generation.begin(service.config.ping_interval))
+            await cancel_on_disconnect(
+                request, answer.generation.begin(service.config.ping_interval)
+            )
             return TokenStream(answer)
         response = await answer.whole(request)
     except BaseException as error:

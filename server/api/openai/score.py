@@ -13,19 +13,19 @@ from starlette.responses import Response
 from server.api.openai.embeddings import encoder_usage, json_response
 from server.api.openai.schemas.embedding import ScoreBody
 from server.generation.embedding import embed, normalised, token_lists
-from server.http.openapi import documented
+from server.http.openapi import body_schema
 from server.state import accept
 
 router = APIRouter()
 
 
-@router.post("/v1/score", openapi_extra=documented(ScoreBody))
+@router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
 @router.post("/score", include_in_schema=False)
 async def score(request: Request) -> Response:
     """Compute the cosine similarity of each pair of texts; each text is encoded once."""
     service, body = await accept(request, ScoreBody, "embed")
     first, second = body.sides
-    with service.client.expecting():
+    with service.client.reserve():
         lists = await token_lists(service, body, first, "text_1")
         lists += await token_lists(service, body, second, "text_2")
     vectors = normalised(await embed(request, service, body, lists))

@@ -21,16 +21,16 @@ from server.generation.prepare import (
     unread_arguments,
 )
 from server.http.body import ignored_header, read_body
-from server.http.openapi import documented
-from server.state import Service, service_of
+from server.http.openapi import body_schema
+from server.state import AppState, state_of
 
 router = APIRouter()
 
 
-@router.post("/tokenize", openapi_extra=documented(TokenizeBody))
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text, or of a chat rendered by the chat template."""
-    service = service_of(request)
+    service = state_of(request)
     service.loaded()
     body = await read_body(request, TokenizeBody, service.large_bodies)
     service.model_name(body.model)
@@ -44,7 +44,7 @@ async def tokenize(request: Request) -> Response:
             ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
     answer: dict[str, Any] = {
         "count": len(ids),
-        "max_model_len": service.longest(),
+        "max_model_len": service.max_length(),
         "tokens": ids,
         "token_strs": None,
     }
@@ -54,10 +54,10 @@ async def tokenize(request: Request) -> Response:
     return _json(answer, [*body.ignored, *unread_arguments(service, body)])
 
 
-@router.post("/detokenize", openapi_extra=documented(DetokenizeBody))
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
     """Return the text of a list of tokens."""
-    service = service_of(request)
+    service = state_of(request)
     service.loaded()
     body = await read_body(request, DetokenizeBody, service.large_bodies)
     service.model_name(body.model)
@@ -68,7 +68,7 @@ async def detokenize(request: Request) -> Response:
     return _json({"prompt": text}, body.ignored)
 
 
-def _turn(service: Service, size: int) -> AbstractAsyncContextManager[None]:
+def _turn(service: AppState, size: int) -> AbstractAsyncContextManager[None]:
     """Return a context that limits how many of these requests use a thread at once.
 
     No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.

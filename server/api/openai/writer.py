@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from engine.protocol import TokenLogprobs
 from server.api.openai.dialect import Dialect, by_token_id, echoed_tokens
-from server.generation.prepare import Plan, off_loop
+from server.generation.prepare import PreparedRequest, off_loop
 from server.generation.submission import Choice, Delta, Generation
 from server.http.body import ignored_header
 from server.http.errors import ClientGone
-from server.state import Service
+from server.state import AppState
 
 Result = TypeVar("Result")
 CHARS_PER_LOGPROB = 8  # of a text that takes as long
@@ -26,7 +26,7 @@ CHARS_PER_LOGPROB = 8  # of a text that takes as long
 LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
 
 
-async def attended(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Runs `work` while the client is there: Starlette lets a handler run on after its client has
     gone. Raises ClientGone."""
     task = asyncio.create_task(work)
@@ -50,7 +50,7 @@ async def _gone(request: Request) -> None:
 class Answer:
     """One answer as the client gets it; owns its Generation."""
 
-    def __init__(self, service: Service, plan: Plan, dialect: Dialect) -> None:
+    def __init__(self, service: AppState, plan: PreparedRequest, dialect: Dialect) -> None:
         self.service, self._dialect, self._tokenizer = service, dialect, service.tokenizer
         self.generation, self._plan = Generation(service, plan), plan
         self._id = dialect.id_prefix + secrets.token_hex(16)
@@ -83,11 +83,11 @@ class Answer:
         """One of `choices`, whole or streamed; `delta` where it holds tokens."""
         body = self._plan.body
         entry = {"index": choice.index, **payload, "logprobs": None, "finish_reason": finish}
-        if delta is not None and body.logprobs_wanted >= 0:
+        if delta is not None and body.num_logprobs >= 0:
             scored, prompt = delta.scored, choice.prompt
             if delta.prompt is not None and self._plan.echoes:
                 ids, offsets = self._plan.prompts[prompt], self._plan.echoes[prompt].offsets
-                echo = echoed_tokens(ids, delta.prompt, offsets, body.logprobs_wanted)
+                echo = echoed_tokens(ids, delta.prompt, offsets, body.num_logprobs)
                 scored = [*echo, *scored]
             entry["logprobs"] = self._dialect.logprobs(self._tokenizer, scored)
         if delta is not None and body.return_token_ids:
@@ -96,14 +96,14 @@ class Answer:
 
     async def whole(self, request: Request) -> Response:
         """Waits for everything; aborts where the client leaves first."""
-        deltas = await attended(request, self.generation.collect())
+        deltas = await cancel_on_disconnect(request, self.generation.collect())
         body = await self._written(deltas, lambda: self._body(deltas))
         return Response(body, media_type="application/json", headers=self.headers())
 
     async def _written(self, deltas: Sequence[Delta], write: Callable[[], bytes]) -> bytes:
         """What `write` makes of them: beside the loop where they hold many log-probabilities."""
         body, tokens = self._plan.body, sum(len(d.scored) + len(d.prompt or ()) for d in deltas)
-        entries = 2 + max(body.logprobs_wanted, body.scores_wanted)
+        entries = 2 + max(body.num_logprobs, body.num_prompt_logprobs)
         return await off_loop(CHARS_PER_LOGPROB * entries * tokens, write)
 
     def _body(self, deltas: Sequence[Delta]) -> bytes:

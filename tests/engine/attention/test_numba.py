@@ -139,7 +139,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return compute(self, kv, query)
 
     compute = FusedAttention.__call__
-    monkeypatch.setattr(numba_backend, "multiplies_in_amx", lambda device, dtype: True)
+    monkeypatch.setattr(numba_backend, "uses_amx", lambda device, dtype: True)
     monkeypatch.setattr(FusedAttention, "honours", honours)
     monkeypatch.setattr(FusedAttention, "__call__", attend)
     return calls
@@ -160,7 +160,7 @@ def test_numba_on_amx_torch_computes_chunks(
     lengths = [33, 5, 48, 17, 100, 70, 1]
     sequences = random_sequences(spec, lengths, torch.bfloat16)
     run = paged(sequences, size)
-    assert run.backend.reads_masked
+    assert run.backend.reads_masked_keys
     run.step([(0, 0, 32), (1, 0, 4), (2, 0, 10), (3, 0, 16)])
     assert sum(fused) == 4
     run.step([(0, 32, 1), (1, 4, 1), (2, 10, 30), (3, 16, 1), (4, 0, 99)])

@@ -212,7 +212,7 @@ def amx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the CPU has AMX. Without AMX, the fused kernel is correct within tolerance too,
     but slow and not bitwise stable."""
     monkeypatch.setattr("engine.attention.torch.backend.cpu_has_amx", lambda: True)
-    monkeypatch.setattr("engine.attention.torch.backend.onednn_multiplies", lambda *_: True)
+    monkeypatch.setattr("engine.attention.torch.backend.onednn_has_matmul", lambda *_: True)
 
 
 @pytest.mark.usefixtures("amx")

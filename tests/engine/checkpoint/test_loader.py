@@ -83,7 +83,7 @@ def test_load_sharded_checkpoint_equals_single_file(folder: Path) -> None:
     assert len(shard(folder)) == 2
     again = load(folder)
     assert torch.equal(whole.model.embed.weight, again.model.embed.weight)
-    assert again.weight_bytes == whole.weight_bytes == 4 * whole.blueprint.parameters
+    assert again.weight_bytes == whole.weight_bytes == 4 * whole.plan.parameters
 
 
 def test_load_missing_shard_raises_config_error(folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.client.admission import Pace, WaitingQueue
+from engine.client.admission import AdmissionControl, ServiceRate
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
@@ -52,7 +52,7 @@ def simulate(
     Each request takes `service` seconds, on average 1.
     """
     rng = random.Random(7)
-    queue = WaitingQueue(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000), clock)
+    queue = AdmissionControl(EngineConfig(max_queue_wait=bound, max_num_queued_reqs=10_000), clock)
     outcome, waiting, running = Outcome(), deque[tuple[int, float]](), list[float]()
     arrival, number = rng.expovariate(load * ROWS), 0
     for step in range(int(SECONDS / step_s)):
@@ -124,7 +124,7 @@ def test_queue_admitted_requests_rarely_exceed_the_objective(clock: Clock) -> No
 
 
 def test_check_refusal_names_wait_limit_and_flag(clock: Clock) -> None:
-    queue = WaitingQueue(EngineConfig(max_queue_wait=2.0), clock)
+    queue = AdmissionControl(EngineConfig(max_queue_wait=2.0), clock)
     for number in range(3):
         queue.join(number, 1, 10)
     clock.value = 1.9
@@ -139,7 +139,7 @@ def test_check_refusal_names_wait_limit_and_flag(clock: Clock) -> None:
 
 
 def test_pace_counts_only_intervals_limited_by_the_engine() -> None:
-    pace = Pace()
+    pace = ServiceRate()
     for moment in range(0, 1000, 10):  # one request per ten seconds, admitted a second later
         pace.joined(float(moment))
         pace.admitted(1, moment + 1.0, left=False)
@@ -156,12 +156,12 @@ def test_pace_counts_only_intervals_limited_by_the_engine() -> None:
 
 
 def test_expecting_reserves_a_place_for_a_request_in_preparation(clock: Clock) -> None:
-    queue = WaitingQueue(EngineConfig(max_num_queued_reqs=2, max_num_queued_tokens=10), clock)
+    queue = AdmissionControl(EngineConfig(max_num_queued_reqs=2, max_num_queued_tokens=10), clock)
     stats = EngineStats()
-    with queue.expecting(stats):
+    with queue.reserve(stats):
         queue.check(1, 99, stats)  # no request waits, so tokens are not limited
-        with queue.expecting(stats):
-            for attempt in (lambda: queue.check(1, 0, stats), queue.expecting(stats).__enter__):
+        with queue.reserve(stats):
+            for attempt in (lambda: queue.check(1, 0, stats), queue.reserve(stats).__enter__):
                 with pytest.raises(EngineOverloadedError, match="2 requests"):
                     attempt()
         queue.check(1, 0, stats)
@@ -169,7 +169,7 @@ def test_expecting_reserves_a_place_for_a_request_in_preparation(clock: Clock) -
         with pytest.raises(EngineOverloadedError):
             queue.check(1, 0, stats)
     queue.check(1, 0, stats)
-    with pytest.raises(KeyError), queue.expecting(stats):
+    with pytest.raises(KeyError), queue.reserve(stats):
         raise KeyError
     queue.check(1, 0, stats)
     queue.forget([1])
@@ -177,7 +177,7 @@ def test_expecting_reserves_a_place_for_a_request_in_preparation(clock: Clock) -
 
 
 def test_check_empty_queue_refuses_too_many_tokens_in_one_request(clock: Clock) -> None:
-    queue = WaitingQueue(EngineConfig(max_num_queued_tokens=10), clock)
+    queue = AdmissionControl(EngineConfig(max_num_queued_tokens=10), clock)
     queue.check(64, 160, EngineStats())
     with pytest.raises(RequestRejectedError, match=r"161 tokens in all, .* limit is 160"):
         queue.check(64, 161, EngineStats())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.subprocess import KERNELS_KEPT, _engine_environment
+from engine.client.subprocess import PRIMITIVE_CACHES, _engine_environment
 from tests.support.process import ROOT
 
 
@@ -26,7 +26,7 @@ def test_engine_environment_sets_huge_pages_unless_given(
     before: dict[str, str], after: str
 ) -> None:
     environment = _engine_environment({"PATH": "/bin"} | before)
-    assert environment == {"PATH": "/bin", "GLIBC_TUNABLES": after} | KERNELS_KEPT
+    assert environment == {"PATH": "/bin", "GLIBC_TUNABLES": after} | PRIMITIVE_CACHES
 
 
 def test_engine_environment_given_kernel_cache_size_is_kept() -> None:

@@ -35,8 +35,8 @@ def test_multiplies_in_amx_needs_feature_bf16_and_permission(
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if allowed is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
-    assert platform.multiplies_in_amx(CPU, dtype) is expected
-    assert not platform.multiplies_in_amx(torch.device("cuda"), dtype)
+    assert platform.uses_amx(CPU, dtype) is expected
+    assert not platform.uses_amx(torch.device("cuda"), dtype)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_depends_on_rows_returns_the_cause(
     monkeypatch.setattr(torch.__config__, "show", lambda: built)
     monkeypatch.setattr(platform, "_cpu_features", lambda: {"avx512_bf16"})
     facts = {"packed": packed, "threads": threads}
-    assert platform.depends_on_rows(torch.device(device), dtype, **facts) == expected
+    assert platform.batch_variance_of(torch.device(device), dtype, **facts) == expected
     monkeypatch.setattr(platform, "_cpu_features", lambda: {"amx_bf16"})
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     amx = device == "cpu" and dtype == torch.bfloat16
-    assert platform.depends_on_rows(torch.device(device), dtype, **facts) == (
+    assert platform.batch_variance_of(torch.device(device), dtype, **facts) == (
         "amx" if amx else expected
     )
 
@@ -100,21 +100,21 @@ def test_onednn_emulates_bf16_on_avx512_without_it(
     monkeypatch.setattr(platform, "_cpu_features", lambda: features)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
-    assert platform.onednn_emulates(CPU, torch.bfloat16) is expected
-    assert not platform.onednn_emulates(CPU, torch.float32)
+    assert platform.onednn_emulates_bf16(CPU, torch.bfloat16) is expected
+    assert not platform.onednn_emulates_bf16(CPU, torch.float32)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_onednn_bf16_depends_on_the_cpu(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
-    assert platform.onednn_multiplies(CPU, torch.float32)
-    assert platform.onednn_multiplies(CPU, torch.bfloat16) is has_bf16
-    assert platform.emulates(CPU, torch.bfloat16) is not has_bf16
-    assert not platform.emulates(CPU, torch.float32)
+    assert platform.onednn_has_matmul(CPU, torch.float32)
+    assert platform.onednn_has_matmul(CPU, torch.bfloat16) is has_bf16
+    assert platform.emulates_bf16(CPU, torch.bfloat16) is not has_bf16
+    assert not platform.emulates_bf16(CPU, torch.float32)
     gpu = torch.device("cuda")
-    assert not platform.onednn_multiplies(gpu, torch.bfloat16)
-    assert not platform.emulates(gpu, torch.bfloat16)
+    assert not platform.onednn_has_matmul(gpu, torch.bfloat16)
+    assert not platform.emulates_bf16(gpu, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ import psutil
 import pytest
 import torch
 
-from engine.device import openmp_wait as wait_policy
+from engine.device import openmp_wait as openmp_wait
 from engine.device.openmp_wait import (
     CALM,
     CHOICES,
     FIRST_PAUSE,
     TRIAL,
+    OpenMPWait,
     Times,
-    WaitPolicy,
     contention,
     idle_threads,
 )
@@ -43,7 +43,7 @@ class Machine:
         self.awake, self.asleep = awake, asleep
         self.now, self.sleeps, self.slept = 0.0, False, 0
         self.times: dict[str, tuple[float, float]] = {"main": (0, 0), "worker": (0, 0)}
-        self.policy = WaitPolicy(self.read, self.sleep)
+        self.policy = OpenMPWait(self.read, self.sleep)
 
     def read(self) -> Times:
         return {thread: (int(ran), int(queued)) for thread, (ran, queued) in self.times.items()}
@@ -153,7 +153,7 @@ def test_wait_policy_sleep_raises_keeps_spinning(caplog: pytest.LogCaptureFixtur
         raise RuntimeError("can't start new thread")
 
     machine = Machine(awake=0.47)
-    machine.policy = WaitPolicy(machine.read, refused)
+    machine.policy = OpenMPWait(machine.read, refused)
     machine.run(60)
     (record,) = caplog.records
     assert "can't start new thread" in record.message
@@ -170,7 +170,7 @@ def test_wait_policy_without_sleep_still_measures_contention(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine = Machine(awake=0.47)
-    machine.policy = WaitPolicy(machine.read, None)
+    machine.policy = OpenMPWait(machine.read, None)
     assert machine.policy.contention is None
     machine.run(10)
     assert machine.policy.contention == pytest.approx(0.47)
@@ -202,7 +202,7 @@ def openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CHOICES:
         monkeypatch.delenv(name, raising=False)
     maps = Path("/proc/self/maps")
-    if wait_policy.parallel() is None or not maps.exists() or b"/libgomp" not in maps.read_bytes():
+    if openmp_wait.parallel() is None or not maps.exists() or b"/libgomp" not in maps.read_bytes():
         pytest.skip("this torch does not compute with GNU's OpenMP on Linux")
 
 
@@ -304,7 +304,7 @@ except RuntimeError:
 
 def test_thread_times_match_psutil() -> None:
     mine = psutil.Process().threads()
-    found = wait_policy.thread_times()
+    found = openmp_wait.thread_times()
     if not found:
         pytest.skip("this system does not report how long threads queue")
     by_psutil = {str(thread.id): thread.user_time + thread.system_time for thread in mine}

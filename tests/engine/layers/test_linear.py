@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.facts import onednn_multiplies
-from engine.layers.embedding import Embedding, LMHead
+from engine.device.facts import onednn_has_matmul
+from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.weights.onednn import PackedWeight
 
@@ -49,7 +49,7 @@ def test_linear_plain_and_packed_match_fp64(
     offset = linear.bias.double() if bias else 0
     x = rows(33, sizes[0], dtype)
     check(linear(x), x.double() @ weight.T + offset, dtype)
-    if onednn_multiplies(CPU, dtype):
+    if onednn_has_matmul(CPU, dtype):
         linear.prepack()
         assert linear.weight is None, "the plain weight still takes memory"
     for count in (1, 2, 3, 33):
@@ -78,7 +78,7 @@ def test_linear_without_parts_has_one_part() -> None:
 @dtypes
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_lm_head_plain_and_packed_match_fp64(tied: bool, dtype: torch.dtype) -> None:
-    embedding = fill(Embedding(97, 48), dtype)
+    embedding = fill(TokenEmbedding(97, 48), dtype)
     head = fill(LMHead(97, 48, tied_to=embedding if tied else None), dtype, seed=1)
     weight = embedding.weight if tied else head.weight
     assert [name for name, _ in head.named_parameters()] == ([] if tied else ["weight"])
@@ -87,7 +87,7 @@ def test_lm_head_plain_and_packed_match_fp64(tied: bool, dtype: torch.dtype) -> 
     plain = head(hidden)
     assert plain.dtype == torch.float32
     check(plain, due, dtype)
-    if onednn_multiplies(CPU, dtype):
+    if onednn_has_matmul(CPU, dtype):
         head.prepack()
         packed = head(hidden)
         assert packed.dtype == dtype

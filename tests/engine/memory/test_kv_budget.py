@@ -154,7 +154,7 @@ def test_plan_random_limits_served_length_always_fits(
             plan_for(advised, block_bytes, advised.max_model_len or length, available, groups)
         return
     assert served > 0
-    assert sum(g.most_blocks(served, 100, block_size) for g in groups) <= blocks
+    assert sum(g.max_blocks(served, 100, block_size) for g in groups) <= blocks
     assert served == length or (not asked and served < length)
     assert blocks == override or blocks * block_bytes <= (kv_bytes or available // 4)
 

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.memory.model_plan import Blueprint
+from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import largest_step
 from tests.support.driver import Driver, tiny_llama
 from tests.support.tape import TapeRecorder
@@ -45,7 +45,7 @@ def test_plan_weights_kv_and_rows_match_start_to_the_byte(
 ) -> None:
     config = CONFIG | {"num_gpu_blocks_override": 40, "prepack": prepack}
     folder = tiny_llama(tmp_path, tie_word_embeddings=tied) if tied else checkpoint
-    plan = Blueprint(EngineConfig(model=str(folder), **config)).memory_plan()
+    plan = ModelPlan(EngineConfig(model=str(folder), **config)).memory_plan()
     runner = Driver(folder, load_format="dummy", **config).runner
     found = {e.what: e.found for e in runner.ledger() if e.found is not None}
     assert found.keys() >= {"weights", "rows", "KV cache"}
@@ -53,7 +53,7 @@ def test_plan_weights_kv_and_rows_match_start_to_the_byte(
     for entry in runner.ledger():
         assert entry.foreseen == plan.taken[entry.what]
         assert entry.found in (None, entry.foreseen), entry.what
-    tables = sum(buffer.nbytes for buffer in runner.blueprint.module.buffers())
+    tables = sum(buffer.nbytes for buffer in runner.plan.module.buffers())
     loaded = sum(size for what, size in found.items() if "weights" in what)
     assert loaded >= runner.weight_bytes + tables, "a packed tied head must keep its table"
     assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
@@ -69,8 +69,8 @@ def test_plan_without_onednn_bf16_does_not_pack_weights(
     config = CONFIG | {"num_gpu_blocks_override": 40, "dtype": "bfloat16"}
     driver = Driver(checkpoint, **config)
     facts = driver.runner.facts()
-    assert facts.emulated
-    plan = Blueprint(EngineConfig(model=str(checkpoint), **config)).memory_plan()
+    assert facts.emulates_bf16
+    plan = ModelPlan(EngineConfig(model=str(checkpoint), **config)).memory_plan()
     assert "packed weights" not in plan.taken
     assert [e.found for e in facts.memory if e.what == "weights"] == [plan.taken["weights"]]
     request = driver.submit([5, 6, 7], max_tokens=4)
@@ -102,12 +102,12 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     monkeypatch.setattr("engine.runner.model_runner.kept_by", kept_by)
     monkeypatch.setattr("engine.runner.model_runner.CudaRecorder", TapeRecorder)
     records = runner.kind != "encoder"
-    monkeypatch.setattr(Blueprint, "captures", records)
+    monkeypatch.setattr(ModelPlan, "captures", records)
     reserve = runner._measure()
     assert (reserve.step, reserve.graphs) == ((3000, 500 * 13) if records else (1000, 0))
-    step = largest_step(runner.blueprint)
+    step = largest_step(runner.plan)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
-    assert all(s.start + s.count == runner.blueprint.max_model_len for s in step.slices)
+    assert all(s.start + s.count == runner.plan.max_model_len for s in step.slices)
     assert len(computed[0]) == (6 if records else 0)
     if records:
         [scores] = computed[1]
@@ -139,7 +139,7 @@ def test_weights_larger_than_machine_raise_config_error_before_loading(
     monkeypatch.setattr("engine.memory.model_plan.machine_memory", lambda: 1 << 10)
     config = EngineConfig(model=str(checkpoint), **CONFIG)
     with pytest.raises(ConfigError, match="but the machine has"):
-        Blueprint(config).memory_plan()
+        ModelPlan(config).memory_plan()
     with pytest.raises(ConfigError, match="but the machine has"):
         Driver(checkpoint)
 
@@ -161,7 +161,7 @@ def test_plan_step_bytes_are_close_to_measured_peak(
     for number, length in enumerate(prompts):
         driver.submit([1 + number, *[5] * (length - 1)], 2, **params)
     taken = max(peak_bytes(driver.turn) for _ in range(-(-max(prompts) // 192)))
-    predicted = driver.runner.blueprint.step_bytes
+    predicted = driver.runner.plan.step_bytes
     assert predicted / 2 < taken < predicted * 1.5
 
 
@@ -175,7 +175,7 @@ def test_plan_encoder_step_bytes_are_close_to_measured_peak(
     for length in lengths:
         driver.embed([5] * length)
     taken = peak_bytes(driver.turn)
-    predicted = driver.runner.blueprint.step_bytes
+    predicted = driver.runner.plan.step_bytes
     assert predicted / 2 < taken < predicted * 1.5
 
 

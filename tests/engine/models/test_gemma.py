@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.layers.embedding import Embedding, ScaledEmbedding
+from engine.layers.embedding import ScaledTokenEmbedding, TokenEmbedding
 from engine.models.gemma import Gemma
 from engine.ops.gated import silu_mul
 from engine.ops.norm import rms_norm
@@ -54,7 +54,7 @@ def first_release(config: dict[str, Any], tensors: Tensors) -> None:
 
 FEATURES = {
     "engine.layers.norm.OffsetRMSNorm.offset": False,
-    "engine.layers.embedding.ScaledEmbedding.forward": Embedding.forward,
+    "engine.layers.embedding.ScaledTokenEmbedding.forward": TokenEmbedding.forward,
     "engine.layers.mlp.GATED": {"gelu_pytorch_tanh": silu_mul},
 }
 NORMS = ["input_layernorm", "post_attention_layernorm", "model.norm"]
@@ -98,7 +98,7 @@ def test_scaled_embedding_bf16_rounds_like_transformers(hidden: int) -> None:
     weight = torch.randn(50, hidden, generator=torch.Generator().manual_seed(0)).bfloat16()
     reference = gemma.GemmaTextScaledWordEmbedding(50, hidden, 0, embed_scale=hidden**0.5)
     with torch.device("meta"):
-        ours = ScaledEmbedding(50, hidden, hidden**0.5, torch.bfloat16)
+        ours = ScaledTokenEmbedding(50, hidden, hidden**0.5, torch.bfloat16)
     ours.weight = reference.weight = torch.nn.Parameter(weight)
     ids = torch.arange(50)
     assert torch.equal(ours(ids), reference(ids))

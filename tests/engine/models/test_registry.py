@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.memory.model_plan import Blueprint
+from engine.memory.model_plan import ModelPlan
 from engine.models.base import positive
 from engine.models.registry import ARCHITECTURES, model_class
 from tests.support.driver import tiny_llama
@@ -65,6 +65,6 @@ def test_blueprint_sizes_beyond_the_machine_raise_config_error(
     file.write_text(json.dumps(json.loads(file.read_text()) | sizes))
     if words:
         with pytest.raises(ConfigError, match=words):
-            Blueprint(config)
+            ModelPlan(config)
     else:
-        assert Blueprint(config).max_model_len == asked
+        assert ModelPlan(config).max_model_len == asked

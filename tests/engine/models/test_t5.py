@@ -160,7 +160,7 @@ def encoded_once(golden: Golden) -> None:
     launch = driver.runner.launch
 
     def noting(step: Step) -> PendingStep:
-        encoded.extend(encode.tokens for encode in step.encodes)
+        encoded.extend(encode.tokens for encode in step.encoder_inputs)
         return launch(step)
 
     driver.runner.launch = noting  # type: ignore[method-assign]

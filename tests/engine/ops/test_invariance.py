@@ -16,7 +16,7 @@ import torch
 
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import SPLIT
-from engine.device.facts import onednn_multiplies
+from engine.device.facts import onednn_has_matmul
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS
 from engine.ops.dispatch import compiled_kernels
@@ -65,7 +65,7 @@ def test_linear_rows_in_any_batch_are_bitwise_equal(
     x, weight = (tensor.to(dtype) for tensor in cancelling(128, *sizes))
     linear = Linear(*sizes)
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if onednn_multiplies(x.device, dtype):
+    if onednn_has_matmul(x.device, dtype):
         linear.prepack()
     together = linear(x)
     assert together.any(), "all products are exactly zero"

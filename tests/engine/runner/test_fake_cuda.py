@@ -62,7 +62,7 @@ def check(name: str, folder: Path, **config: Any) -> None:
             assert all(driver.vector(i).numel() for i in ids)
         else:
             generate(driver)
-            while driver.runner.improve():
+            while driver.runner.capture_when_idle():
                 pass
             generate(driver)  # now every step is replayed
             kinds |= {"decode_kernel", "_inputs_kernel", "_pick_kernel", "_append_kernel"}

@@ -64,7 +64,7 @@ def test_idle_turns_capture_mixed_graphs_after_decode_graphs(checkpoint: Path) -
     assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
     driver.turn(2)
     assert all(map(mixed.has, mixed.shapes))
-    assert not driver.runner.improve()
+    assert not driver.runner.capture_when_idle()
 
 
 def test_mixed_capture_out_of_memory_keeps_existing_graphs(

@@ -66,18 +66,18 @@ def tables_are_one_block_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def windows_give_back_a_block_too_much(patch: pytest.MonkeyPatch) -> None:
-    original = BlockTables.give_back
+    original = BlockTables.release_unseen
 
-    def give_back(self: BlockTables, sequence: Sequence) -> None:
+    def release_unseen(self: BlockTables, sequence: Sequence) -> None:
         sequence.num_computed += self.block_size
         original(self, sequence)
         sequence.num_computed -= self.block_size
 
-    patch.setattr(BlockTables, "give_back", give_back)
+    patch.setattr(BlockTables, "release_unseen", release_unseen)
 
 
 def windows_keep_everything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockTables, "give_back", lambda self, sequence: None)
+    patch.setattr(BlockTables, "release_unseen", lambda self, sequence: None)
 
 
 def groups_find_each_others_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def tokens_in_flight_survive_a_preemption(patch: pytest.MonkeyPatch) -> None:
 
 def the_oldest_is_preempted(patch: pytest.MonkeyPatch) -> None:
     def make_room(self: Scheduler, sequence: Sequence, count: int) -> bool:
-        self.tables.give_back(sequence)
+        self.tables.release_unseen(sequence)
         while self.pool.num_available < self.tables.missing(sequence, count):
             victim = self.running[0]
             self._preempt(victim)
@@ -130,7 +130,7 @@ def answers_run_past_their_last_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def prompts_to_be_scored_are_taken_from_the_cache(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sequence, "num_needless", property(lambda s: len(s.tokens) - 1))
+    patch.setattr(Sequence, "num_skippable", property(lambda s: len(s.tokens) - 1))
 
 
 def prompts_are_scored_after_each_preemption(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def prompts_are_scored_after_each_preemption(patch: pytest.MonkeyPatch) -> None:
 
     def preempt(self: Scheduler, sequence: Sequence) -> None:
         original(self, sequence)
-        sequence.num_scored //= 2
+        sequence.num_prompt_logprobs //= 2
 
     patch.setattr(Scheduler, "_preempt", preempt)
 

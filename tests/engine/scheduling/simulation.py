@@ -27,7 +27,7 @@ from engine.protocol import (
     TokenOutput,
 )
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Encode, SampledToken, ScheduledSlice, Step
+from engine.scheduling.step import EncoderInput, SampledToken, ScheduledSlice, Step
 
 VOCAB = 11
 Outputs = list[tuple[int, FinishReason | None]]
@@ -60,7 +60,7 @@ def scores_of(tags: list[int], start: int, end: int) -> list[TokenLogprobs]:
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
     """Return the outputs that `request` must get; its answer token `fails_at` is an error."""
     outputs: Outputs = []
-    tag, params = tags_of(request.salt, request.prompt, request.source)[-1], request.params
+    tag, params = tags_of(request.salt, request.prompt, request.encoder_prompt)[-1], request.params
     for count in range(1, params.max_tokens + 1):
         if count - 1 == fails_at:
             return [*outputs, (-1, "error")]
@@ -90,7 +90,7 @@ class Device:
         for block in step.scrub:
             self._kv[block] = [None] * self.block_size
         self._take_rows(step)
-        for encode in step.encodes:
+        for encode in step.encoder_inputs:
             self._encode(encode)
         for slice_ in step.slices:  # a layer stores the keys of all tokens before it attends
             self._write(slice_)
@@ -99,9 +99,9 @@ class Device:
     def _take_rows(self, step: Step) -> None:
         for new in step.new_rows:
             request = next(self.requests[s.id][0] for s in step.slices if s.row == new.row)
-            assert new.source_length == len(request.source)
+            assert new.encoder_length == len(request.encoder_prompt)
             self._tokens[new.row] = list(new.tokens)
-            self._tags[new.row] = tags_of(request.salt, new.tokens, request.source)
+            self._tags[new.row] = tags_of(request.salt, new.tokens, request.encoder_prompt)
             self._tables[new.row] = [[] for _ in self.groups]
         for added in step.new_blocks:
             table = self._tables[added.row][added.group]
@@ -114,10 +114,10 @@ class Device:
         assert block, "the null block was handed out"
         return self._kv[block], offset
 
-    def _encode(self, encode: Encode) -> None:
+    def _encode(self, encode: EncoderInput) -> None:
         """Write a source's KV. Each tag depends on the whole source, as encoder states do."""
         for group, blocks in encode.blocks:
-            assert self.groups[group].cross
+            assert self.groups[group].is_cross
             tags = self._source_tags(encode.id)
             assert len(blocks) == -(-len(tags) // self.block_size)
             for position, tag in enumerate(tags):
@@ -127,10 +127,10 @@ class Device:
 
     def _source_tags(self, request_id: int) -> list[int]:
         request, _ = self.requests[request_id]
-        return tags_of(request.salt, request.source, request.source)
+        return tags_of(request.salt, request.encoder_prompt, request.encoder_prompt)
 
     def _write(self, slice_: ScheduledSlice) -> None:
-        for group in (n for n, group in enumerate(self.groups) if not group.cross):
+        for group in (n for n, group in enumerate(self.groups) if not group.is_cross):
             for position in range(slice_.start, slice_.start + slice_.count):
                 block, offset = self._slot(slice_.row, group, position)
                 assert block[offset] is None, "a slot is written twice: shared, or not scrubbed"
@@ -138,7 +138,7 @@ class Device:
 
     def _read(self, slice_: ScheduledSlice) -> bool:
         for number, group in enumerate(self.groups):
-            if group.cross:
+            if group.is_cross:
                 for position, tag in enumerate(self._source_tags(slice_.id)):
                     block, offset = self._slot(slice_.row, number, position)
                     assert block[offset] == tag, "wrong or missing KV of a source"
@@ -237,8 +237,8 @@ class Simulation:
     def _refusal(self, request: GenerateRequest) -> str | None:
         scheduler = self.scheduler
         total = len(request.prompt) + request.params.max_tokens
-        source = len(request.source)
-        blocks = scheduler.tables.most_blocks(total - 1, source)
+        source = len(request.encoder_prompt)
+        blocks = scheduler.tables.max_blocks(total - 1, source)
         if max(total, source) > scheduler.max_model_len or blocks > scheduler.pool.num_blocks:
             return "context_length_exceeded"
         return None
@@ -260,16 +260,16 @@ class Simulation:
             assert step, "the oldest sequence waits without a reason"
             assert oldest.id in {s.id for s in step.slices}, "the oldest sequence does not advance"
         assert step or self.in_flight or not scheduler.has_work, "there is work, but nothing runs"
-        self._note_admissions({e.id for e in step.encodes} if step else set())
+        self._note_admissions({e.id for e in step.encoder_inputs} if step else set())
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self._retire(self.in_flight.popleft())
         self.check()
 
     def _inspect(self, step: Step) -> None:
-        assert step.slices or step.encodes, "an empty step"
+        assert step.slices or step.encoder_inputs, "an empty step"
         assert sum(s.count for s in step.slices) <= self.scheduler.max_num_batched_tokens, "budget"
         for kind in (None, "mean"):
-            lengths = [len(e.tokens) for e in step.encodes if e.pooling == kind]
+            lengths = [len(e.tokens) for e in step.encoder_inputs if e.pooling == kind]
             budget = self.scheduler.max_num_encoder_tokens
             assert len(lengths) < 2 or sum(lengths) <= budget, "the encoder's budget"
         assert all(s.count > 0 for s in step.slices)
@@ -287,7 +287,7 @@ class Simulation:
             request, _ = self.device.requests[admission.id]
             cached = admission.cached_tokens
             if admission.id not in encoded:
-                cached -= len(request.source)
+                cached -= len(request.encoder_prompt)
             assert 0 <= cached < len(request.prompt)
             assert cached % self.scheduler.block_size == 0
 
@@ -296,7 +296,9 @@ class Simulation:
             [self.most_preemptions, *(s.epoch for s in self.scheduler.sequences.values())]
         )
         vectors = [
-            EmbedOutput(e.id, bytes(t % 256 for t in e.tokens)) for e in step.encodes if e.pooling
+            EmbedOutput(e.id, bytes(t % 256 for t in e.tokens))
+            for e in step.encoder_inputs
+            if e.pooling
         ]
         for vector in self.scheduler.embeds.retire(vectors):
             assert vector.id not in self.aborted | self.vectors.keys()
@@ -316,7 +318,7 @@ class Simulation:
         request, _ = self.device.requests[output.id]
         due = []
         if first and request.params.prompt_logprobs >= 0:
-            tags = tags_of(request.salt, request.prompt, request.source)
+            tags = tags_of(request.salt, request.prompt, request.encoder_prompt)
             due = scores_of(tags, 0, len(tags))
         assert list(output.prompt_logprobs) == due, "wrong prompt logprobs"
 
@@ -346,7 +348,7 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     block_size, num_blocks = rng.choice((1, 2, 3, 4)), rng.randint(3, 12)
     capacity = block_size * num_blocks
     windows = rng.choice(((None,), (None,), (None, rng.randint(1, 9)), (5, 2), (1, None, None)))
-    cross = [KVGroup(1, cross=True)] * (rng.random() < 0.3)
+    cross = [KVGroup(1, is_cross=True)] * (rng.random() < 0.3)
     groups = [KVGroup(1, window) for window in windows]
     simulation = Simulation(
         depth=rng.choice((0, 1, 1, 2)),

@@ -450,11 +450,11 @@ def test_add_request_that_can_never_run_is_refused_with_the_limits() -> None:
     assert not scheduler.has_work
     for source, groups in (
         ([1], [KVGroup(1)]),
-        ([], [KVGroup(1), KVGroup(1, cross=True)]),
+        ([], [KVGroup(1), KVGroup(1, is_cross=True)]),
         ([], []),
     ):
         scheduler = small(groups=groups).scheduler
-        request = GenerateRequest(1, [1], SamplingParams(2), 0.0, source=source)
+        request = GenerateRequest(1, [1], SamplingParams(2), 0.0, encoder_prompt=source)
         with pytest.raises(RequestRejectedError, match="cannot run this request"):
             scheduler.add(request)
     simulation = small(num_blocks=4, max_model_len=100)

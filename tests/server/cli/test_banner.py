@@ -26,21 +26,23 @@ def test_memory_lists_calculated_and_measured_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uneven", "cure"),
+    ("batch_variance", "cure"),
     [
         ("amx", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
         ("onednn", "torch 2.11 or newer"),
         ("unpacked", "use --prepack"),
     ],
 )
-def test_arithmetic_with_batch_dependent_logits_names_the_setting(uneven: Any, cure: str) -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, uneven=uneven))
+def test_arithmetic_with_batch_dependent_logits_names_the_setting(
+    batch_variance: Any, cure: str
+) -> None:
+    (note,) = arithmetic(msgspec.structs.replace(INFO, batch_variance=batch_variance))
     assert cure in note
     assert arithmetic(INFO) == []
 
 
 def test_arithmetic_with_emulated_bf16_recommends_float32() -> None:
-    (note,) = arithmetic(msgspec.structs.replace(INFO, emulated=True))
+    (note,) = arithmetic(msgspec.structs.replace(INFO, emulates_bf16=True))
     assert "--dtype float32" in note
 
 
@@ -67,7 +69,7 @@ def test_kv_cache_with_sliding_windows_shows_the_saving() -> None:
 
 
 async def test_curl_with_short_context_leaves_room_for_the_template(served: Any) -> None:
-    service = served.app.state.service
+    service = served.app.state.penstock
     for length in (16, 64, 8192):
         line = curl(service, msgspec.structs.replace(INFO, max_model_len=length), "http://x", "")
         body = json.loads(shlex.split(line)[-1])

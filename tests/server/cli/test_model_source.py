@@ -57,14 +57,18 @@ async def test_completion_sends_the_prompt_as_source(served: Served, tokenizer: 
     assert source[-1] == END
     body = (await served.complete(prompt="Dan loves icecream", n=2)).json()
     first, second = served.engine.requests
-    assert (first.source, first.prompt) == (second.source, second.prompt) == (source, [START])
+    assert (
+        (first.encoder_prompt, first.prompt)
+        == (second.encoder_prompt, second.prompt)
+        == (source, [START])
+    )
     assert first.params.max_tokens == 511
     assert first.params.stop_token_ids == (END,)
     assert [choice["text"] for choice in body["choices"]] == ["Dan älskar glass"] * 2
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["prompt_tokens"] == len(source)
     await served.complete(prompt=[[8, 9, 1], [7]])
-    assert [(r.source, r.prompt) for r in served.engine.requests[2:]] == [
+    assert [(r.encoder_prompt, r.prompt) for r in served.engine.requests[2:]] == [
         ([8, 9, 1], [START]),
         ([7], [START]),
     ]
@@ -110,7 +114,7 @@ async def test_chat_without_template_encodes_the_message_as_source(
 ) -> None:
     answer = await served.openai.chat.completions.create(model="t5", messages=[DAN])
     assert answer.choices[0].message.content == "Dan älskar glass"
-    assert served.engine.requests[0].source == tokenizer.encode("Dan loves icecream")
+    assert served.engine.requests[0].encoder_prompt == tokenizer.encode("Dan loves icecream")
     ids = (await served.http.post("/tokenize", json={"messages": [DAN]})).json()["tokens"]
     assert ids == tokenizer.encode("Dan loves icecream")
 
@@ -144,7 +148,7 @@ async def test_chat_with_template_encodes_all_messages(
     ) as running:
         await running.chat(model="t5", messages=[{"role": "system", "content": "translate:"}, DAN])
     expected = tokenizer.encode("translate: Dan loves icecream </s>", add_special_tokens=False)
-    assert running.engine.requests[0].source == expected
+    assert running.engine.requests[0].encoder_prompt == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from engine.client.admission import WaitingQueue
+from engine.client.admission import AdmissionControl
 from engine.config import EngineConfig
 from server.api.openai.schemas.embedding import EmbeddingBody, ScoreBody
 from server.api.openai.schemas.generate import ChatBody, CompletionBody
@@ -75,7 +75,7 @@ async def test_burst_of_requests_tokenises_only_those_with_queue_place(
         return encode(self, text[-5:], **options)
 
     engine = FakeEncoder(lambda r: []) if kind == "embedding" else FakeEngine(says("x"))
-    engine.queue = WaitingQueue(EngineConfig(max_num_queued_reqs=3))
+    engine.queue = AdmissionControl(EngineConfig(max_num_queued_reqs=3))
     async with serving(engine, model) as served:
         monkeypatch.setattr(Tokenizer, "encode", slow)
         text = "a" * 2 * INLINE_CHARS
@@ -182,7 +182,7 @@ async def test_bodies_in_transit_over_total_limit_return_503(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 100_000
-    monkeypatch.setattr("server.http.auth.LEAST_FOR_BODIES", 0)
+    monkeypatch.setattr("server.http.auth.MIN_BODY_BUDGET", 0)
     async with serving(FakeEngine(says("x")), model, max_body_bytes=2 * size) as served:
         senders = [await send_part(served, size) for _ in range(2 * MAX_BODIES + 1)]
         done, _ = await asyncio.wait(
@@ -217,7 +217,7 @@ async def test_large_body_delays_next_large_body_but_no_small_one(
         assert not second.done()
         assert not tokenised.done()
         monkeypatch.setattr("server.http.body.PAUSE", 0)
-        served.app.state.service.large_bodies._lock.release()
+        served.app.state.penstock.large_bodies._lock.release()
         assert (await second).status_code == (await tokenised).status_code == 200
 
 
@@ -235,7 +235,7 @@ async def test_large_body_of_disconnected_client_is_not_parsed(
     monkeypatch.setattr(body_module, "_validated", validated)
     monkeypatch.setattr(body_module, "PAUSE", 1e9)
     async with serving(FakeEngine(says("x")), model) as served:
-        turns = served.app.state.service.large_bodies
+        turns = served.app.state.penstock.large_bodies
         for size in (LARGE, 2 * LARGE):
             leaving = asyncio.create_task(served.complete(unknown="a" * size))
             await eventually(lambda: bool(turns._lock.locked()), "the first has its turn")

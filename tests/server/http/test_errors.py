@@ -484,7 +484,7 @@ async def test_unexpected_exception_returns_500_without_its_text(served, monkeyp
     def broken(*args, **kwargs):
         raise RuntimeError("secret at /home/user 0x7f00")
 
-    monkeypatch.setattr(served.app.state.service.client, "submit", broken)
+    monkeypatch.setattr(served.app.state.penstock.client, "submit", broken)
     response = await served.chat()
     assert response.status_code == 500
     assert response.headers["x-should-retry"] == "false"

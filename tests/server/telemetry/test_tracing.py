@@ -62,8 +62,8 @@ async def traced(model, says) -> AsyncIterator[Traced]:
     exporter = InMemorySpanExporter()
     async with serving(FakeEngine(says("Hello wörld!"), delay=0.002), model) as served:
         tracing = Tracing(SimpleSpanProcessor(exporter))
-        service = dataclasses.replace(served.app.state.service, tracing=tracing)
-        served.app.state.service = service
+        service = dataclasses.replace(served.app.state.penstock, tracing=tracing)
+        served.app.state.penstock = service
         yield Traced(served, exporter)
         await asyncio.to_thread(tracing.close)
 
@@ -181,7 +181,7 @@ async def test_spans_contain_no_prompt_or_answer_text(traced):
 
 
 async def test_tracing_is_off_by_default(served):
-    assert served.app.state.service.tracing is None
+    assert served.app.state.penstock.tracing is None
 
 
 def test_tracing_without_extra_raises_error_naming_the_package(model, monkeypatch):

@@ -23,8 +23,8 @@ from server.http.body import Body, Part, failure
 
 INT32 = 2**31 - 1
 INT64 = 2**63
-MOST_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
-MOST_BIASES = 1024
+MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
+MAX_BIASES = 1024
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -83,8 +83,8 @@ def in_list(given: str | list[str] | list[int] | list[list[int]]) -> list[str] |
 
 def _few(value: Any) -> Any:
     """Limit the keys before validation: Field's max_length is checked after all items."""
-    if isinstance(value, dict) and len(value) > MOST_BIASES:
-        raise failure("invalid", f"may have at most {MOST_BIASES} keys, not {len(value)}")
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise failure("invalid", f"may have at most {MAX_BIASES} keys, not {len(value)}")
     return value
 
 
@@ -144,7 +144,7 @@ class GenerateBody(Body):
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         """Maximum tokens of an answer; `max_completion_tokens` takes precedence."""
         return self.max_completion_tokens or self.max_tokens
 
@@ -153,12 +153,12 @@ class GenerateBody(Body):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     @property
-    def logprobs_wanted(self) -> int:
+    def num_logprobs(self) -> int:
         """The number of alternatives per generated token; -1: no logprobs. As in SamplingParams."""
         raise AssertionError(type(self))
 
     @property
-    def scores_wanted(self) -> int:
+    def num_prompt_logprobs(self) -> int:
         """The number of alternatives per prompt token; -1: no prompt logprobs."""
         return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
@@ -222,14 +222,14 @@ def _few_parts(value: Any) -> Any:
     messages = value if isinstance(value, list) else []
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = sum(len(content) for content in contents if isinstance(content, list))
-    if parts > MOST_PARTS:
-        raise failure("invalid", f"may have at most {MOST_PARTS} text parts in total, not {parts}")
+    if parts > MAX_PARTS:
+        raise failure("invalid", f"may have at most {MAX_PARTS} text parts in total, not {parts}")
     return value
 
 
 Messages = Annotated[
     list[ChatMessage],
-    Field(fail_fast=True, min_length=1, max_length=MOST_PARTS),
+    Field(fail_fast=True, min_length=1, max_length=MAX_PARTS),
     BeforeValidator(_few_parts),
 ]
 
@@ -285,7 +285,7 @@ class ChatBody(GenerateBody):
         return self
 
     @property
-    def logprobs_wanted(self) -> int:
+    def num_logprobs(self) -> int:
         return (self.top_logprobs or 0) if self.logprobs else -1
 
 
@@ -312,9 +312,9 @@ class CompletionBody(GenerateBody):
         return in_list(self.prompt)
 
     @property
-    def logprobs_wanted(self) -> int:
+    def num_logprobs(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
 
     @property
-    def scores_wanted(self) -> int:
-        return max(super().scores_wanted, self.logprobs_wanted if self.echo else -1)
+    def num_prompt_logprobs(self) -> int:
+        return max(super().num_prompt_logprobs, self.num_logprobs if self.echo else -1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.device.facts import multiplies_in_amx
+from engine.device.facts import uses_amx
 from engine.kernels.numba import linear
 from engine.kernels.numba.intrinsics import AVX512_BF16
 from engine.kernels.numba.linear import FEW_ROWS, few_rows
@@ -163,4 +163,4 @@ def test_few_rows_with_amx_packing_is_close_to_exact() -> None:
         text=True,
     )
     assert ran.stdout == "close\n", ran.stderr
-    assert not multiplies_in_amx(torch.device("cpu"), torch.bfloat16), "other tests need AMX off"
+    assert not uses_amx(torch.device("cpu"), torch.bfloat16), "other tests need AMX off"

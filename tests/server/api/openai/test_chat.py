@@ -21,7 +21,7 @@ async def prompt_of(served: Served, **fields: Any) -> str:
     ids = served.engine.requests[-1].prompt
     assert ids[0] == BOS
     assert ids.count(BOS) == 1
-    return served.app.state.service.tokenizer.decode(ids[1:])
+    return served.app.state.penstock.tokenizer.decode(ids[1:])
 
 
 async def params_of(served: Served, **fields: Any) -> SamplingParams:
@@ -335,7 +335,7 @@ async def test_completions_long_prompt_is_tokenised_in_a_thread(served, monkeypa
 def spied_threads(served, monkeypatch) -> dict[str, list[bool]]:
     """Record for each call of `render`, `encode` and `decode` whether it runs in a thread other
     than the event loop's."""
-    service, beside = served.app.state.service, {"render": [], "encode": [], "decode": []}
+    service, beside = served.app.state.penstock, {"render": [], "encode": [], "decode": []}
 
     def spy(owner, name):
         work = getattr(owner, name)

@@ -6,7 +6,7 @@ import pytest
 
 from engine.protocol import TokenLogprobs
 from server.api.openai.dialect import completion_logprobs
-from server.generation.submission import ScoredToken
+from server.generation.submission import TokenWithLogprobs
 from tests.server.conftest import BOS, EOS
 
 
@@ -72,15 +72,15 @@ async def test_completion_logprobs_sampled_token_outside_top_comes_last(served, 
     choice = (await served.complete(logprobs=0)).json()["choices"][0]
     assert choice["logprobs"]["top_logprobs"][:2] == [{"H": -0.5}, {"e": -0.5}]
     sampled, first, second = encode("Hxy")
-    item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
-    found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
+    item = TokenWithLogprobs(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
+    found = completion_logprobs(served.app.state.penstock.tokenizer, [item])["top_logprobs"]
     assert list(found[0].items()) == [("x", -0.1), ("y", -0.2), ("H", -3.0)]
 
 
 async def test_completion_logprobs_tokens_of_equal_text_keep_higher_logprob(served, encode):
     sampled, first, _, second = encode("éñ")  # halves of characters
-    item = ScoredToken(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
-    found = completion_logprobs(served.app.state.service.tokenizer, [item])["top_logprobs"]
+    item = TokenWithLogprobs(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
+    found = completion_logprobs(served.app.state.penstock.tokenizer, [item])["top_logprobs"]
     assert found == [{"\ufffd": -0.1}]
 
 

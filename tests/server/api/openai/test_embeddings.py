@@ -287,10 +287,10 @@ async def test_encoder_routes_client_disconnect_aborts_waiting_texts(
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
     _, writer = await asyncio.open_connection(*encoder.address)
     writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode() + body)
-    await eventually(lambda: len(engine.client.admission) == 2, "both texts wait")
+    await eventually(lambda: len(engine.waiting) == 2, "both texts wait")
     writer.transport.abort()
     await eventually(lambda: sorted(engine.aborted) == [1, 2], "both are aborted")
-    assert not engine.client.admission
+    assert not engine.waiting
     assert await encoder.metric("aborts_total", reason="disconnect") == 1
     assert await encoder.metric("aborts_total") == 1
     engine.gate.set()
@@ -315,7 +315,7 @@ async def test_encoder_routes_overloaded_or_dead_engine_returns_503(encoder: Ser
     engine.overloaded = False
     engine.gate.clear()
     answer = asyncio.create_task(post(encoder, input=["a", "b"]))
-    await eventually(lambda: len(engine.client.admission) == 2, "both texts wait")
+    await eventually(lambda: len(engine.waiting) == 2, "both texts wait")
     engine.die()
     response = await answer
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
