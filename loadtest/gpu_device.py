@@ -66,7 +66,7 @@ def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
         layer.keys.normal_()
         layer.values.normal_()
     row_ids = torch.arange(batch, device=runner.device)
-    spec = runner.plan.specs[0]
+    spec = runner.plan.kv_specs[0]
 
     def random(heads: int) -> torch.Tensor:
         shape = batch, heads, spec.head_dim
@@ -97,13 +97,13 @@ def ledger(bench: Bench) -> list[Row]:
     before = available_memory(torch.device(bench.device))
     model, count = "qwen3-0.6b", 8 if bench.smoke else 256
     engine = bench.engine(model, max_num_seqs=count, gpu_memory_utilization=0.95)
-    entries = engine.runner.ledger()
+    entries = engine.runner.memory()
     engine.generate(bench.works(model, count, 24 if bench.smoke else 2000, 8))
     used = before - available_memory(engine.runner.device)
     off = []
     for total in (
-        sum(entry.found or entry.foreseen for entry in entries),
-        sum(entry.foreseen for entry in entries),
+        sum(entry.measured or entry.planned for entry in entries),
+        sum(entry.planned for entry in entries),
     ):
         off.append(100 * abs(total - used) / used if used > 0 else 0.0)
     note = f"{used:,} bytes in use after a full step"

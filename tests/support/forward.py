@@ -39,7 +39,7 @@ def forward(
     needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(runner.plan.specs, total, size, runner.dtype, runner.device)
+    kv = KVCache(runner.plan.kv_specs, total, size, runner.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):
@@ -47,7 +47,7 @@ def forward(
         tables = [tuple(scattered.pop() for _ in range(count)) for count in needed[row]]
         blocks += [NewBlocks(row, group, 0, ids) for group, ids in enumerate(tables)]
         if source:
-            own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].cross)
+            own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].is_cross)
             encoder_inputs.append(EncoderInput(row, tuple(source), blocks=own))
     runner.rows.apply(rows, blocks)
     if encoder_inputs:
@@ -60,7 +60,7 @@ def forward(
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
-        with compiled_kernels(runner.plan.compiles):
+        with compiled_kernels(runner.plan.kernels == "numba"):
             result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)

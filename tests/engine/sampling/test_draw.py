@@ -1,32 +1,23 @@
-"""Sampling by `draw`, which works on device tensors without synchronising with the host."""
+"""Static draws, as a captured step needs them: they never synchronise with the host."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from engine.sampling.draw import INVALID, DrawParams, draw
-from engine.sampling.sampler import SamplingRow, sample
-from tests.engine.sampling.test_sampler import VARIED, logits_of, row
+from engine.sampling import sampler
+from engine.sampling.sampler import INVALID, DrawParams
+from tests.engine.sampling.test_sampler import VARIED
+from tests.support.sampling import logits_of, params_of, row, sample_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+draw = partial(sampler.draw, static=True)
 PLAIN = VARIED[:-1]  # the last one depends on earlier tokens
-
-
-def params_of(rows: list[SamplingRow]) -> DrawParams:
-    params = [row.params for row in rows]
-    return DrawParams(
-        temperature=torch.tensor([p.temperature for p in params]),
-        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int32),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        seeds=torch.tensor([p.seed for p in params]),
-        positions=torch.tensor([row.position for row in rows]),
-    )
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 300, 5000])
@@ -38,7 +29,7 @@ def test_draw_mixed_rows_matches_the_sampler(vocabulary: int) -> None:
     before = logits.clone()
     drawn = draw(logits, params_of(rows))
     assert drawn.dtype == torch.int64
-    assert drawn.tolist() == sample(logits.clone(), rows)[0].tolist()
+    assert drawn.tolist() == sample_rows(logits.clone(), rows)[0].tolist()
     assert torch.equal(logits, before)
 
 
