@@ -43,21 +43,26 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, runner: ModelRunner, endpoint: Endpoint, *, depth: int = 0
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        facts: Ready,
+        endpoint: Endpoint,
+        *,
+        depth: int = 0,
     ) -> None:
-        facts = runner.facts()
         self.scheduler = Scheduler(
             num_blocks=facts.num_blocks,
             block_size=facts.block_size,
             max_model_len=facts.max_model_len,
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
-            max_num_encoder_tokens=runner.max_num_encoder_tokens,
+            max_num_encoder_tokens=facts.max_num_encoder_tokens,
             groups=facts.kv_groups,
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,
         )
-        self.facts: Ready = facts
+        self.facts = facts
         self.runner = runner
         self.endpoint = endpoint
         self.depth = depth

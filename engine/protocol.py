@@ -187,9 +187,8 @@ class Ready(Message, frozen=True):
     start_token: int | None = None  # first decoder token of an encoder-decoder
     embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
     batch_variance: BatchVariance = None
-    emulates_bf16: bool = (
-        False  # bf16 without a bf16 matmul on this CPU: many rows are slower than fp32
-    )
+    emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
+    max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     memory: tuple[MemoryEntry, ...] = ()
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Layer = TypeVar("Layer")
 
 GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a guess
-ROW_PARAMETER_BYTES = 36  # lengths and sampling parameters of a row of SequenceRows
+ROW_PARAMETER_BYTES = 32  # lengths and sampling parameters of a row of SequenceRows
 LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders with their indices
 
 

@@ -114,7 +114,7 @@ def test_core_polls_wait_policy_every_step_and_reports_its_gauges(checkpoint: Pa
     driver, polls = Driver(checkpoint), list[float]()
     gauges = {"engine_cpu_contention": 0.25, "engine_cpu_contended": 1.0}
     policy = SimpleNamespace(poll=polls.append, gauges=lambda: gauges)
-    driver.core.runner.openmp_wait = policy  # type: ignore[assignment]
+    driver.runner._openmp_wait = policy  # type: ignore[assignment]
     driver.submit([1, 2], 4)
     driver.run()
     assert len(polls) == driver.stats.step == 4
@@ -218,7 +218,7 @@ def test_core_drain_blocks_only_when_idle(checkpoint: Path) -> None:
         def send(self, message: Any) -> None:
             driver.send(message)
 
-    core = EngineCore(driver.config, driver.runner, Endpoint(), depth=1)
+    core = EngineCore(driver.config, driver.runner, driver.loaded.facts, Endpoint(), depth=1)
     driver.submit([1], 3)
     while core.scheduler.has_work or core.in_flight or not asked:
         core.turn()

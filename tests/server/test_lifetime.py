@@ -1,4 +1,4 @@
-"""Start and end of a server: real processes and signals, with a fake engine (tests/support/fake_serve.py)."""
+"""Start and end of a server: real processes and signals, with a fake engine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from engine.protocol import (
     FromEngine,
     GenerateRequest,
     Pooling,
-    Ready,
     Rejected,
     SamplingParams,
     StepOutputs,
@@ -34,6 +33,7 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
+from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.step_graphs import StepGraphs
@@ -102,11 +102,7 @@ class LateRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
-        self.max_num_encoder_tokens = runner.max_num_encoder_tokens
         self.gauges = runner.gauges
-
-    def facts(self) -> Ready:
-        return self._runner.facts()
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -147,14 +143,15 @@ class Driver:
 
             mend()
         self.tapes = TapeRecorder() if captured else None
-        self.runner = ModelRunner(self.config, recorder=self.tapes)
+        self.loaded = load_engine(self.config, recorder=self.tapes)
+        self.runner = self.loaded.runner
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":
             self._poison_logits()
         if self.runner.graphs:
             self._capture_on_demand(self.runner.graphs)
         runner: Any = LateRunner(self.runner) if late else self.runner
-        self.core = EngineCore(self.config, runner, self, depth=depth)
+        self.core = EngineCore(self.config, runner, self.loaded.facts, self, depth=depth)
         self.inbox: list[ToEngine] = []
         self.sent: list[FromEngine] = []
         self.outputs: dict[int, list[TokenOutput]] = {}

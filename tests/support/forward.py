@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.kv_cache import KVCache
+from engine.layers.attention import kv_specs
 from engine.ops.dispatch import compiled_kernels
 from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
@@ -39,7 +40,7 @@ def forward(
     needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(runner.plan.kv_specs, total, size, runner.dtype, runner.device)
+    kv = KVCache(kv_specs(runner.model), total, size, runner.kv.layers[0].keys.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):
@@ -60,7 +61,7 @@ def forward(
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
-        with compiled_kernels(runner.plan.kernels == "numba"):
+        with compiled_kernels(runner.rows.kernels == "numba"):
             result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)

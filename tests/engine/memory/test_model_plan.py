@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import largest_step
 from engine.memory.report import KV_CACHE, LARGEST_STEP, PACKED_WEIGHTS, ROWS, WEIGHTS, plan_memory
+from engine.runner.load import measure_steps
 from tests.support.driver import Driver, tiny_llama
 from tests.support.tape import TapeRecorder
 from tests.support.tiny_bert import tiny_bert
@@ -47,19 +48,20 @@ def test_plan_weights_kv_and_rows_match_start_to_the_byte(
     config = CONFIG | {"num_gpu_blocks_override": 40, "prepack": prepack}
     folder = tiny_llama(tmp_path, tie_word_embeddings=tied) if tied else checkpoint
     plan = plan_memory(ModelPlan(EngineConfig(model=str(folder), **config)))
-    runner = Driver(folder, load_format="dummy", **config).runner
-    found = {e.name: e.measured for e in runner.memory() if e.measured is not None}
+    loaded = Driver(folder, load_format="dummy", **config).loaded
+    runner, facts = loaded.runner, loaded.facts
+    found = {e.name: e.measured for e in facts.memory if e.measured is not None}
     assert found.keys() >= {WEIGHTS, ROWS, KV_CACHE}
     assert (PACKED_WEIGHTS in found) == prepack
-    for entry in runner.memory():
+    for entry in facts.memory:
         assert entry.planned == plan.planned[entry.name]
         assert entry.measured in (None, entry.planned), entry.name
-    tables = sum(buffer.nbytes for buffer in runner.plan.module.buffers())
+    tables = sum(buffer.nbytes for buffer in loaded.plan.module.buffers())
     loaded = sum(size for what, size in found.items() if "weights" in what)
-    assert loaded >= runner.weight_bytes + tables, "a packed tied head must keep its table"
-    assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
+    assert loaded >= facts.weight_bytes + tables, "a packed tied head must keep its table"
+    assert (loaded > facts.weight_bytes + tables) == (tied and prepack)
     assert found[KV_CACHE] == runner.kv.num_bytes
-    assert (plan.num_blocks, plan.max_model_len) == (40, runner.max_model_len)
+    assert (plan.num_blocks, plan.max_model_len) == (40, facts.max_model_len)
 
 
 def test_plan_without_onednn_bf16_does_not_pack_weights(
@@ -69,7 +71,7 @@ def test_plan_without_onednn_bf16_does_not_pack_weights(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     config = CONFIG | {"num_gpu_blocks_override": 40, "dtype": "bfloat16"}
     driver = Driver(checkpoint, **config)
-    facts = driver.runner.facts()
+    facts = driver.loaded.facts
     assert facts.emulates_bf16
     plan = plan_memory(ModelPlan(EngineConfig(model=str(checkpoint), **config)))
     assert PACKED_WEIGHTS not in plan.planned
@@ -98,17 +100,18 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
         compute()
         return 500
 
-    runner = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).runner
+    loaded = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).loaded
+    plan = loaded.plan
     monkeypatch.setattr("engine.memory.profile.peak_of", peak_of)
     monkeypatch.setattr("engine.memory.profile.kept_by", kept_by)
-    monkeypatch.setattr("engine.runner.model_runner.CudaRecorder", TapeRecorder)
-    records = runner.kind != "encoder"
+    monkeypatch.setattr("engine.runner.load.CudaRecorder", TapeRecorder)
+    records = plan.kind != "encoder"
     monkeypatch.setattr(ModelPlan, "captures_graphs", records)
-    profile = runner._profile_steps()
+    profile = measure_steps(plan, loaded.runner._openmp_wait)
     assert (profile.step_bytes, profile.graph_bytes) == ((4000, 500 * 13) if records else (1000, 0))
-    step = largest_step(runner.plan)
+    step = largest_step(plan)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
-    assert all(s.start + s.count == runner.plan.max_model_len for s in step.slices)
+    assert all(s.start + s.count == plan.max_model_len for s in step.slices)
     assert len(computed[0].wait()) == (6 if records else 0)
     if records:
         [logprobs] = computed[1].prompt_logprobs()
@@ -123,10 +126,10 @@ def test_start_on_too_small_gpu_raises_config_error(
     def no_memory(compute: Callable[[], Any]) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    runner = Driver(checkpoint).runner
+    loaded = Driver(checkpoint).loaded
     monkeypatch.setattr("engine.memory.profile.peak_of", no_memory)
     with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
-        runner._profile_steps()
+        measure_steps(loaded.plan, loaded.runner._openmp_wait)
     monkeypatch.setattr("engine.memory.model_plan.available_memory", lambda device: 1 << 10)
     monkeypatch.setattr("engine.memory.model_plan.total_memory", lambda device: 1 << 20)
     with pytest.raises(ConfigError, match="of the GPU's"):
@@ -162,7 +165,7 @@ def test_plan_step_bytes_are_close_to_measured_peak(
     for number, length in enumerate(prompts):
         driver.submit([1 + number, *[5] * (length - 1)], 2, **params)
     taken = max(peak_bytes(driver.turn) for _ in range(-(-max(prompts) // 192)))
-    predicted = driver.runner.plan.step_bytes
+    predicted = driver.loaded.plan.step_bytes
     assert predicted / 2 < taken < predicted * 1.5
 
 
@@ -176,7 +179,7 @@ def test_plan_encoder_step_bytes_are_close_to_measured_peak(
     for length in lengths:
         driver.embed([5] * length)
     taken = peak_bytes(driver.turn)
-    predicted = driver.runner.plan.step_bytes
+    predicted = driver.loaded.plan.step_bytes
     assert predicted / 2 < taken < predicted * 1.5
 
 

@@ -17,7 +17,7 @@ from engine.layers.attention import kv_specs
 from engine.models.registry import model_class
 from engine.ops.dispatch import kernels_everywhere
 from engine.ops.sequence_rows import append, gather_decode_inputs
-from engine.sampling.draw import DrawParams, draw
+from engine.sampling.sampler import DrawParams, draw
 from tests.support.published import PUBLISHED
 
 TOKENS = (1, 2, 3, 5, 21)  # token counts that together select every kernel and block size
@@ -59,7 +59,8 @@ def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
         logits = model.logits(model.forward(batch))
         floats = [meta(tokens, dtype=torch.float32) for _ in range(3)]
         top_k = meta(tokens, dtype=torch.int32)
-        draw(logits, DrawParams(floats[0], top_k, *floats[1:], meta(tokens), meta(tokens)))
+        params = DrawParams(floats[0], top_k, *floats[1:], meta(tokens), meta(tokens))
+        draw(logits, params, "triton")
 
 
 def around(groups: int) -> None:
