@@ -16,7 +16,9 @@ from jinja2 import Environment, Template
 Message = dict[str, Any]
 
 FOLDER = Path(__file__).parents[1] / "model"
-START, END, STOP = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+STOP = "<|endoftext|>"
 SPECIAL_TOKENS = (STOP, START, END)
 # Splits a rendered conversation; every second piece is text of the assistant.
 SPOKEN = re.compile(rf"(?<={re.escape(START)}assistant\n)(.*?{re.escape(END)})", re.DOTALL)
@@ -31,7 +33,8 @@ def dump(value: Any) -> str:
 def template() -> Template:
     environment = Environment()
     environment.filters["tojson"] = dump
-    return environment.from_string((FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
+    source = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    return environment.from_string(source)
 
 
 def render_text(

@@ -23,9 +23,11 @@ Probe = dict[str, Any]
 
 
 def read_probes(model: str = "demo") -> list[Probe]:
-    name = "translate/probes.jsonl" if model == "demo-translate" else "probes.jsonl"
-    lines = (Path(__file__).parents[1] / name).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    folder = Path(__file__).parents[1]
+    if model == "demo-translate":
+        folder /= "translate"
+    text = (folder / "probes.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def judge(probe: Probe, text: str) -> bool:
@@ -37,22 +39,39 @@ def judge(probe: Probe, text: str) -> bool:
     json: the text parses to the expected value.
     tool_call: the text contains exactly the expected calls.
     """
-    text, expect = text.removesuffix(END).strip(), probe["expect"]
-    if probe["match"] == "identical":
-        return [text] == expect
-    try:
-        if probe["match"] == "json":
-            return bool(json.loads(text) == expect[0])
-        if probe["match"] == "tool_call":
+    text = text.removesuffix(END).strip()
+    expect = probe["expect"]
+    match probe["match"]:
+        case "identical":
+            return [text] == expect
+        case "json":
+            return parsed([text]) == expect[:1]
+        case "tool_call":
             calls = re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)
-            return [json.loads(call) for call in calls] == expect
+            return parsed(calls) == expect
+        case "exact":
+            options = [normalized(option).rstrip(".!") for option in expect]
+            return normalized(text).rstrip(".!") in options
+    text = normalized(text)
+    return all(contains(text, normalized(phrase)) for phrase in expect)
+
+
+def parsed(texts: list[str]) -> list[Any] | None:
+    """Return the values of JSON texts, or None if one of them is no JSON."""
+    try:
+        return [json.loads(text) for text in texts]
     except json.JSONDecodeError:
-        return False
-    text, *expect = (" ".join(words.lower().split()) for words in (text, *expect))
-    if probe["match"] == "exact":
-        return text.rstrip(".!") in [option.rstrip(".!") for option in expect]
-    # Match whole words: 4 is not in 14, and 5 is not in -5.
-    return all(re.search(rf"(?<![\w-]){re.escape(phrase)}(?!\w)", text) for phrase in expect)
+        return None
+
+
+def normalized(text: str) -> str:
+    """Return the text in lower case, with single spaces."""
+    return " ".join(text.lower().split())
+
+
+def contains(text: str, phrase: str) -> bool:
+    """Whether the text contains the phrase as whole words: 4 is not in 14, and 5 is not in -5."""
+    return re.search(rf"(?<![\w-]){re.escape(phrase)}(?!\w)", text) is not None
 
 
 def request_messages(probe: Probe) -> list[Message]:
@@ -60,11 +79,13 @@ def request_messages(probe: Probe) -> list[Message]:
     messages = probe["messages"]
     if not probe.get("tools"):
         return list(messages)
-    given = messages[0]["role"] == "system"
-    system = messages[0] if given else {"role": "system", "content": ""}
+    system = {"role": "system", "content": ""}
+    if messages[0]["role"] == "system":
+        system, *messages = messages
     text = render_text([system], probe["tools"])
-    text = text.removeprefix(f"{START}system\n").removesuffix(f"{END}\n")
-    return [{"role": "system", "content": text}, *messages[given:]]
+    text = text.removeprefix(f"{START}system\n")
+    text = text.removesuffix(f"{END}\n")
+    return [{"role": "system", "content": text}, *messages]
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: str = "-") -> None:
@@ -73,24 +94,31 @@ def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: s
 
     client = OpenAI(base_url=base_url, api_key=api_key)
     model = model or client.models.list().data[0].id
-    asked, right = Counter[str](), Counter[str]()
+    total = Counter[str]()
+    right = Counter[str]()
     for probe in read_probes(model):
         messages: Any = request_messages(probe)
         reply = client.chat.completions.create(
             model=model, messages=messages, temperature=0, max_tokens=150
         )
-        text, topic = reply.choices[0].message.content or "", probe["topic"]
-        asked[topic] += 1
+        text = reply.choices[0].message.content or ""
+        topic = probe["topic"]
+        total[topic] += 1
         if judge(probe, text):
             right[topic] += 1
         else:
             question = probe["messages"][-1]["content"]
             print(f"{topic}: {question!r} gave {text!r}, expected {probe['expect']}")
-    share = right.total() / asked.total()
-    for topic in asked:
-        print(f"{topic:<12} {right[topic]:>3} of {asked[topic]:>3}")
-    print(f"{'total':<12} {right.total():>3} of {asked.total():>3}  {share:.1%}")
+    share = right.total() / total.total()
+    print_table(right, total, share)
     raise typer.Exit(share < 0.9)
+
+
+def print_table(right: Counter[str], total: Counter[str], share: float) -> None:
+    """Print the number of right answers by topic, and their share of all."""
+    for topic in total:
+        print(f"{topic:<12} {right[topic]:>3} of {total[topic]:>3}")
+    print(f"{'total':<12} {right.total():>3} of {total.total():>3}  {share:.1%}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.demo.training.draws import Draws
+
+# Indices of an adjective's or a possessive's Swedish forms: with en, with ett, in the plural.
+EN, ETT, PLURAL = range(3)
+
 
 class Lexicon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of translation.toml, whose comments explain each part."""
@@ -43,6 +48,14 @@ class Noun(NamedTuple):
     kinds: frozenset[str]
 
 
+class Mass(NamedTuple):
+    """A noun without a plural."""
+
+    english: str
+    swedish: str
+    kinds: frozenset[str]
+
+
 class Verb(NamedTuple):
     base: str
     third: str
@@ -50,7 +63,7 @@ class Verb(NamedTuple):
     infinitive: str
     swedish_present: str
     swedish_past: str
-    kind: str  # of its objects
+    kind: str = "-"  # of its objects; "-" for any
 
 
 class Adjective(NamedTuple):
@@ -77,7 +90,8 @@ def lexicon() -> Lexicon:
 def entries(kind: str) -> tuple[tuple[str, ...], ...]:
     """Return the lines of a table, or the items of a comma-separated list, split into words."""
     text: str = getattr(lexicon(), kind)
-    lines = text.split(",") if "," in text else text.strip().split("\n")
+    separator = "," if "," in text else "\n"
+    lines = text.strip().split(separator)
     return tuple(tuple(line.split()) for line in lines)
 
 
@@ -85,13 +99,47 @@ def entries(kind: str) -> tuple[tuple[str, ...], ...]:
 def nouns(kind: str = "-") -> tuple[Noun, ...]:
     found = []
     for row in entries("nouns"):
-        one, many, article, swedish, definite, plural, plural_definite, *said = row
-        kinds = frozenset(said if "person" in said else [*said, "thing"])
+        one, many, article, swedish, definite, plural, plural_definite, *row_kinds = row
+        kinds = frozenset(row_kinds)
+        if "person" not in kinds:
+            kinds |= {"thing"}
         found.append(Noun(one, many, article, swedish, definite, plural, plural_definite, kinds))
     return tuple(noun for noun in found if kind == "-" or kind in noun.kinds)
 
 
 @cache
+def masses(kind: str) -> tuple[Mass, ...]:
+    found = []
+    for english, swedish, *own_kinds in entries("masses"):
+        kinds = frozenset(["-", "thing", *own_kinds])
+        if kind in kinds:
+            found.append(Mass(english, swedish, kinds))
+    return tuple(found)
+
+
+@cache
 def adjectives(kinds: frozenset[str]) -> tuple[Adjective, ...]:
-    found = (Adjective(*row) for row in entries("adjectives"))
-    return tuple(adjective for adjective in found if adjective.kind in kinds | {"-"})
+    found = []
+    for row in entries("adjectives"):
+        adjective = Adjective(*row)
+        if adjective.kind == "-" or adjective.kind in kinds:
+            found.append(adjective)
+    return tuple(found)
+
+
+class LexiconDraws(Draws):
+    """Draws entries and names of translation.toml."""
+
+    def entry(self, kind: str) -> tuple[str, ...]:
+        return self.choice(entries(kind))
+
+    def name(self) -> str:
+        """Return a known name or, less often, an invented one, to be copied letter by letter."""
+        if self.chance(0.75):
+            return self.choice(lexicon().names.split())
+        name = ""
+        for _ in range(self.randint(2, 3)):
+            name += self.choice("bdfghjklmnprstv")
+            name += self.choice("aeiouy")
+        name += self.choice(("", "", "n", "r", "s"))
+        return name.capitalize()

@@ -6,6 +6,9 @@ those of Hugging Face's LlamaModel: with the prefix "model.", `state_dict()` is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,27 +16,54 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.models.llama import LlamaConfig
 
-# Token ids, and a mask of the tokens that the model learns to generate.
-Example = tuple[list[int], list[bool]]
+
+class Example(NamedTuple):
+    ids: list[int]
+    learned: list[bool]  # whether the model learns to generate the token
+
+
 Batch = list[Example]
 
 
 def rotary_table(config: LlamaConfig) -> Tensor:
     """Return cosines and sines [2, positions, head_dim], with halves repeated ("rotate half")."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    dimensions = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    exponents = dimensions / config.head_dim
+    frequencies = config.rope_theta**-exponents
     positions = torch.arange(config.max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, config.rope_theta**-half).repeat(1, 2)
-    return torch.stack((angles.cos(), angles.sin()))
+    angles = torch.outer(positions, frequencies).repeat(1, 2)
+    cosines = angles.cos()
+    sines = angles.sin()
+    return torch.stack((cosines, sines))
 
 
 def rotate(x_BHTD: Tensor, turns_2TD: Tensor) -> Tensor:
     """Apply rotary position embedding (Su et al., 2021) to the last dimension."""
+    cosines_TD, sines_TD = turns_2TD
     first, second = x_BHTD.chunk(2, dim=-1)
-    return x_BHTD * turns_2TD[0] + torch.cat((-second, first), dim=-1) * turns_2TD[1]
+    turned_BHTD = torch.cat((-second, first), dim=-1)
+    return x_BHTD * cosines_TD + turned_BHTD * sines_TD
+
+
+def future_mask(scores_BHTT: Tensor) -> Tensor:
+    """Return a mask [T, T] of the keys that come after each query."""
+    size = scores_BHTT.shape[-2:]
+    ones_TT = torch.ones(size, dtype=torch.bool, device=scores_BHTT.device)
+    return ones_TT.triu(1)
 
 
 def linears(**sizes: tuple[int, int]) -> nn.ModuleDict:
-    return nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+    """Return linear layers without bias; each size is (inputs, outputs)."""
+    layers = nn.ModuleDict()
+    for name, (inputs, outputs) in sizes.items():
+        layers[name] = nn.Linear(inputs, outputs, bias=False)
+    return layers
+
+
+def padded(rows: Sequence[Sequence[int]], padding: int = 0) -> Tensor:
+    """Return rows of different lengths as one tensor [B, T], padded on the right."""
+    tensors = [torch.tensor(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=padding)
 
 
 class DecoderLayer(nn.Module):
@@ -44,34 +74,60 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        wide, inner, self.head_dim = config.hidden, config.intermediate, config.head_dim
-        query, key = config.heads * self.head_dim, config.kv_heads * self.head_dim
+        hidden = config.hidden
+        inner = config.intermediate
+        query_size = config.heads * config.head_dim
+        key_size = config.kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.group = config.heads // config.kv_heads  # query heads per key head
         self.self_attn = linears(
-            q_proj=(wide, query), k_proj=(wide, key), v_proj=(wide, key), o_proj=(query, wide)
+            q_proj=(hidden, query_size),
+            k_proj=(hidden, key_size),
+            v_proj=(hidden, key_size),
+            o_proj=(query_size, hidden),
         )
-        self.mlp = linears(gate_proj=(wide, inner), up_proj=(wide, inner), down_proj=(inner, wide))
-        self.input_layernorm = nn.RMSNorm(wide, config.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(wide, config.norm_eps)
-
-    def attend(self, x_BTC: Tensor, turns_2TD: Tensor) -> Tensor:
-        query, key, value = (
-            self.self_attn[name](x_BTC).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for name in ("q_proj", "k_proj", "v_proj")
+        self.mlp = linears(
+            gate_proj=(hidden, inner),
+            up_proj=(hidden, inner),
+            down_proj=(inner, hidden),
         )
-        query, key = rotate(query, turns_2TD) * self.head_dim**-0.5, rotate(key, turns_2TD)
-        group = query.shape[1] // key.shape[1]
-        # At these short lengths plain products train faster on a CPU than the fused kernel.
-        scores_BHTT = query @ key.repeat_interleave(group, dim=1).transpose(-1, -2)
-        hidden = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
-        weights_BHTT = scores_BHTT.masked_fill(hidden, float("-inf")).softmax(-1)
-        out = weights_BHTT @ value.repeat_interleave(group, dim=1)
-        return self.self_attn["o_proj"](out.transpose(1, 2).flatten(2))
+        self.input_layernorm = nn.RMSNorm(hidden, config.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, config.norm_eps)
 
     def forward(self, x_BTC: Tensor, turns_2TD: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attend(self.input_layernorm(x_BTC), turns_2TD)
-        normed, mlp = self.post_attention_layernorm(x_BTC), self.mlp
-        gated = F.silu(mlp["gate_proj"](normed)) * mlp["up_proj"](normed)
-        return x_BTC + mlp["down_proj"](gated)
+        normed = self.input_layernorm(x_BTC)
+        x_BTC = x_BTC + self.attend(normed, turns_2TD)
+        normed = self.post_attention_layernorm(x_BTC)
+        return x_BTC + self.feed_forward(normed)
+
+    def attend(self, x_BTC: Tensor, turns_2TD: Tensor) -> Tensor:
+        query_BHTD = self.split_heads("q_proj", x_BTC)
+        key_BGTD = self.split_heads("k_proj", x_BTC)
+        value_BGTD = self.split_heads("v_proj", x_BTC)
+        scale = self.head_dim**-0.5
+        query_BHTD = rotate(query_BHTD, turns_2TD) * scale
+        key_BGTD = rotate(key_BGTD, turns_2TD)
+        key_BHTD = key_BGTD.repeat_interleave(self.group, dim=1)
+        # At these short lengths plain products train faster on a CPU than the fused kernel.
+        scores_BHTT = query_BHTD @ key_BHTD.transpose(-1, -2)
+        hidden_TT = future_mask(scores_BHTT)
+        scores_BHTT = scores_BHTT.masked_fill(hidden_TT, float("-inf"))
+        weights_BHTT = scores_BHTT.softmax(-1)
+        value_BHTD = value_BGTD.repeat_interleave(self.group, dim=1)
+        out_BHTD = weights_BHTT @ value_BHTD
+        out_BTC = out_BHTD.transpose(1, 2).flatten(2)
+        return self.self_attn["o_proj"](out_BTC)
+
+    def split_heads(self, name: str, x_BTC: Tensor) -> Tensor:
+        """Project with one of the layers of `self_attn` to [B, heads, T, head_dim]."""
+        projected = self.self_attn[name](x_BTC)
+        heads_BTHD = projected.unflatten(-1, (-1, self.head_dim))
+        return heads_BTHD.transpose(1, 2)
+
+    def feed_forward(self, x_BTC: Tensor) -> Tensor:
+        gate = F.silu(self.mlp["gate_proj"](x_BTC))
+        gated = gate * self.mlp["up_proj"](x_BTC)
+        return self.mlp["down_proj"](gated)
 
 
 class DemoModel(nn.Module):
@@ -82,38 +138,56 @@ class DemoModel(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList()
+        for _ in range(config.layers):
+            self.layers.append(DecoderLayer(config))
         self.norm = nn.RMSNorm(config.hidden, config.norm_eps)
         self.register_buffer("turns_2PD", rotary_table(config), persistent=False)
-        width, deep = config.hidden**-0.5, (2 * config.layers) ** -0.5
+        self.draw_weights(config)
+
+    def draw_weights(self, config: LlamaConfig) -> None:
+        """Draw the initial weights. A layer's outputs are smaller in a deeper model."""
+        std = config.hidden**-0.5
+        sublayers = 2 * config.layers
+        output_std = sublayers**-0.5 * std
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                scale = deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                nn.init.normal_(parameter, std=scale * width)
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(parameter, std=output_std)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=std)
         # All embeddings drift together early in training; large ones keep their direction. The
         # small gain of the last norm still keeps the first logits near zero.
-        nn.init.normal_(self.embed_tokens.weight, std=8 * width)
+        nn.init.normal_(self.embed_tokens.weight, std=8 * std)
         nn.init.constant_(self.norm.weight, 1 / 8)
 
     def checkpoint(self) -> dict[str, Tensor]:
-        return {f"model.{name}": parameter for name, parameter in self.state_dict().items()}
+        """Return the weights under their names in a Hugging Face checkpoint."""
+        weights = {}
+        for name, weight in self.state_dict().items():
+            weights[f"model.{name}"] = weight
+        return weights
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy in nats, summed over the batch's learned tokens."""
         device = self.embed_tokens.weight.device
-        ids_BT, learned_BT = (
-            pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-            for rows in zip(*batch, strict=True)
-        )
+        ids = [example.ids for example in batch]
+        learned = [example.learned for example in batch]
+        ids_BT = padded(ids).to(device)
+        learned_BT = padded(learned).to(device)
+        inputs_BT = ids_BT[:, :-1]
+        targets_BT = ids_BT[:, 1:]
         keep_BT = learned_BT[:, 1:]
+        targets_N = targets_BT[keep_BT]
         with torch.autocast(device.type, torch.bfloat16):
-            logits = self(ids_BT[:, :-1], keep_BT)
-        return F.cross_entropy(logits.float(), ids_BT[:, 1:][keep_BT], reduction="sum")
+            logits = self(inputs_BT, keep_BT)
+        return F.cross_entropy(logits.float(), targets_N, reduction="sum")
 
     def forward(self, ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
         """Return logits [N, vocab] at the N positions where `keep_BT` is true."""
-        turns_2TD = self.get_buffer("turns_2PD")[:, : ids_BT.shape[1]]
+        length = ids_BT.shape[1]
+        turns_2TD = self.get_buffer("turns_2PD")[:, :length]
         x_BTC = self.embed_tokens(ids_BT)
         for layer in self.layers:
             x_BTC = layer(x_BTC, turns_2TD)
-        return F.linear(self.norm(x_BTC)[keep_BT], self.embed_tokens.weight)
+        x_NC = self.norm(x_BTC)[keep_BT]
+        return F.linear(x_NC, self.embed_tokens.weight)

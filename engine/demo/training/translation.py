@@ -8,41 +8,71 @@ contains such a pair; every probe does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from engine.demo.training.lexicon import Noun, Verb, adjectives, entries, lexicon, nouns
+from engine.demo.training.lexicon import (
+    PLURAL,
+    LexiconDraws,
+    Noun,
+    Verb,
+    adjectives,
+    entries,
+    lexicon,
+    nouns,
+)
+from engine.demo.training.sentence_parts import (
+    NO_WORDS,
+    SUBJECT_FORMS,
+    SentenceParts,
+    Words,
+    joined,
+)
 
 FIRST_SEEN = {"love icecream", "love ice_cream"}  # always held out
+# Tenses and kinds of clauses, with their relative weights.
+TENSES = {
+    "present": 5,
+    "past": 2,
+    "future": 1.5,
+    "modal": 1.5,
+}
+CLAUSE_KINDS = {
+    "statement": 6,
+    "negation": 2,
+    "question": 2,
+}
+CONTRACTIONS = {"will": "won't", "can": "can't"}
 
 
 class VerbGroup(NamedTuple):
     """The verb of a clause, in two parts per language: English, then Swedish."""
 
+    tense: str
     auxiliary: str  # in questions and negations
     plain: str  # in statements; "" if they have the auxiliary too
     finite: str
     rest: str
 
 
-class Words(NamedTuple):
-    """A part of a sentence. As a subject it determines the forms of the verb and adjective."""
+class Clause(NamedTuple):
+    """A sentence that may lack its capital letter and its final mark."""
 
     english: str
     swedish: str
-    person: str = "third"  # or "base", "plural"
-    form: int = 0  # index of the adjective's form: en, ett, plural
-    light: bool = False  # a pronoun, which stands before adverbs
 
 
-def word(row: tuple[str, ...]) -> Words:
-    return Words(row[0], row[1])
+class Sentence(NamedTuple):
+    topic: str
+    english: str
+    swedish: str
 
 
 def held_out(pair: str) -> bool:
     """Whether a pair of words is held out of training: about one in twelve."""
-    return pair in FIRST_SEEN or crc32(pair.encode()) % 12 == 0
+    if pair in FIRST_SEEN:
+        return True
+    return crc32(pair.encode()) % 12 == 0
 
 
 def parted(verb: str) -> tuple[str, str]:
@@ -54,283 +84,255 @@ def parted(verb: str) -> tuple[str, str]:
 def finished(text: str, end: str) -> str:
     """Return the text with a capital letter, and with the mark `end` unless it has one."""
     text = text.replace("_", " ")
-    return text[0].upper() + text[1:] + ("" if text[-1] in "?!." else end)
+    if text[-1] not in "?!.":
+        text += end
+    return text[0].upper() + text[1:]
 
 
-def joined(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
+def be_form(subject: Words, tense: str) -> str:
+    """Return the form of "be" after a subject."""
+    is_first = subject.english == "I"
+    if tense == "past":
+        return "was" if is_first or subject.person == "third" else "were"
+    if is_first:
+        return "am"
+    return "is" if subject.person == "third" else "are"
 
 
-Pair = tuple[str, str]  # English and Swedish
+def statement_verbs(verb: Verb, group: VerbGroup, adverb: str) -> str:
+    if group.plain:
+        return joined(adverb, group.plain)
+    return joined(group.auxiliary, adverb, verb.base)
 
 
-class Sentence(NamedTuple):
-    topic: str
-    english: str
-    swedish: str
+def swedish_predicate(group: VerbGroup, complement: Words, adverb: str) -> str:
+    """Return the verb, the adverb and the complement of a statement."""
+    if complement.light and not group.rest:
+        return joined(group.finite, complement.swedish, adverb)
+    return joined(group.finite, adverb, group.rest, complement.swedish)
+
+
+def statement(*parts: Words) -> Clause:
+    """Return parts of a sentence in their order, which is the same in both languages."""
+    english = joined(*(part.english for part in parts))
+    swedish = joined(*(part.swedish for part in parts))
+    return Clause(english, swedish)
+
+
+def question(*parts: Words) -> Clause:
+    english, swedish = statement(*parts)
+    return Clause(f"{english}?", f"{swedish}?")
 
 
 class Grammar:
     """Draws sentences from one seed."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = Random(seed)
-        self.pairs: set[str] = set()
+        self.rng = LexiconDraws(seed)
+        self.parts = SentenceParts(self.rng)
 
     def sentence(self, *, probe: bool = False) -> Sentence:
         """Return the next training sentence or, as a probe, one with a pair that is held out."""
+        weights = {name: topic.weight for name, topic in TOPICS.items()}
         while True:
-            self.pairs = set()
-            topic = self.rng.choices(list(TOPICS), [weight for weight, _ in TOPICS.values()])[0]
-            english, swedish = TOPICS[topic][1](self)
-            if any(map(held_out, self.pairs)) == probe:
+            self.parts.pairs.clear()
+            name = self.rng.weighted(weights)
+            clause = TOPICS[name].draw(self)
+            is_held_out = any(map(held_out, self.parts.pairs))
+            if is_held_out == probe:
                 end = self.rng.choice(("", "", ".", ".", ".", "!"))
-                return Sentence(topic, finished(english, end), finished(swedish, end))
+                english = finished(clause.english, end)
+                swedish = finished(clause.swedish, end)
+                return Sentence(name, english, swedish)
 
     def rehearsal(self) -> Sentence:
         """Return names to repeat: the decoder's attention learns copying before anything else."""
-        names = " ".join(self.name() for _ in range(self.rng.randint(2, 8)))
+        count = self.rng.randint(2, 8)
+        names = " ".join(self.rng.name() for _ in range(count))
         return Sentence("rehearsal", names, names)
 
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
+    # ---- topics ------------------------------------------------------------------------------
 
-    def entry(self, kind: str) -> tuple[str, ...]:
-        return self.rng.choice(entries(kind))
+    def doing(self) -> Clause:
+        """Return a sentence with a verb and its object, which may be a pronoun."""
+        verb = Verb(*self.rng.entry("verbs"))
+        subject = self.parts.people()
+        if verb.kind == "-" and self.rng.chance(0.1):
+            return self.clause(subject, verb, self.object_pronoun(subject))
+        return self.clause(subject, verb, self.parts.thing(verb))
 
-    def name(self) -> str:
-        """Return a known name or, less often, an invented one, to be copied letter by letter."""
-        if self.chance(0.75):
-            return self.rng.choice(lexicon().names.split())
-        syllables = (
-            self.rng.choice("bdfghjklmnprstv") + self.rng.choice(("a", "e", "i", "o", "u", "y"))
-            for _ in range(self.rng.randint(2, 3))
-        )
-        return ("".join(syllables) + self.rng.choice(("", "", "n", "r", "s"))).capitalize()
+    def object_pronoun(self, subject: Words) -> Words:
+        rows = [row for row in entries("objects") if row[2] != subject.english]
+        english, swedish, _ = self.rng.choice(rows)
+        return Words(english, swedish, light=True)
 
-    # ---- parts of a sentence -----------------------------------------------------------------
+    def staying(self) -> Clause:
+        """Return a sentence in which a person lives or works in a place."""
+        *forms, preposition, swedish_preposition = self.rng.entry("stays")
+        verb = Verb(*forms)
+        place, swedish_place = self.rng.entry("places")
+        english = f"{preposition} {place}"
+        swedish = f"{swedish_preposition} {swedish_place}"
+        where = Words(english, swedish)
+        subject = self.parts.people()
+        return self.clause(subject, verb, where)
 
-    def noun_phrase(self, noun: Noun, form: str, adjective_share: float = 0.3) -> Words:
-        """Return a noun phrase. `form`: a, the, my, many, the many, my many, number."""
-        many = "many" in form or form == "number"
-        gender = 2 if many else int(noun.article == "ett")
-        english, swedish = (noun.many, noun.plural) if many else (noun.one, noun.swedish)
-        if form.startswith("the"):
-            swedish = noun.plural_definite if many else noun.definite
-        described, determiner = "", ""
-        if self.chance(adjective_share):
-            adjective = self.rng.choice(adjectives(noun.kinds))
-            self.pairs.add(f"{adjective.english} {noun.one}")
-            english = f"{adjective.english} {english}"
-            definite = form.startswith(("the", "my")) and not many
-            described = adjective.definite if definite else adjective.forms[gender]
-            if form.startswith("the"):
-                determiner = ("den", "det", "de")[gender]
-        match form.split()[0]:
-            case "a":
-                english = f"{'an' if english[0] in 'aeiou' else 'a'} {english}"
-                determiner = noun.article
-            case "the":
-                english = f"the {english}"
-            case "my":
-                own, *forms = self.entry("possessives")
-                english, determiner = f"{own} {english}", forms[gender]
-            case "number":
-                number, determiner = self.entry("numbers")
-                english = f"{number} {english}"
-        person = "plural" if many else "third"
-        return Words(english, joined(determiner, described, swedish), person, gender)
+    def being(self) -> Clause:
+        """Return a sentence about the quality, the place or the job of a person or thing."""
+        noun = self.rng.choice(nouns())
+        subject = self.parts.people()
+        kind = self.rng.random()
+        if self.rng.chance(0.5):
+            return self.being_thing(noun, kind)
+        if kind < 0.6:
+            return self.be(subject, self.quality(subject))
+        if kind < 0.85:
+            return self.be(subject, self.parts.place())
+        return self.be(subject, self.job(subject))
 
-    def people(self) -> Words:
-        """Return a subject: a name, a pronoun, two names or a noun phrase."""
-        draw = self.rng.random()
-        if draw < 0.45:
-            name = self.name()
-            return Words(name, name)
-        if draw < 0.7:
-            english, swedish, person = self.entry("pronouns")
-            return Words(english, swedish, person, 2 if person == "plural" else 0)
-        if draw < 0.78:
-            one, other = self.name(), self.name()
-            return Words(f"{one} and {other}", f"{one} och {other}", "plural", 2)
-        form = self.rng.choice(("the", "the", "my", "the many", "my many"))
-        return self.noun_phrase(self.rng.choice(nouns("alive")), form, 0.2)
+    def being_thing(self, noun: Noun, kind: float) -> Clause:
+        """Return a sentence about the quality or the place of a thing or living being."""
+        form = self.rng.choice(SUBJECT_FORMS)
+        subject = self.parts.noun_phrase(noun, form, 0.1)
+        if kind >= 0.6:
+            return self.be(subject, self.parts.place())
+        adjective = self.rng.choice(adjectives(noun.kinds))
+        self.parts.pairs.add(f"{adjective.english} {noun.one}")
+        quality = Words(adjective.english, adjective.forms[subject.form])
+        return self.be(subject, quality)
 
-    def thing(self, verb: Verb) -> Words:
-        """Return an object that fits the verb."""
-        draw = self.rng.random()
-        masses = [row for row in entries("masses") if verb.kind in ("-", "thing", *row[2:])]
-        countable = nouns(verb.kind)
-        if verb.kind == "-" and draw < 0.06:
-            name = self.name()
-            return Words(name, name)
-        if masses and (draw < 0.35 or not countable):
-            english, swedish = self.rng.choice(masses)[:2]
-            self.pairs.add(f"{verb.base} {english}")
-            if self.chance(0.1):
-                other = self.rng.choice(masses)
-                self.pairs.add(f"{verb.base} {other[0]}")
-                return Words(f"{english} and {other[0]}", f"{swedish} och {other[1]}")
-            return Words(english, swedish)
-        noun = self.rng.choice(countable)
-        self.pairs.add(f"{verb.base} {noun.one}")
-        form = ("a", "a", "the", "the", "my", "many", "the many", "my many", "number")
-        return self.noun_phrase(noun, self.rng.choice(form))
+    def quality(self, subject: Words) -> Words:
+        """Return an adjective that describes only living beings."""
+        alive = adjectives(frozenset(["alive"]))
+        found = [adjective for adjective in alive if adjective.kind != "-"]
+        adjective = self.rng.choice(found)
+        return Words(adjective.english, adjective.forms[subject.form])
 
-    def place(self) -> Words:
-        english, swedish = self.entry("prepositions")
-        where = self.noun_phrase(self.rng.choice(nouns(english)), "the", 0.1)
-        return Words(f"{english} {where.english}", f"{swedish} {where.swedish}")
+    def job(self, subject: Words) -> Words:
+        noun = self.rng.choice(nouns("job"))
+        if subject.form == PLURAL:
+            return Words(noun.many, noun.plural)
+        return Words(f"a {noun.one}", noun.swedish)
 
-    def time(self, tense: str) -> Words:
-        if tense in ("present", "past", "future") and self.chance(0.2):
-            return word(self.entry(tense))
-        return Words("", "")
+    def there(self) -> Clause:
+        """Return a sentence about the existence of things in a place."""
+        form = self.rng.choice(("a", "a", "number"))
+        noun = self.rng.choice(nouns())
+        what = self.parts.noun_phrase(noun, form)
+        where = self.parts.place()
+        verb = "are" if what.person == "plural" else "is"
+        if self.rng.chance(0.2):
+            return question(Words(f"{verb} there", "finns det"), what, where)
+        return statement(Words(f"there {verb}", "det finns"), what, where)
 
-    # ---- sentences ---------------------------------------------------------------------------
+    def phrase(self) -> Clause:
+        phrases = list(lexicon().phrases.items())
+        english, swedish = self.rng.choice(phrases)
+        name = self.rng.name()
+        place, swedish_place = self.rng.entry("places")
+        english = english.format(name, place=place)
+        swedish = swedish.format(name, place=swedish_place)
+        return Clause(english, swedish)
 
-    def verb_group(self, who: Words, verb: Verb, kind: str) -> tuple[str, VerbGroup]:
-        """Return (tense, verb group). A verb such as vill_ha has a present and a past only."""
-        tense = self.rng.choices(("present", "past", "future", "modal"), (5, 2, 1.5, 1.5))[0]
-        third = who.person == "third"
-        if tense == "past":
-            return tense, VerbGroup("did", verb.past, *parted(verb.swedish_past))
-        if tense == "present" or "_" in verb.infinitive:
-            plain = verb.third if third else verb.base
-            group = VerbGroup("does" if third else "do", plain, *parted(verb.swedish_present))
-            return "present", group
-        if tense == "future":
-            return tense, VerbGroup("will", "", "ska", verb.infinitive)
-        english, swedish = self.entry("modals") if kind == "statement" else ("can", "kan")
-        if not third:
-            english = english.replace("wants", "want")
-        return tense, VerbGroup(english, "", swedish, verb.infinitive)
+    # ---- clauses -----------------------------------------------------------------------------
 
-    def clause(self, who: Words, verb: Verb, what: Words) -> Pair:
-        """Return a statement, its negation or a question."""
-        kind = self.kind()
-        tense, group = self.verb_group(who, verb, kind)
-        when = self.time(tense)
+    def clause(self, subject: Words, verb: Verb, complement: Words) -> Clause:
+        """Return a statement, its negation or a question. The complement is an object or place."""
+        kind = self.rng.weighted(CLAUSE_KINDS)
+        group = self.verb_group(subject, verb, kind)
+        when = self.parts.time(group.tense)
         if kind == "question":
-            return (
-                joined(group.auxiliary, who.english, verb.base, what.english, when.english) + "?",
-                joined(group.finite, who.swedish, group.rest, what.swedish, when.swedish) + "?",
-            )
+            finite = Words(group.auxiliary, group.finite)
+            rest = Words(verb.base, group.rest)
+            return question(finite, subject, rest, complement, when)
         if kind == "negation":
-            verbs, adverb = f"{self.negated(group.auxiliary)} {verb.base}", "inte"
+            auxiliary = self.negated(group.auxiliary)
+            verbs = f"{auxiliary} {verb.base}"
+            adverb = Words("", "inte")
         else:
-            often, adverb = "", ""
-            if tense != "modal" and self.chance(0.12):
-                often, adverb = self.entry("often")
-            verbs = joined(often, group.plain) if group.plain else ""
-            verbs = verbs or joined(group.auxiliary, often, verb.base)
-        after = [adverb, group.rest, what.swedish]
-        if what.light and not group.rest:
-            after = [what.swedish, adverb]
-        return (
-            joined(who.english, verbs, what.english, when.english),
-            joined(who.swedish, group.finite, *after, when.swedish),
-        )
+            adverb = self.adverb(group.tense)
+            verbs = statement_verbs(verb, group, adverb.english)
+        english = joined(verbs, complement.english)
+        swedish = swedish_predicate(group, complement, adverb.swedish)
+        predicate = Words(english, swedish)
+        return statement(subject, predicate, when)
+
+    def verb_group(self, subject: Words, verb: Verb, kind: str) -> VerbGroup:
+        """Return a verb in a drawn tense. One such as vill_ha has a present and a past only."""
+        tense = self.rng.weighted(TENSES)
+        is_third = subject.person == "third"
+        if tense == "past":
+            return VerbGroup("past", "did", verb.past, *parted(verb.swedish_past))
+        if tense == "present" or "_" in verb.infinitive:
+            auxiliary = "does" if is_third else "do"
+            plain = verb.third if is_third else verb.base
+            return VerbGroup("present", auxiliary, plain, *parted(verb.swedish_present))
+        if tense == "future":
+            return VerbGroup("future", "will", "", "ska", verb.infinitive)
+        english, swedish = ("can", "kan")
+        if kind == "statement":
+            english, swedish = self.rng.entry("modals")
+        if not is_third:
+            english = english.replace("wants", "want")
+        return VerbGroup("modal", english, "", swedish, verb.infinitive)
+
+    def adverb(self, tense: str) -> Words:
+        """Return an adverb such as "always", or most often none."""
+        if tense != "modal" and self.rng.chance(0.12):
+            english, swedish = self.rng.entry("often")
+            return Words(english, swedish)
+        return NO_WORDS
 
     def negated(self, auxiliary: str) -> str:
-        if self.chance(0.4):
-            return {"will": "won't", "can": "can't"}.get(auxiliary, f"{auxiliary}n't")
-        return f"{auxiliary} not"
+        is_contracted = self.rng.chance(0.4)
+        if not is_contracted or auxiliary == "am":
+            return f"{auxiliary} not"
+        return CONTRACTIONS.get(auxiliary, f"{auxiliary}n't")
 
-    def kind(self) -> str:
-        return self.rng.choices(("statement", "negation", "question"), (6, 2, 2))[0]
-
-    def doing(self) -> Pair:
-        """Return a sentence with a verb and its object, which may be a pronoun."""
-        verb = Verb(*self.entry("verbs"))
-        who = self.people()
-        if verb.kind == "-" and self.chance(0.1):
-            pronouns = [row for row in entries("objects") if row[2] != who.english]
-            return self.clause(who, verb, word(self.rng.choice(pronouns))._replace(light=True))
-        return self.clause(who, verb, self.thing(verb))
-
-    def staying(self) -> Pair:
-        """Return a sentence in which a person lives or works in a place."""
-        row, (place, swedish) = self.entry("stays"), self.entry("places")
-        where = Words(f"{row[6]} {place}", f"{row[7]} {swedish}")
-        return self.clause(self.people(), Verb(*(*row[:6], "-")), where)
-
-    def being(self) -> Pair:
-        """Return a sentence about the quality, the place or the job of a person or thing."""
-        noun, who = self.rng.choice(nouns()), self.people()
-        kinds, draw, thing = frozenset(("alive",)), self.rng.random(), self.chance(0.5)
-        if thing:
-            form = self.rng.choice(("the", "the", "my", "the many", "my many"))
-            who, kinds = self.noun_phrase(noun, form, 0.1), noun.kinds
-        if draw < 0.6:
-            adjective = self.rng.choice([a for a in adjectives(kinds) if thing or a.kind != "-"])
-            if thing:
-                self.pairs.add(f"{adjective.english} {noun.one}")
-            return self.be(who, Words(adjective.english, adjective.forms[who.form]))
-        if draw < 0.85 or thing:
-            return self.be(who, self.place())
-        job = self.rng.choice(nouns("job"))
-        if who.form == 2:
-            return self.be(who, Words(job.many, job.plural))
-        return self.be(who, Words(f"a {job.one}", job.swedish))
-
-    def be(self, who: Words, what: Words) -> Pair:
-        tense, kind = "past" if self.chance(0.2) else "present", self.kind()
-        first = who.english == "I"
-        one, more = ("was", "were") if tense == "past" else ("is", "are")
-        verb = one if who.person == "third" or (first and tense == "past") else more
-        verb = "am" if first and tense == "present" else verb
-        finite, when = "var" if tense == "past" else "är", self.time(tense)
+    def be(self, subject: Words, complement: Words) -> Clause:
+        """Return a statement with "be", its negation or a question."""
+        tense = "past" if self.rng.chance(0.2) else "present"
+        kind = self.rng.weighted(CLAUSE_KINDS)
+        when = self.parts.time(tense)
+        english = be_form(subject, tense)
+        swedish = "var" if tense == "past" else "är"
         if kind == "question":
-            english = joined(verb, who.english, what.english, when.english)
-            return english + "?", joined(finite, who.swedish, what.swedish, when.swedish) + "?"
-        no = ""
+            verb = Words(english, swedish)
+            return question(verb, subject, complement, when)
         if kind == "negation":
-            no = "inte"
-            verb = f"{verb}n't" if self.chance(0.4) and verb != "am" else f"{verb} not"
-        return (
-            joined(who.english, verb, what.english, when.english),
-            joined(who.swedish, finite, no, what.swedish, when.swedish),
-        )
-
-    def there(self) -> Pair:
-        form = self.rng.choice(("a", "a", "number"))
-        what, where = self.noun_phrase(self.rng.choice(nouns()), form), self.place()
-        verb = "are" if what.person == "plural" else "is"
-        if self.chance(0.2):
-            english = joined(verb, "there", what.english, where.english)
-            return english + "?", joined("finns det", what.swedish, where.swedish) + "?"
-        return (
-            joined("there", verb, what.english, where.english),
-            joined("det finns", what.swedish, where.swedish),
-        )
-
-    def phrase(self) -> Pair:
-        english, swedish = self.rng.choice(list(lexicon().phrases.items()))
-        name, (place, swedish_place) = self.name(), self.entry("places")
-        return english.format(name, place=place), swedish.format(name, place=swedish_place)
+            english = self.negated(english)
+            swedish += " inte"
+        verb = Words(english, swedish)
+        return statement(subject, verb, complement, when)
 
 
-TOPICS: dict[str, tuple[int, Callable[[Grammar], Pair]]] = {
-    "doing": (60, Grammar.doing),
-    "being": (22, Grammar.being),
-    "staying": (7, Grammar.staying),
-    "there": (6, Grammar.there),
-    "phrase": (5, Grammar.phrase),
+class Topic(NamedTuple):
+    weight: int
+    draw: Callable[[Grammar], Clause]
+
+
+TOPICS = {
+    "doing": Topic(60, Grammar.doing),
+    "being": Topic(22, Grammar.being),
+    "staying": Topic(7, Grammar.staying),
+    "there": Topic(6, Grammar.there),
+    "phrase": Topic(5, Grammar.phrase),
 }
 
 
 def probes(count: int = 200) -> list[dict[str, Any]]:
     """Return the content of translate/probes.jsonl."""
     grammar = Grammar(17)
-    drawn = [Sentence("doing", "Dan loves icecream", "Dan älskar glass")]
-    drawn += [grammar.sentence(probe=True) for _ in range(count - 1)]
-    return [
-        {
-            "topic": topic,
-            "messages": [{"role": "user", "content": english}],
-            "expect": [swedish],
-            "match": "identical",
-        }
-        for topic, english, swedish in drawn
-    ]
+    sentences = [Sentence("doing", "Dan loves icecream", "Dan älskar glass")]
+    for _ in range(count - 1):
+        sentences.append(grammar.sentence(probe=True))
+    return [probe_of(sentence) for sentence in sentences]
+
+
+def probe_of(sentence: Sentence) -> dict[str, Any]:
+    return {
+        "topic": sentence.topic,
+        "messages": [{"role": "user", "content": sentence.english}],
+        "expect": [sentence.swedish],
+        "match": "identical",
+    }

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 from engine.checkpoint.folder import read_json
 from engine.demo.training.chat import END, FOLDER, START, render_text
 from engine.demo.training.evaluate import judge, read_probes, request_messages
+from engine.demo.training.material import MaterialDraws
 from engine.demo.training.network import DemoModel
+from engine.demo.training.number_topics import held_out, number_pair
 from engine.demo.training.text import Author, Conversation, held_out_of, is_talk
-from engine.demo.training.topics import Draws, held_out
 from engine.demo.training.train import encode
 from engine.models.llama import LlamaConfig
 from server.text.chat_template import ChatTemplate
@@ -104,8 +105,8 @@ def test_training_text_contains_no_probe() -> None:
 
 
 def test_number_pair_is_never_held_out() -> None:
-    draws = Draws(5)
-    drawn = {draws.number_pair() for _ in range(20_000)}
+    rng = MaterialDraws(5)
+    drawn = {number_pair(rng) for _ in range(20_000)}
     assert not any(held_out(a, b) for a, b in drawn)
 
 
