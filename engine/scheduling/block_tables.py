@@ -32,15 +32,18 @@ class BlockTables:
         self.groups = groups
         self.block_size = block_size
         self.step_tokens = step_tokens
-        self._own = [(number, group) for number, group in enumerate(groups) if not group.is_cross]
-        self.cross_groups = [number for number, group in enumerate(groups) if group.is_cross]
+        numbered = list(enumerate(groups))
+        # Groups that keep the sequence's own tokens, by number and group; and the cross groups.
+        self._own = [(number, group) for number, group in numbered if not group.is_cross]
+        self.cross_groups = [number for number, group in numbered if group.is_cross]
 
     def max_blocks(self, tokens: int, source_tokens: int = 0) -> int:
         """Return the most blocks that a sequence of `tokens` holds at once."""
-        return sum(
-            g.max_blocks(source_tokens if g.is_cross else tokens, self.step_tokens, self.block_size)
-            for g in self.groups
-        )
+        blocks = 0
+        for group in self.groups:
+            length = source_tokens if group.is_cross else tokens
+            blocks += group.max_blocks(length, self.step_tokens, self.block_size)
+        return blocks
 
     def open(self, sequence: Sequence, spare: int) -> bool:
         """Hold the cached blocks of a waiting sequence and allocate blocks for its other tokens.
@@ -48,36 +51,45 @@ class BlockTables:
         Groups with a window allocate their blocks chunk by chunk instead. Returns False, and holds
         nothing, unless all known tokens can be computed with `spare` blocks left over.
         """
-        size, tokens = self.block_size, len(sequence.tokens)
+        num_tokens, num_source = len(sequence.tokens), len(sequence.encoder_prompt)
         matched, tables = self._matched(sequence)
         self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]
-        missing = self.max_blocks(tokens, len(sequence.encoder_prompt)) - len(found)
-        if missing + spare > self.pool.num_available - self.pool.num_idle(found):
+        missing = self.max_blocks(num_tokens, num_source) - len(found)
+        available = self.pool.num_available - self.pool.num_idle(found)
+        if missing + spare > available:
             return False
         self.pool.hold(found)
         for group, table in zip(self.groups, tables, strict=True):
             if group.window is None:
-                length = len(sequence.encoder_prompt) if group.is_cross else tokens
-                table += self.pool.allocate(-(-length // size) - len(table))
+                length = num_source if group.is_cross else num_tokens
+                table += self.pool.allocate(self._num_blocks(length) - len(table))
         sequence.tables = tables
-        sequence.num_computed = matched * size
-        sequence.num_matched = sequence.num_registered = matched
+        sequence.num_computed = matched * self.block_size
+        sequence.num_matched = matched
+        sequence.num_registered = matched
         self._register_source(sequence)
         return True
+
+    def _num_blocks(self, tokens: int) -> int:
+        """Return the number of blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
 
     def num_uncomputed(self, sequence: Sequence) -> int:
         """Return the number of tokens to compute, without the cached ones of a waiting sequence."""
         if sequence.row >= 0:
             return sequence.num_uncomputed
-        return sequence.num_uncomputed - self._matched(sequence)[0] * self.block_size
+        matched, _ = self._matched(sequence)
+        return sequence.num_uncomputed - matched * self.block_size
 
     def shares_next_block(self, waiting: Sequence, running: Sequence) -> bool:
         """Return whether `waiting` could reuse the next block that `running` computes."""
         index = running.num_computed // self.block_size
         self._hash(waiting)
-        findable = waiting.hashes[: waiting.num_skippable // self.block_size]
-        return findable[index : index + 1] == running.hashes[index : index + 1] != []
+        num_findable = waiting.num_skippable // self.block_size
+        if index >= min(num_findable, len(waiting.hashes), len(running.hashes)):
+            return False
+        return waiting.hashes[index] == running.hashes[index]
 
     def _matched(self, sequence: Sequence) -> tuple[int, list[list[int]]]:
         """Return (number of leading blocks that need not be computed, tables with these blocks)."""
@@ -90,53 +102,67 @@ class BlockTables:
 
         Every group must still have those of its blocks that later queries see.
         """
-        size, length = self.block_size, len(hashes)
+        length = len(hashes)
         known: list[list[int]] = [[] for _ in self.groups]
         for number, group in self._own:
             if group.window is None:
-                names = (_name(digest, number) for digest in hashes[:length])
-                known[number] = self.pool.lookup(names)
+                keys = (_cache_key(digest, number) for digest in hashes[:length])
+                known[number] = self.pool.lookup(keys)
                 length = len(known[number])
         for number, group in self._own:
             if group.window is not None:
-                known[number] = [self.pool.find(_name(d, number)) for d in hashes[:length]]
+                keys = (_cache_key(digest, number) for digest in hashes[:length])
+                known[number] = [self.pool.find(key) for key in keys]
+        length = self._longest_without_holes(known, length)
+        tables = []
+        for table, first in zip(known, self._first_visible(length), strict=True):
+            tables.append([0] * first + table[first:length])
+        return tables
+
+    def _first_visible(self, length: int) -> list[int]:
+        """Return, per group, the first block that a query behind `length` blocks sees."""
+        size = self.block_size
+        return [group.first_visible_block(length * size, size) for group in self.groups]
+
+    def _longest_without_holes(self, known: list[list[int]], length: int) -> int:
+        """Return the longest prefix, in blocks, whose visible blocks are all known."""
         while True:
-            firsts = [group.first_visible_block(length * size, size) for group in self.groups]
-            holes = [
-                index
-                for number, _ in self._own
-                for index in range(firsts[number], length)
-                if not known[number][index]
-            ]
-            if not holes:
-                break
-            length = max(holes)  # every longer prefix needs that block
-        return [
-            [0] * first + table[first:length] for table, first in zip(known, firsts, strict=True)
-        ]
+            firsts = self._first_visible(length)
+            last_hole = -1
+            for number, _ in self._own:
+                holes = [i for i in range(firsts[number], length) if not known[number][i]]
+                last_hole = max([last_hole, *holes])
+            if last_hole < 0:
+                return length
+            length = last_hole  # every longer prefix needs that block
 
     def _match_source(self, sequence: Sequence, tables: list[list[int]]) -> None:
         """Find the blocks of the source. Unless all are cached, mark the source to be encoded."""
         sequence.needs_encoding = False
         for number in self.cross_groups:
-            names = self._source_names(sequence, number)
-            tables[number] = self.pool.lookup(names) if self.hasher else []
-            sequence.needs_encoding |= len(tables[number]) < len(names)
-        for number in self.cross_groups if sequence.needs_encoding else ():
-            tables[number] = []
+            keys = self._source_keys(sequence, number)
+            if self.hasher is not None:
+                tables[number] = self.pool.lookup(keys)
+            if len(tables[number]) < len(keys):
+                sequence.needs_encoding = True
+        if sequence.needs_encoding:
+            for number in self.cross_groups:
+                tables[number] = []
 
     def _register_source(self, sequence: Sequence) -> None:
         """Make the source's blocks findable: the encoder pass writes them before any later read."""
-        for number in self.cross_groups if self.hasher else ():
-            names = self._source_names(sequence, number)
-            for block, name in zip(sequence.tables[number], names, strict=True):
-                self.pool.register(block, name)
+        if self.hasher is None:
+            return
+        for number in self.cross_groups:
+            keys = self._source_keys(sequence, number)
+            for block, key in zip(sequence.tables[number], keys, strict=True):
+                self.pool.register(block, key)
 
-    def _source_names(self, sequence: Sequence, group: int) -> list[bytes]:
-        blocks = -(-len(sequence.encoder_prompt) // self.block_size)
-        return [
-            _name(sequence.hash_root + index.to_bytes(4, "big"), group) for index in range(blocks)
-        ]
+    def _source_keys(self, sequence: Sequence, group: int) -> list[bytes]:
+        """Return the prefix cache keys of the blocks of a source."""
+        blocks = range(self._num_blocks(len(sequence.encoder_prompt)))
+        digests = (sequence.hash_root + index.to_bytes(4, "big") for index in blocks)
+        return [_cache_key(digest, group) for digest in digests]
 
     def release_unseen(self, sequence: Sequence) -> None:
         """Release the blocks that no token still to be computed will see."""
@@ -150,16 +176,18 @@ class BlockTables:
 
     def num_missing(self, sequence: Sequence, count: int) -> int:
         """Return the number of blocks to allocate before `count` more tokens are computed."""
-        wanted = -(-(sequence.num_computed + count) // self.block_size)
-        return sum(max(wanted - len(sequence.tables[number]), 0) for number, _ in self._own)
+        wanted = self._num_blocks(sequence.num_computed + count)
+        missing = (wanted - len(sequence.tables[number]) for number, _ in self._own)
+        return sum(max(number, 0) for number in missing)
 
     def extend(self, sequence: Sequence, count: int) -> list[NewBlocks]:
         """Allocate the blocks that `num_missing` counts; return those appended to each table."""
-        wanted = -(-(sequence.num_computed + count) // self.block_size)
+        wanted = self._num_blocks(sequence.num_computed + count)
         appended = []
         for number, _ in self._own:
             table = sequence.tables[number]
-            if (first := len(table)) < wanted:
+            first = len(table)
+            if first < wanted:
                 table += self.pool.allocate(wanted - first)
                 appended.append(NewBlocks(sequence.row, number, first, tuple(table[first:])))
         return appended
@@ -191,48 +219,52 @@ class BlockTables:
         self._hash(sequence)
         for index in range(sequence.num_registered, known):
             for number, _ in self._own:
-                if block := sequence.tables[number][index]:
-                    self.pool.register(block, _name(sequence.hashes[index], number))
+                block = sequence.tables[number][index]
+                if block:
+                    self.pool.register(block, _cache_key(sequence.hashes[index], number))
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
         """Remove from the prefix cache the blocks that a sequence wrote or that only it holds."""
         for number, group in enumerate(self.groups):
             if group.is_cross:
-                names = self._source_names(sequence, number)
-                found = 0 if sequence.needs_encoding else len(names)
+                keys = self._source_keys(sequence, number)
+                num_found = 0 if sequence.needs_encoding else len(keys)
             else:
-                names = [_name(digest, number) for digest in sequence.hashes]
-                found = sequence.num_matched
-            written = set(sequence.tables[number][found:])
-            for name in names:
-                block = self.pool.find(name)
+                keys = [_cache_key(digest, number) for digest in sequence.hashes]
+                num_found = sequence.num_matched
+            written = set(sequence.tables[number][num_found:])
+            for key in keys:
+                block = self.pool.find(key)
                 if block and (block in written or not self.pool.is_shared(block)):
                     self.pool.forget(block)
 
     def _hash(self, sequence: Sequence) -> None:
-        if self.hasher is not None:
-            if not sequence.hash_root:
-                sequence.hash_root = self.hasher.root(sequence.salt, sequence.encoder_prompt)
-            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.hash_root)
+        if self.hasher is None:
+            return
+        if not sequence.hash_root:
+            sequence.hash_root = self.hasher.root(sequence.salt, sequence.encoder_prompt)
+        self.hasher.extend(sequence.hashes, sequence.tokens, sequence.hash_root)
 
     def check(self, sequences: Collection[Sequence]) -> None:
-        """Assert that the tables explain all reference counts and that windows keep no more blocks
-        than they need."""
+        """Assert that the tables explain all reference counts, and that windows keep few blocks."""
         held = [[block for table in s.tables for block in table if block] for s in sequences]
         self.pool.check(held)
         for sequence in sequences:
             for group, table in zip(self.groups, sequence.tables, strict=True):
-                blocks = [block for block in table if block]
-                computed = len(sequence.encoder_prompt) if group.is_cross else sequence.num_computed
-                assert len(table) * self.block_size >= computed
-                assert group.is_cross or sequence.num_registered <= len(table)
-                assert group.window is None or len(blocks) <= 1 + -(
-                    -(group.window - 1 + self.step_tokens) // self.block_size
-                ), "a window holds more than it sees"
-                assert table[len(table) - len(blocks) :] == blocks, "a table has a hole"
+                self._check_table(sequence, group, table)
+
+    def _check_table(self, sequence: Sequence, group: KVGroup, table: list[int]) -> None:
+        computed = len(sequence.encoder_prompt) if group.is_cross else sequence.num_computed
+        assert len(table) * self.block_size >= computed
+        assert group.is_cross or sequence.num_registered <= len(table)
+        blocks = [block for block in table if block]
+        assert table[len(table) - len(blocks) :] == blocks, "a table has a hole"
+        if group.window is not None:
+            seen = self._num_blocks(group.window - 1 + self.step_tokens)
+            assert len(blocks) <= 1 + seen, "a window holds more than it sees"
 
 
-def _name(digest: bytes, group: int) -> bytes:
+def _cache_key(digest: bytes, group: int) -> bytes:
     """Return a block's prefix cache key: the hash of its tokens and prefix, plus its KV group."""
     return digest + group.to_bytes(2, "big")
