@@ -19,8 +19,9 @@ from server.http.listener import is_loopback
 # With fewer pieces or in less time, a rate would measure network packets instead of generation.
 RATE_PIECES = 4
 RATE_S = 0.1
+ENDS = ("/bye", "/exit")
 COMMANDS = (
-    "/reset forgets the conversation; /exit, Ctrl-D or Ctrl-C ends the chat. "
+    "/reset forgets the conversation; /bye, Ctrl-D or Ctrl-C ends the chat. "
     "While the model answers, Ctrl-C stops the answer."
 )
 
@@ -244,20 +245,28 @@ def converse(chat: Chat, quick: str | None) -> int:
         sys.stderr.write(f"{model}: {COMMANDS}\n")
     status = 0
     try:
-        while (text := input("> " if interactive else "").strip()) != "/exit":
+        while True:
+            text = input("> " if interactive else "").strip()
+            if text in ENDS:
+                break
             try:
-                if text == "/reset":
-                    chat.reset()
-                elif text == "/help":
-                    sys.stderr.write(f"{COMMANDS}\n")
-                elif text:
-                    _answer(chat, text)
+                _obey(chat, text)
             except ChatError as error:
                 status = _complain(error)
     except (EOFError, KeyboardInterrupt):
         if interactive:  # so that the shell's prompt begins on a new line
             sys.stdout.write("\n")
     return 0 if interactive else status
+
+
+def _obey(chat: Chat, text: str) -> None:
+    """Do what one line of the conversation says: a command, or a question."""
+    if text == "/reset":
+        chat.reset()
+    elif text in ("/help", "/?"):
+        sys.stderr.write(f"{COMMANDS}\n")
+    elif text:
+        _answer(chat, text)
 
 
 def _complain(error: ChatError) -> int:

@@ -15,8 +15,11 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TextIO
+
+from server.cli import exit_codes
+from server.cli.console import say
 
 STOPPED = 128 + signal.SIGINT
 UNTOLD = 1  # exit status if the output could not be written
@@ -136,6 +139,30 @@ def stopped_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def fail(message: object, status: int, tell: Callable[[str], None] = say) -> Exception:
+    """Tell why a command ends, and return the exception that ends it with `status`."""
+    import typer  # not at the top: a process that `become` starts does not need it
+
+    tell(f"penstock: {message}")
+    return typer.Exit(status)
+
+
+def become(module: str, *arguments: object) -> NoReturn:
+    """Replace this process with one that runs `module`, which may import torch.
+
+    The new process has the same output, receives the signals and returns its own exit status.
+    """
+    from engine.client.subprocess import python_module
+
+    command = [*python_module("server.cli.command"), module, *map(str, arguments)]
+    # A Ctrl-C before `module` can handle it would make Python print a traceback.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.execv(command[0], command)
+    except OSError as error:  # the system limits the size of a process's arguments
+        raise fail(f"Cannot start {module}: {error.strerror}", exit_codes.BAD_CONFIG) from None
 
 
 def main() -> int:

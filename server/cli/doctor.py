@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.device.limits import BF16_CPU_FEATURES, cpu_count, free_memory, machine_memory
 from engine.errors import ConfigError
 from server.cli.config import ServerConfig
+from server.cli.hub_url import from_url
 from server.cli.model_source import check_folder, check_weights
 from server.cli.settings import load
 from server.http.listener import ListenError, listen
@@ -57,7 +58,7 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     from server.text.chat_template import ChatTemplate
 
     read_keys(config)
-    model = engine_config.model
+    model, _ = from_url(engine_config.model)
     folder = cached(model) if is_hub_name(model) else model_folder(model)
     override = Path(config.chat_template) if config.chat_template else None
     if folder or override:

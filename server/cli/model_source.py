@@ -16,6 +16,7 @@ from engine.errors import ConfigError
 from server.cli import exit_codes
 from server.cli.config import ServerConfig
 from server.cli.console import say
+from server.cli.hub_url import from_url
 
 
 def resolve_model(
@@ -32,7 +33,12 @@ def resolve_model(
     Raises ConfigError before the weights are downloaded if the model cannot be served; with `here`
     also if this machine cannot serve it.
     """
-    name = engine_config.model
+    name, revision = from_url(engine_config.model)
+    if revision not in (None, "main"):
+        raise ConfigError(
+            f"{engine_config.model} names the revision {revision}. Serve the folder that "
+            f"`penstock pull {name} --revision {revision}` prints."
+        )
     if not is_hub_name(name):
         return server_config, engine_config
     from server.cli.pull import locate

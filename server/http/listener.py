@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
 from typing import Any
 
 from server.cli.config import ServerConfig
 
 BACKLOG = 2048
 INT32 = 2**31 - 1
-LISTENING = "0A"  # in column `st` of /proc/net/tcp
 
 
 class Listener(socket.socket):
@@ -113,19 +110,17 @@ def _explain(config: ServerConfig, error: OSError) -> str:
 
 
 def _holder(port: int) -> str:
-    """Return ` by process 12 (nginx)` if /proc shows this user the process, else ""."""
-    sockets = set()
-    for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):
-        for fields in map(str.split, table.read_text().splitlines()[1:]):
-            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{fields[9]}]")
-    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+    """Return ` by process 12 (nginx)` if this user may see the process, else ""."""
+    import psutil  # not at the top: only this error needs it
+
+    for process in psutil.process_iter():
         try:
-            if os.readlink(link) in sockets:
-                process = link.parent.parent
-                # Not the command line: it may contain an API key, and this text is logged.
-                name = (process / "comm").read_text(errors="replace").strip()
-                return f" by process {process.name} ({name})"
-        except OSError:
+            connections = process.net_connections("tcp")
+            # Not the command line: it may contain an API key, and this text is logged.
+            name = process.name()
+        except psutil.Error:
             continue  # another user's process, or one that has ended
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                return f" by process {process.pid} ({name})"
     return ""

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.memory.report import LARGEST_STEP, WEIGHTS
 from engine.protocol import KVGroup, MemoryEntry
 from server.cli.banner import arithmetic, curl, kv_cache, memory, not_followed
 from tests.support.fake_engine import INFO
 
 
 def test_memory_lists_calculated_and_measured_sizes() -> None:
-    entries = MemoryEntry("weights", 1234567, 1234568), MemoryEntry("largest step", 99)
+    entries = MemoryEntry(WEIGHTS, 1234567, 1234568), MemoryEntry(LARGEST_STEP, 99)
     entries += (MemoryEntry("KV cache", 0, 0),)  # an encoder has no KV cache
     lines = memory(msgspec.structs.replace(INFO, memory=entries))
     assert [line.split() for line in lines[1:]] == [

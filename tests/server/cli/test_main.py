@@ -88,7 +88,7 @@ def test_flags_page_is_up_to_date() -> None:
         (["serve", "--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
         (["serve", "/no/such/model"], {}, "No model folder at /no/such/model"),
         (["serve", ""], {}, "'' is not a model name"),
-        (["serve"], {"PENSTOCK_MODEL": "https://huggingface.co/a/b"}, "ORG/NAME on huggingface.co"),
+        (["serve"], {"PENSTOCK_MODEL": "https://example.org/a/b"}, "ORG/NAME on huggingface.co"),
         (["serve", __file__], {}, "test_main.py is a file; give its folder"),
         (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is not a usable path"),
         (["serve", "x" * 300], {}, "Cannot access the model folder: "),

@@ -1,0 +1,223 @@
+"""Every command of `penstock` but `serve`. Each one imports its implementation when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
+from engine.errors import ConfigError
+from server.cli import exit_codes
+from server.cli.command import become, fail
+from server.cli.console import say
+from server.cli.serve import ConfigFile
+from server.cli.settings import flags_page
+
+ServerUrl = Annotated[str, typer.Option(help="URL of the server, with or without /v1.")]
+ApiKey = Annotated[str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)]
+Text = Annotated[
+    str | None,
+    typer.Argument(metavar="TEXT", help="Send TEXT, print the answer and exit."),
+]
+
+
+def chat(
+    text: Text = None,
+    url: ServerUrl = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
+    api_key: ApiKey = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens in an answer.")] = None,
+    quick: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The same as TEXT.", hidden=True)
+    ] = None,
+) -> None:
+    """Chat with a running server. Ctrl-C stops an answer; /bye or Ctrl-D ends the chat."""
+    question = text if quick is None else quick
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    raise typer.Exit(_chat(question, url, _api_key(api_key), model, system, options))
+
+
+def _api_key(given: str | None) -> str:
+    return given or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
+
+
+def _chat(
+    question: str | None,
+    url: str,
+    key: str,
+    model: str | None,
+    system: str | None,
+    options: dict[str, float | None],
+) -> int:
+    """Chat, or ask one question; return the exit status."""
+    from server.cli.chat import Chat, ChatError, converse
+
+    try:
+        partner = Chat(url, key, model, system, **options)
+    except ChatError as error:
+        raise fail(error, 1) from None
+    with closing(partner):
+        return converse(partner, question)
+
+
+def run(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `penstock serve`.")],
+    text: Text = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+) -> None:
+    """Serve MODEL while you chat with it, and stop it at the end.
+
+    MODEL is pulled first if it is not here. Use `penstock serve` for a server that keeps running.
+    """
+    from server.cli.run import served
+
+    try:
+        with served(model) as (url, key):
+            status = _chat(text, url, key, None, system, {})
+    except ConfigError as error:
+        raise fail(error, exit_codes.BAD_CONFIG) from None
+    raise typer.Exit(status)
+
+
+def list_models() -> None:
+    """List the models on this machine.
+
+    These are the demo models, and the models in the Hugging Face cache (HF_HOME) with weights.
+    """
+    from server.cli.local_models import local_models, table_of
+
+    typer.echo(table_of(local_models()))
+
+
+def ps(api_key: ApiKey = None) -> None:
+    """List the running servers of this user."""
+    from server.cli.servers import running_servers, table_of
+
+    servers = list(running_servers(_api_key(api_key)))
+    if servers:
+        typer.echo(table_of(servers))
+    else:
+        say("No Penstock server is running. Start one with `penstock serve MODEL`.")
+
+
+def stop(
+    server: Annotated[
+        str | None,
+        typer.Argument(metavar="SERVER", help="Its model, port, URL or process id."),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Stop a running server of this user.
+
+    It finishes accepted requests first (SIGTERM). SERVER may be left out if only one is running.
+    """
+    from server.cli.servers import StopError, running_servers, stop_server
+
+    try:
+        stopped = stop_server(list(running_servers(_api_key(api_key))), server)
+    except StopError as error:
+        raise fail(error, 1) from None
+    say(f"Stopped {stopped}.")
+
+
+def nanochat(
+    directory: Annotated[
+        Path, typer.Argument(help="A checkpoint folder (…/d20) or nanochat's base folder.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write. Default: nanochat-TAG.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Default: the highest step.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of tokenizer.pkl. Default: in the base folder.")
+    ] = None,
+) -> None:
+    """Convert a nanochat checkpoint of any version. Code in its files is never executed."""
+    given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
+    options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
+    become("engine.checkpoint.nanochat.command", directory, *options)
+
+
+def pull(
+    name: Annotated[
+        str, typer.Argument(metavar="ORG/NAME", help="Or the URL of its page on huggingface.co.")
+    ],
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
+    ] = None,
+) -> None:
+    """Download a model from huggingface.co and print its folder. Only safetensors weights, the
+    tokenizer and configuration files are downloaded; never code, pickles or GGUF."""
+    try:
+        from server.cli.hub_url import from_url
+        from server.cli.model_source import check_served
+        from server.cli.pull import pull as pull_now
+
+        if name in DEMO_FOLDERS:  # these ship with Penstock
+            folder = model_folder(name)
+        else:
+            name, named_revision = from_url(name)
+            folder = pull_now(name, revision or named_revision, check_served)
+        typer.echo(folder)
+    except ConfigError as error:
+        raise fail(error, exit_codes.BAD_CONFIG) from None
+
+
+def merge(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to create.")],
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file in mergekit's format, instead of flags.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="linear, ema, slerp or liti.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="slerp, liti: model at t = 0; default: the first MODEL.")
+    ] = None,
+    weight: Annotated[
+        list[float] | None, typer.Option(help="linear: one per MODEL; default: equal weights.")
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option(help="linear: divide weights by their sum; default: yes.")
+    ] = None,
+    decay: Annotated[float | None, typer.Option(help="ema: weight of the running average.")] = None,
+    t: Annotated[float | None, typer.Option(help="slerp, liti: 0 is the base model.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="dtype of the result; default: the base model's.")
+    ] = None,
+) -> None:
+    """Merge models of one architecture into a new model folder."""
+    from server.cli.merge import recipe_of
+
+    try:
+        document = recipe_of(
+            recipe, models or [], method, base_model, weight or [], dtype,
+            t=t, decay=decay, normalize=normalize,
+        )  # fmt: skip
+        text = json.dumps(document, default=str)
+    except ConfigError as error:
+        raise fail(error, exit_codes.BAD_CONFIG) from None
+    except (TypeError, ValueError) as error:  # circular references, or keys that are no strings
+        raise fail(f"The recipe is not valid: {error}", exit_codes.BAD_CONFIG) from None
+    become("engine.checkpoint.merge.merge", output, text)
+
+
+def doctor(config: ConfigFile = None) -> None:
+    """Check the machine, versions, settings and model. Exits with status 1 if a check fails.
+    Settings come from the environment and from a file."""
+    from server.cli.doctor import examine, render
+
+    findings = examine(config, os.environ)
+    typer.echo(render(findings))
+    raise typer.Exit(int(any(finding.level == "fail" for finding in findings)))
+
+
+def flags() -> None:
+    """Print docs/flags.md: flag, variable and default of settings."""
+    typer.echo(flags_page(), nl=False)

@@ -1,0 +1,172 @@
+"""`penstock serve`: from flags, environment and file to a running server."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from typer.core import TyperCommand
+
+from engine.checkpoint.folder import model_folder
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from server.cli import exit_codes
+from server.cli.command import become, fail
+from server.cli.config import ServerConfig
+from server.cli.console import logger_for
+from server.cli.settings import CONFIG_VARIABLE, Setting, load, settings
+from server.http.listener import ListenError, listen
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help=f"YAML file of settings ({CONFIG_VARIABLE})"),
+]
+
+# The kernel limits a Unix socket's path to 107 bytes (103 on macOS). Penstock appends this suffix.
+LONGEST_TMPDIR = 103 - len("/penstock-12345678/from_engine")
+
+
+class Serve(TyperCommand):
+    """A command whose help groups its options under headings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            heading = getattr(param, "rich_help_panel", None) or usual
+            if record := param.get_help_record(ctx):
+                panels.setdefault(heading, []).append(record)
+        panels["Exit statuses"] = list(exit_codes.MEANINGS.items())
+        for heading, records in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    """Return the command-line option of a setting.
+
+    Its values stay strings, because `load` validates the values of every source.
+    """
+    kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
+    default = f" (default: {setting.default_text})" if setting.default_text else ""
+    option = typer.Option(
+        f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
+        help=f"{setting.fact('description')}{default} ({setting.variable})",
+        metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
+        rich_help_panel=setting.fact("title"),
+        show_default=False,
+    )
+    return _parameter(setting.name, Annotated[kind | None, option])
+
+
+def serve(**values: Any) -> None:
+    """Serve MODEL over an OpenAI-compatible API."""
+    file = values.pop("config")
+    only_plan = values.pop("plan")
+    try:
+        server_config, engine_config, warnings = load(_with_model(values), os.environ, file)
+    except ConfigError as error:
+        raise fail(error, exit_codes.BAD_CONFIG) from None
+    from server.telemetry.logging import configure
+
+    configure(server_config)
+    fail_in_log = partial(fail, tell=logger_for(server_config, "error"))
+    for warning in warnings:
+        logger_for(server_config, "warning")(f"penstock: warning: {warning}")
+    try:
+        server_config, engine_config = _resolved(server_config, engine_config, only_plan)
+        if only_plan:
+            become("engine.memory.command", msgspec.json.encode(engine_config).decode())
+        _check_temporary_folder()
+        listener = listen(server_config)
+    except ConfigError as error:
+        raise fail_in_log(error, exit_codes.BAD_CONFIG) from None
+    except ListenError as error:
+        raise fail_in_log(error, exit_codes.CANNOT_LISTEN) from None
+    # Not imported earlier, so that the errors above appear within 0.5 s.
+    from engine.client.subprocess import EngineProcess
+
+    with EngineProcess(engine_config) as child:  # it imports torch while we import the server
+        from engine.client.client import ProcessClient
+        from server.lifetime import run
+
+        client = ProcessClient(engine_config, child)
+        status = run(server_config, engine_config, client, listener)
+    raise typer.Exit(status)
+
+
+def _with_model(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the argument MODEL as the value of --model. Raises typer.Exit if both are given."""
+    argument = values.pop("folder")
+    if argument is None:
+        return values
+    if values["model"] is not None:
+        message = "The model was given twice; use either MODEL or --model."
+        raise fail(message, exit_codes.BAD_CONFIG)
+    return values | {"model": argument}
+
+
+def _resolved(
+    server_config: ServerConfig, engine_config: EngineConfig, only_plan: bool
+) -> tuple[ServerConfig, EngineConfig]:
+    """Return both configurations with a local model folder, whose files have been checked."""
+    from server.cli.model_source import check_weights, resolve_model
+
+    server_config, engine_config = resolve_model(
+        server_config,
+        engine_config,
+        logger_for(server_config),
+        weights=not only_plan,
+        here=True,
+    )
+    folder = model_folder(engine_config.model)
+    if not only_plan:
+        check_weights(engine_config, folder)
+    return server_config, engine_config
+
+
+def _check_temporary_folder() -> None:
+    """Raise ConfigError if the socket to the engine cannot be made in the temporary folder."""
+    import tempfile
+
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "Penstock's two processes need a temporary folder for the socket between them: "
+            f"{error.strerror}. Set TMPDIR to a folder that can be written; in a container, the "
+            "cache mount."
+        ) from None
+    if len(os.fsencode(folder)) > LONGEST_TMPDIR:
+        raise ConfigError(
+            "The path of the temporary folder is too long for the socket between Penstock's two "
+            f"processes: {folder} has {len(os.fsencode(folder))} bytes; the system allows "
+            f"{LONGEST_TMPDIR} bytes. Set TMPDIR to a folder with a shorter name."
+        )
+
+
+# typer reads the options of a command from its signature, which is built from the settings here.
+MODEL = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
+OnlyPlan = Annotated[
+    bool, typer.Option("--plan", help="Print how much memory serving takes, and load nothing.")
+]
+serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        _parameter("folder", MODEL),
+        _parameter("config", ConfigFile),
+        _parameter("plan", OnlyPlan),
+        *map(_option, settings()),
+    ]
+)
+serve.__annotations__ = {}

@@ -1,0 +1,49 @@
+"""A URL of huggingface.co where ORG/NAME is expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from server.cli.config import ServerConfig
+from server.cli.hub_url import from_url
+from server.cli.model_source import resolve_model
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("https://huggingface.co/org/name", ("org/name", None)),
+        ("http://www.huggingface.co/org/name/", ("org/name", None)),
+        ("hf.co/org/name-1.5_b", ("org/name-1.5_b", None)),
+        ("https://huggingface.co/org/name/tree/main", ("org/name", "main")),
+        ("https://huggingface.co/org/name/tree/v2?show=1", ("org/name", "v2")),
+        ("https://huggingface.co/org/name/blob/main/config.json", ("org/name", "main")),
+        (" https://huggingface.co/org/name#usage ", ("org/name", None)),
+        ("org/name", ("org/name", None)),
+        ("./folder", ("./folder", None)),
+        ("https://example.org/org/name", ("https://example.org/org/name", None)),
+    ],
+)
+def test_from_url_returns_name_and_revision(given: str, expected: tuple[str, str | None]) -> None:
+    assert from_url(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://huggingface.co/org/name/blob/main/model.Q4_K.gguf", "GGUF is not served"),
+        ("https://huggingface.co/datasets/name", "not the page of a model"),
+        ("https://huggingface.co/spaces/name/tree/main", "not the page of a model"),
+    ],
+)
+def test_from_url_of_no_served_model_raises_config_error(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_url(url)
+
+
+def test_resolve_model_url_of_other_revision_names_the_pull_command() -> None:
+    config = EngineConfig(model="https://huggingface.co/org/name/tree/v2")
+    with pytest.raises(ConfigError, match=r"penstock pull org/name --revision v2"):
+        resolve_model(ServerConfig(), config)
