@@ -1,4 +1,4 @@
-"""The layout of a step: which tokens of which sequences it computes, and where their KV is."""
+"""The layout of a step: the tokens that it computes for each sequence, and where their KV is."""
 
 from __future__ import annotations
 

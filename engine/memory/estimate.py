@@ -20,7 +20,7 @@ LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders w
 
 
 def weight_bytes(plan: ModelPlan) -> int:
-    """Parameters in the served dtype, and the tables computed beside them.
+    """Parameters in the served dtype, and the tables computed from the configuration.
 
     If weights are packed, a tied head is packed too, and the token embedding keeps its own table.
     """
@@ -50,7 +50,7 @@ def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:
 
 
 def step_bytes(plan: ModelPlan) -> int:
-    """What the largest step holds at its worst moment, besides weights and KV.
+    """Peak memory of the largest step, without weights and KV.
 
     That is the widest linear over all tokens, or one layer's attention at full length, or the
     logits of all sequences.

@@ -1,4 +1,4 @@
-"""What a GPU needs besides weights, rows and KV cache, measured before the KV cache is sized."""
+"""Memory of steps and graphs on a GPU, measured before the KV cache is sized."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MARGIN = "safety margin"
 
 
 class MemoryPlan(NamedTuple):
-    """What serving will take, with the memory that is free now."""
+    """The memory that serving will take, and the memory that is free now."""
 
     planned: Mapping[str, int]  # bytes by entry
     available: int  # bytes free before anything is loaded

@@ -184,7 +184,7 @@ def _profile_over_one_block(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepPro
 
 
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
-    """Bytes needed beside the KV cache and the loaded weights. Not counted on a CPU."""
+    """Bytes needed in addition to the KV cache and the loaded weights. Not counted on a CPU."""
     if profile is None:
         return 0
     return profile.step_bytes + profile.graph_bytes + rows_bytes(plan, plan.max_model_len)

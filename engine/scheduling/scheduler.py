@@ -18,7 +18,6 @@ import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from engine.errors import RequestRejectedError
 from engine.protocol import (
     Admission,
     EmbedRequest,
@@ -33,6 +32,7 @@ from engine.protocol import (
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
+from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import tokens_for_others
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
@@ -84,52 +84,14 @@ class Scheduler:
     def add(self, request: GenerateRequest | EmbedRequest) -> None:
         """Queue a request. Raises RequestRejectedError with the limits if it can never run."""
         if isinstance(request, EmbedRequest):
-            self._add_embedding(request)
+            check_embedding(request, self.max_model_len)
+            self.embeds.add(request)
             return
-        self._check_fits(request)
+        check_generation(request, self.tables, self.max_model_len)
         assert request.id not in self.sequences, "request ids are never reused"
         sequence = Sequence(request)
         self.sequences[sequence.id] = sequence
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
-
-    def _check_fits(self, request: GenerateRequest) -> None:
-        """Raises RequestRejectedError if the model and the KV cache can never hold `request`."""
-        length, wanted = len(request.prompt), request.params.max_tokens
-        encoder_length = len(request.encoder_prompt)
-        if not self.tables.groups or bool(encoder_length) != bool(self.tables.cross_groups):
-            raise RequestRejectedError(
-                "invalid_value",
-                "The model cannot run this request: an encoder does not generate, an "
-                "encoder-decoder needs an encoder prompt, and a decoder takes none.",
-            )
-        if not length or wanted < 1:
-            raise RequestRejectedError(
-                "invalid_value",
-                f"A request needs at least one prompt token and one new token; it has {length} "
-                f"prompt tokens and max_tokens {wanted}.",
-            )
-        if max(length + wanted, encoder_length) > self.max_model_len:
-            raise RequestRejectedError(
-                "context_length_exceeded",
-                f"{encoder_length or length} prompt tokens and {wanted} new tokens exceed the "
-                f"context of {self.max_model_len} tokens. Shorten the prompt or lower max_tokens.",
-            )
-        # The last token's KV is never needed.
-        blocks = self.tables.max_blocks(length + wanted - 1, encoder_length)
-        if blocks > self.pool.num_blocks:
-            raise RequestRejectedError(
-                "context_length_exceeded",
-                f"{length} prompt tokens and {wanted} new tokens need {blocks} KV blocks of "
-                f"{self.block_size} tokens; there are {self.pool.num_blocks}. Shorten the request.",
-            )
-
-    def _add_embedding(self, request: EmbedRequest) -> None:
-        if not 0 < len(request.tokens) <= self.max_model_len:
-            raise RequestRejectedError(
-                "context_length_exceeded",
-                f"The text has {len(request.tokens)} tokens; supported: 1 to {self.max_model_len}.",
-            )
-        self.embeds.add(request)
 
     def abort(self, ids: Iterable[int]) -> None:
         """Remove these requests; unknown ids are ignored."""

@@ -15,7 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # The loop's closure leaves these out: they are read one file at a time.
-APART = ("engine.models", "engine.layers", "engine.ops", "engine.kernels")
+APART = (
+    "engine.models",
+    "engine.layers",
+    "engine.ops",
+    "engine.kernels",
+    "engine.checkpoint.loader",
+    "engine.checkpoint.weight_map",
+    "engine.checkpoint.random",
+)
 LAYOUT = {
     tokenize.ENCODING,
     tokenize.COMMENT,
