@@ -1,4 +1,5 @@
 # Targets that need .venv create it, and update it if pyproject.toml or constraints.txt changed.
+# A line `target: ## text` is printed by `make help`.
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= demo
@@ -7,39 +8,52 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 # Without a GPU, install torch's CPU build, which is 2 GB smaller. pip prefers its local version
 # 2.x+cpu to the 2.x of the default index. `TORCH_INDEX=` disables the second index.
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
-comma := ,
-EXTRAS := dev$(if $(GPU),$(comma)gpu)
+PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: setup serve test test-slow bench demo-eval demo-score demo-train gpu-check gpu-wheels clean
+.PHONY: help serve setup check test test-slow bench demo-eval demo-score demo-train gpu-check \
+	gpu-wheels clean
 
-setup: .venv/stamp
+help: ## print this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
-# venv keeps existing links: the link of another Python would load the library of this one.
-.venv/stamp: pyproject.toml constraints.txt
-	rm -f .venv/bin/python*
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --retries 1 --no-deps -c constraints.txt \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
-	touch $@
-
-serve: setup
+serve: .venv/serving ## serve MODEL (demo) on PORT (8000), after installing what serving needs
 	$(BIN)/penstock serve $(MODEL) --port $(PORT)
 
-test: setup
+setup: .venv/stamp ## install what the tests need too
+
+# venv keeps existing links: the link of another Python would load the library of this one.
+.venv/serving: pyproject.toml constraints.txt
+	rm -f .venv/bin/python*
+	$(PYTHON) -m venv .venv
+	$(PIP) --retries 1 --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) -e '.$(if $(GPU),[gpu])'
+	touch $@
+
+.venv/stamp: .venv/serving
+	$(PIP) -q -e '.[dev]'
+	touch $@
+
+check: setup ## lint, and run the tests nearest to what changed since the last commit
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.nearest
+
+test: setup ## lint, and run all tests that need no GPU and take no minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
-test-slow: setup
+test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m "slow and not gpu"
 
-bench: setup
+bench: setup ## measure the tables of docs/performance.md
 	$(BIN)/python -m loadtest.bench_cpu
 
-demo-eval:
+demo-eval: ## ask the demo models what they were not trained on, over HTTP
 	@$(MAKE) --no-print-directory demo-score DEMO=demo
 	@$(MAKE) --no-print-directory demo-score DEMO=demo-translate
 
@@ -53,7 +67,7 @@ demo-score: setup
 	until curl -sf $$url/ready >/dev/null; do kill -0 $$server || exit 1; sleep 0.2; done; \
 	$(BIN)/python -m engine.demo.training.evaluate --base-url $$url/v1
 
-demo-train: setup
+demo-train: setup ## make the demo models again: text, tokenizer, weights
 	$(BIN)/python -m engine.demo.training.train
 	$(BIN)/python -m engine.demo.training.train --model translate
 
@@ -65,7 +79,7 @@ GPU_PYTHON_VERSION ?= 3.12
 GPU_SITE := build/gpu-site
 GPU_JSON ?= build/gpu-check.json
 
-gpu-wheels: setup
+gpu-wheels: setup ## download what a GPU machine without network needs
 	rm -rf build/gpu-wheels
 	$(BIN)/pip wheel -q --no-deps -w build/gpu-wheels .
 	$(BIN)/pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
@@ -74,7 +88,7 @@ gpu-wheels: setup
 		pytest-asyncio pytest-timeout pyzmq sse-starlette starlette structlog truststore typer \
 		typing-inspection uvicorn
 
-gpu-check:
+gpu-check: ## on a machine with a GPU: its tests, then its figures against the bounds
 ifeq ($(GPU),)
 	@echo "gpu-check: nvidia-smi was not found, so there is no GPU to check. Nothing was run."
 else
@@ -86,6 +100,6 @@ else
 	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) || status=1; exit $$status
 endif
 
-clean:
+clean: ## remove .venv and all caches
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		.hypothesis
