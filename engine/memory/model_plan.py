@@ -28,6 +28,7 @@ from engine.layers.linear import Linear
 from engine.memory.kv_budget import MemoryPlan, check_weights, margin, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
+from engine.ops.kernels import Kernels
 from engine.runner.graphs import batch_sizes
 from engine.runner.mixed import mixed_shapes
 from engine.runner.sequence_rows import SequenceRows
@@ -107,11 +108,18 @@ class ModelPlan:
             fill=total is not None,
         )
 
-    def rows(self, max_model_len: int, device: torch.device) -> SequenceRows:
+    def rows(
+        self, max_model_len: int, device: torch.device, kernels: Kernels = "torch"
+    ) -> SequenceRows:
         """What the device knows of running sequences of up to `max_model_len` tokens."""
         config = self.config
         return SequenceRows(
-            config.max_num_seqs, max_model_len, config.block_size, len(self.groups), device
+            config.max_num_seqs,
+            max_model_len,
+            config.block_size,
+            len(self.groups),
+            device,
+            kernels,
         )
 
     def _step_bytes(self) -> int:
@@ -181,11 +189,6 @@ class ModelPlan:
         """Whether steps will be CUDA graphs."""
         eager = self.config.enforce_eager or self.kind == "encoder"
         return self.device.type == "cuda" and self.backend.captures and not eager
-
-    @property
-    def compiles(self) -> bool:
-        """Whether Numba's kernels were asked for."""
-        return self.backend.name == "numba"
 
     @property
     def packs(self) -> bool:

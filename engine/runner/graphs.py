@@ -120,6 +120,7 @@ class DecodeGraphs:
 
     def _draw_tokens(self, size: int) -> None:
         row_ids = self.row_ids[:size]
-        tokens = draw(self.logits[:size], self._rows.draw_params(row_ids))
+        params = self._rows.draw_params(row_ids)
+        tokens = draw(self.logits[:size], params, self._rows.kernels)
         self._rows.append(row_ids, tokens)
         self.tokens[:size].copy_(tokens)

@@ -29,7 +29,7 @@ from engine.memory.profile import (
     release,
     scoring_step,
 )
-from engine.ops.dispatch import compiled_kernels
+from engine.ops.kernels import select_kernels, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch, pool
@@ -75,6 +75,7 @@ class ModelRunner:
         self.config, self.plan = config, plan
         self.model, self.backend, self.kind = plan.model, plan.backend, plan.kind
         self.device, self.dtype = plan.device, plan.dtype
+        self.kernels = select_kernels(self.device, self.backend.name)
         self.max_num_encoder_tokens = plan.max_num_encoder_tokens
         self.threads = config.threads or cpu_count()
         torch.set_num_threads(self.threads)
@@ -91,10 +92,11 @@ class ModelRunner:
                 device=self.device,
                 progress=lambda fraction: progress(Progress("loading weights", fraction)),
             )
+        use_kernels(plan.module, self.kernels)
         self.weight_bytes = sum(p.nbytes for p in plan.module.parameters())
         if plan.packs:
             progress(Progress("prepacking weights", 0.0))
-            _prepack(plan.module, compiled=plan.compiles)
+            _prepack(plan.module)
         self.graphs: DecodeGraphs | None = None
         self.mixed: MixedGraphs | None = None
         self._can_capture = True
@@ -118,10 +120,6 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
-        with compiled_kernels(self.plan.compiles):
-            return self._launch(step)
-
-    def _launch(self, step: Step) -> PendingStep:
         launched_at = time.monotonic()
         # Two launches a layer, and large batches take a block in nearly every step.
         if step.scrub and self.backend.reads_masked_keys:
@@ -200,10 +198,10 @@ class ModelRunner:
         params = self.rows.draw_params(row_ids) if captured else None
         logprobs = None
         if params and all(self.rows.plain[s.row] for s in slices):
-            tokens = draw(logits.float(), params)
+            tokens = draw(logits.float(), params, self.kernels)
         else:
             rows = [self.rows.sampling_row(s.row, s.start + s.count) for s in slices]
-            tokens, logprobs = sample(logits, rows, params)
+            tokens, logprobs = sample(logits, rows, params, self.kernels)
         self.rows.append(row_ids, tokens)
         return tokens, logprobs
 
@@ -237,7 +235,7 @@ class ModelRunner:
         config = self.config
         self.max_model_len = max_model_len
         self.kv = KVCache(self.plan.specs, blocks, config.block_size, self.dtype, self.device)
-        self.rows = self.plan.rows(max_model_len, self.device)
+        self.rows = self.plan.rows(max_model_len, self.device, self.kernels)
 
     def _decode_graphs(self, recorder: Recorder) -> DecodeGraphs:
         return DecodeGraphs(self.model, self.rows, self.kv, self.backend, recorder)
@@ -358,7 +356,7 @@ class ModelRunner:
         )
 
 
-def _prepack(model: nn.Module, *, compiled: bool) -> None:
+def _prepack(model: nn.Module) -> None:
     for module in model.modules():
         if callable(prepack := getattr(module, "prepack", None)):
-            prepack(compiled=compiled)
+            prepack()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from engine.device.transfer import to_device
+from engine.ops.kernels import Kernels
 from engine.ops.sequence_rows import append
 from engine.protocol import SamplingParams
 from engine.sampling.draw import DrawParams
@@ -34,7 +35,9 @@ class SequenceRows:
         block_size: int,
         num_groups: int,
         device: torch.device,
+        kernels: Kernels = "torch",
     ) -> None:
+        self.kernels = kernels
         self.padding = max_num_seqs  # the padding row's index
         rows = max_num_seqs + 1
 
@@ -140,4 +143,4 @@ class SequenceRows:
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Append sampled tokens [R] to `rows` [R]; the padding row does not grow."""
-        append(rows, tokens, self.tokens, self.lengths, self.padding)
+        append(rows, tokens, self.tokens, self.lengths, self.padding, kernels=self.kernels)

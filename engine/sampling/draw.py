@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.kernels import Kernels
 from engine.sampling.filters import keep
 from engine.sampling.noise import exponential_noise
 
@@ -30,13 +30,13 @@ class DrawParams(NamedTuple):
     positions: torch.Tensor  # int64: where in its sequence the drawn token will stand
 
 
-def draw(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
+def draw(logits: torch.Tensor, rows: DrawParams, kernels: Kernels) -> torch.Tensor:
     """Tokens [R] int64 for fp32 logits [R, V], which stay as they are; INVALID where a row is not
     finite.
 
     Equally likely tokens rank by their number, the lowest first.
     """
-    if kernels_for(logits):
+    if kernels == "triton":
         from engine.kernels.triton.draw import draw_tokens
 
         return draw_tokens(logits, *rows, GREEDY_BELOW, INVALID)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.ops.kernels import Kernels
 from engine.protocol import SamplingParams
 from engine.sampling.draw import GREEDY_BELOW, INVALID, DrawParams, draw
 from engine.sampling.filters import adjust, adjusts_logits, keep
@@ -31,7 +32,10 @@ class SamplingRow:
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], params: DrawParams | None = None
+    logits: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    params: DrawParams | None = None,
+    kernels: Kernels = "torch",
 ) -> tuple[torch.Tensor, PendingLogprobs | None]:
     """Token ids [R] int64 for logits [R, V] (clobbered), and logprobs where asked for.
 
@@ -51,7 +55,7 @@ def sample(
     for i in adjusted:
         adjust(logits[i], rows[i].params, rows[i].tokens, rows[i].prompt_length)
     if params is not None:
-        tokens = draw(logits.float(), params)
+        tokens = draw(logits.float(), params, kernels)
     else:
         if adjusted:
             tokens = logits.max(dim=-1).indices

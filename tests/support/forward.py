@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.kv_cache import KVCache
-from engine.ops.dispatch import compiled_kernels
 from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
@@ -47,7 +46,7 @@ def forward(
         tables = [tuple(scattered.pop() for _ in range(count)) for count in needed[row]]
         blocks += [NewBlocks(row, group, 0, ids) for group, ids in enumerate(tables)]
         if source:
-            own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].cross)
+            own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].is_cross)
             encoder_inputs.append(EncoderInput(row, tuple(source), blocks=own))
     runner.rows.apply(rows, blocks)
     if encoder_inputs:
@@ -60,8 +59,7 @@ def forward(
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
-        with compiled_kernels(runner.plan.compiles):
-            result = runner.model.logits(runner.model.forward(batch))
+        result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)
     assert not any(kv.layers[0].keys[0].flatten().tolist()), "the null block was written"

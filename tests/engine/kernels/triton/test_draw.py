@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.noise import log_noise, noise_bits, noise_key
-from engine.ops.dispatch import kernels_everywhere
 from engine.protocol import SamplingParams
 from engine.sampling import noise
 from engine.sampling.draw import INVALID, DrawParams, draw
@@ -64,11 +63,10 @@ def test_draw_kernel_mixed_rows_equal_reference(
     params = params_of(
         [row(3 + n % 5, seed=n * 2**33 - n, **PLAIN[n % len(PLAIN)]) for n in range(rows)]
     )
-    before, due = logits.clone(), draw(logits, params)
-    with kernels_everywhere():
-        found = draw(logits, params)
-        apart = draw(torch.cat([logits, logits], 1)[:, :vocabulary], params)
-        alone = draw(logits[-1:], params_of_row(params, rows - 1))
+    before, due = logits.clone(), draw(logits, params, "torch")
+    found = draw(logits, params, "triton")
+    apart = draw(torch.cat([logits, logits], 1)[:, :vocabulary], params, "triton")
+    alone = draw(logits[-1:], params_of_row(params, rows - 1), "triton")
     assert found.tolist() == due.tolist() == apart.tolist()
     assert alone.tolist() == due[-1:].tolist()
     assert torch.equal(logits, before)
@@ -78,9 +76,8 @@ def test_draw_kernel_mixed_rows_equal_reference(
 def test_draw_kernel_zeros_of_both_signs_tie(params: dict[str, float]) -> None:
     logits = torch.tensor([[-1.0, -0.0, 0.0, -0.0, -2.0]]).repeat(20, 1)
     rows = params_of([row(seed=n, **params) for n in range(20)])
-    due = draw(logits, rows)
-    with kernels_everywhere():
-        assert draw(logits, rows).tolist() == due.tolist()
+    due = draw(logits, rows, "torch")
+    assert draw(logits, rows, "triton").tolist() == due.tolist()
 
 
 def params_of_row(params, row):
@@ -115,20 +112,18 @@ def test_draw_kernel_every_filter_threshold_equals_reference(kind: str) -> None:
         logits[:, ::2] = -math.inf
         logits[-len(LIMITS) :, 5:] = -math.inf
     params = params_of([row(7, seed=n, **limits) for n, limits in enumerate(LIMITS * 2)])
-    due = draw(logits, params)
-    with kernels_everywhere():
-        assert draw(logits, params).tolist() == due.tolist()
+    due = draw(logits, params, "torch")
+    assert draw(logits, params, "triton").tolist() == due.tolist()
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
 def test_draw_kernel_non_finite_row_leaves_other_rows_unchanged(broken: float) -> None:
     logits = torch.stack([logits_of(100, 1.0, seed) for seed in range(2 * len(PLAIN))])
     params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN * 2)])
-    due = draw(logits, params)
+    due = draw(logits, params, "torch")
     logits[::2, 77 if broken != -math.inf else slice(None)] = broken
     due[::2] = INVALID
-    with kernels_everywhere():
-        assert draw(logits, params).tolist() == due.tolist()
+    assert draw(logits, params, "triton").tolist() == due.tolist()
 
 
 SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "top-p", "min-p")]
@@ -139,8 +134,7 @@ def test_draw_kernel_frequencies_match_distribution(name: str) -> None:
     setting, draws = SETTINGS[name], 150 if name == "temperature" else 400
     logits, params = logits_of(32), SamplingParams(max_tokens=64, **SETTINGS[name])
     rows = params_of([row(seed=s, **setting) for s in range(draws)])
-    with kernels_everywhere():
-        drawn = draw(logits.repeat(draws, 1), rows)
+    drawn = draw(logits.repeat(draws, 1), rows, "triton")
     as_often_as(distribution(logits, params, [0], 1), drawn)
 
 
@@ -149,6 +143,5 @@ def test_sample_with_kernels_equals_reference() -> None:
     logits = torch.stack([logits_of(200, 1.0, seed) for seed in range(len(VARIED))])
     rows = [row(5, seed=n, **setting) for n, setting in enumerate(VARIED)]
     due, _ = sample(logits.clone(), rows)
-    with kernels_everywhere():
-        found, _ = sample(logits.clone(), rows, params_of(rows))
+    found, _ = sample(logits.clone(), rows, params_of(rows), "triton")
     assert found.tolist() == due.tolist()
