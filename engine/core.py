@@ -6,8 +6,6 @@ import time
 from collections import deque
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
 from engine.protocol import (
@@ -29,8 +27,8 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
 
-class Inbox(Protocol):
-    """Receives and sends messages: a zmq endpoint, or lists in a test."""
+class Endpoint(Protocol):
+    """The engine's end of the channel: a zmq endpoint, or lists in a test."""
 
     def drain(self, *, block: bool) -> list[ToEngine]: ...
 
@@ -45,21 +43,26 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, runner: ModelRunner, endpoint: Inbox, *, depth: int = 0
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        facts: Ready,
+        endpoint: Endpoint,
+        *,
+        depth: int = 0,
     ) -> None:
-        facts = runner.facts()
         self.scheduler = Scheduler(
             num_blocks=facts.num_blocks,
             block_size=facts.block_size,
             max_model_len=facts.max_model_len,
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
-            max_num_encoder_tokens=runner.max_num_encoder_tokens,
+            max_num_encoder_tokens=facts.max_num_encoder_tokens,
             groups=facts.kv_groups,
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,
         )
-        self.facts: Ready = facts
+        self.facts = facts
         self.runner = runner
         self.endpoint = endpoint
         self.depth = depth
@@ -82,8 +85,8 @@ class EngineCore:
             self.handle(message)
         step = self.scheduler.schedule()
         if step:
-            self.runner.openmp_wait.look(time.monotonic())
-            self.in_flight.append(pending := self.runner.launch(step))
+            pending = self.runner.launch(step)
+            self.in_flight.append(pending)
             self.admitted += self.scheduler.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
@@ -108,7 +111,7 @@ class EngineCore:
         """Wait for the results of a step and send its outputs."""
         sampled = pending.wait()
         now = time.monotonic()
-        outputs = self.scheduler.retire(pending.step, sampled, pending.scores())
+        outputs = self.scheduler.retire(pending.step, sampled, pending.prompt_logprobs())
         admitted, self.admitted = self.admitted, []
         vectors = self.scheduler.embeds.retire(pending.embeddings())
         stats = self.stats(pending.step, now - pending.launched_at)
@@ -117,6 +120,4 @@ class EngineCore:
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         """Return the stats after `step`, if any, which took `seconds`."""
-        cpu = self.runner.openmp_wait
-        stats = self.scheduler.stats(step, seconds)
-        return replace(stats, cpu_contention=cpu.contention, cpu_contended=cpu.contended)
+        return self.scheduler.stats(step, seconds, self.runner.gauges())

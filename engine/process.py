@@ -53,13 +53,13 @@ def main() -> int:
     try:
         # Imported here so that a broken torch is reported like other failures.
         from engine.core import EngineCore
-        from engine.runner.model_runner import ModelRunner
+        from engine.runner.load import load_engine
 
-        runner = ModelRunner(config, endpoint.send)
+        loaded = load_engine(config, endpoint.send)
         # On a GPU the host schedules the next step while this one runs.
-        depth = 1 if runner.device.type == "cuda" else 0
-        core = EngineCore(config, runner, endpoint, depth=depth)
-        endpoint.send(core.facts)
+        depth = 1 if loaded.plan.device.type == "cuda" else 0
+        core = EngineCore(config, loaded.runner, loaded.facts, endpoint, depth=depth)
+        endpoint.send(loaded.facts)
         gc.freeze()  # otherwise a collection traverses torch's modules, a pause of 55 ms
         core.run()
     except ConfigError as error:

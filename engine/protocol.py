@@ -154,14 +154,14 @@ class KVGroup(Record, frozen=True):
 
 
 class MemoryEntry(Record, frozen=True):
-    """Bytes that one use of device memory takes: predicted from shapes, and measured after loading.
+    """Bytes that one use of device memory takes: planned from shapes, and measured after loading.
 
-    `what` names the use, for example "weights" or "KV cache".
+    `name` is the use, for example "weights" or "KV cache".
     """
 
-    what: str
-    foreseen: int  # predicted bytes
-    found: int | None = None  # measured bytes; None: not measured on this device
+    name: str
+    planned: int
+    measured: int | None = None  # None: not measured on this device
 
 
 class Ready(Message, frozen=True):
@@ -187,9 +187,8 @@ class Ready(Message, frozen=True):
     start_token: int | None = None  # first decoder token of an encoder-decoder
     embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
     batch_variance: BatchVariance = None
-    emulates_bf16: bool = (
-        False  # bf16 without a bf16 matmul on this CPU: many rows are slower than fp32
-    )
+    emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
+    max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     memory: tuple[MemoryEntry, ...] = ()
 
 
@@ -253,10 +252,7 @@ class EngineStats(Record, frozen=True):
     step_seconds: float = 0.0  # wall time of this step
     step_prefill_tokens: int = 0  # tokens of prompts and of encoded texts
     step_decode_tokens: int = 0
-    # Share of their time that the engine's threads queued for a core; None: not measured.
-    cpu_contention: float | None = None
-    # Contention is high, so the threads sleep, rather than spin, while they wait for each other.
-    cpu_contended: bool = False
+    gauges: dict[str, float] = {}  # named measurements of the runner, exported by /metrics
 
 
 class StepOutputs(Message, frozen=True):

@@ -66,11 +66,11 @@ def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
         layer.keys.normal_()
         layer.values.normal_()
     row_ids = torch.arange(batch, device=runner.device)
-    spec = runner.plan.specs[0]
+    spec = engine.loaded.plan.kv_specs[0]
 
     def random(heads: int) -> torch.Tensor:
         shape = batch, heads, spec.head_dim
-        return torch.randn(shape, device=runner.device).to(runner.dtype)
+        return torch.randn(shape, device=runner.device).to(engine.loaded.plan.dtype)
 
     query, key, value = random(spec.num_heads), random(spec.num_kv_heads), random(spec.num_kv_heads)
 
@@ -85,7 +85,9 @@ def _attend(bench: Bench, batch: int, context: int) -> tuple[float, float]:
         with torch.cuda.graph(graph):
             run()
         run = graph.replay
-    read = 2 * batch * context * spec.num_kv_heads * spec.head_dim * runner.dtype.itemsize
+    read = (
+        2 * batch * context * spec.num_kv_heads * spec.head_dim * engine.loaded.plan.dtype.itemsize
+    )
     return device_seconds(run) / layers, read
 
 
@@ -97,13 +99,13 @@ def ledger(bench: Bench) -> list[Row]:
     before = available_memory(torch.device(bench.device))
     model, count = "qwen3-0.6b", 8 if bench.smoke else 256
     engine = bench.engine(model, max_num_seqs=count, gpu_memory_utilization=0.95)
-    entries = engine.runner.ledger()
+    entries = engine.loaded.facts.memory
     engine.generate(bench.works(model, count, 24 if bench.smoke else 2000, 8))
     used = before - available_memory(engine.runner.device)
     off = []
     for total in (
-        sum(entry.found or entry.foreseen for entry in entries),
-        sum(entry.foreseen for entry in entries),
+        sum(entry.measured or entry.planned for entry in entries),
+        sum(entry.planned for entry in entries),
     ):
         off.append(100 * abs(total - used) / used if used > 0 else 0.0)
     note = f"{used:,} bytes in use after a full step"

@@ -28,7 +28,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels, use_kernels
-from engine.sampling.draw import DrawParams, draw
+from engine.sampling.sampler import DrawParams, draw
 from loadtest.gpu_bench import NANO_MODEL, Bench, Row
 from loadtest.gpu_device import attention, ceilings, ledger
 from loadtest.gpu_models import Chip
@@ -133,20 +133,25 @@ def layers_in_torch(*types: type[nn.Module]) -> Iterator[None]:
             if isinstance(layer, types):
                 setattr(layer, "kernels", "torch")  # noqa: B010 - see use_kernels
 
-    with mock.patch("engine.runner.model_runner.use_kernels", use):
+    with mock.patch("engine.runner.load.use_kernels", use):
         yield
 
 
 @contextmanager
 def sampling_in_torch() -> Iterator[None]:
-    """Let engines that are loaded and run in this context draw tokens with torch."""
+    """Let engines that are loaded and run in this context draw tokens with torch.
 
-    def draw_in_torch(logits: torch.Tensor, rows: DrawParams, kernels: Kernels) -> torch.Tensor:
-        return draw(logits, rows, "torch")
+    Draws are always static, as in a captured step, so that the host reads nothing.
+    """
+
+    def draw_in_torch(
+        logits: torch.Tensor, rows: DrawParams, kernels: Kernels, *, static: bool
+    ) -> torch.Tensor:
+        return draw(logits, rows, "torch", static=True)
 
     with ExitStack() as patches:
-        for module in ("runner.graphs", "runner.model_runner", "sampling.sampler"):
-            patches.enter_context(mock.patch(f"engine.{module}.draw", draw_in_torch))
+        for module in ("step_graphs", "model_runner"):
+            patches.enter_context(mock.patch(f"engine.runner.{module}.draw", draw_in_torch))
         yield
 
 

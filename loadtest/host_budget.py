@@ -22,7 +22,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import FromEngine, GenerateRequest, SamplingParams, ToEngine
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load import load_engine
 
 PROMPT, WARM_UP = 20, 20
 
@@ -64,7 +64,8 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
     params = SamplingParams(max_tokens=WARM_UP + steps + 32, temperature=0.8, top_p=0.95)
     prompts = [[1 + (n + i) % 500 for i in range(PROMPT)] for n in range(sequences)]
     requests = [GenerateRequest(n, prompt, params, 0.0) for n, prompt in enumerate(prompts)]
-    core = EngineCore(config, ModelRunner(config, recorder=NoDevice()), Requests(requests), depth=1)
+    loaded = load_engine(config, recorder=NoDevice())
+    core = EngineCore(config, loaded.runner, loaded.facts, Requests(requests), depth=1)
     took: dict[str, list[float]] = defaultdict(list)
     timed(core.scheduler, "schedule", took)
     timed(core.runner, "launch", took)

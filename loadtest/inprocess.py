@@ -20,7 +20,7 @@ from engine.protocol import (
     StepOutputs,
     ToEngine,
 )
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load import load_engine
 
 WARM_UP = 8  # steps
 
@@ -39,10 +39,11 @@ class Engine:
 
     def __init__(self, config: EngineConfig, depth: int | None = None) -> None:
         """`depth` is that of EngineCore; None selects the device's default."""
-        self.runner = ModelRunner(config)
+        self.loaded = load_engine(config)
+        self.runner = self.loaded.runner
         if depth is None:
             depth = 1 if self.runner.device.type == "cuda" else 0
-        self.core = EngineCore(config, self.runner, self, depth=depth)
+        self.core = EngineCore(config, self.runner, self.loaded.facts, self, depth=depth)
         self.steps: list[float] = []  # when each step was retired, CLOCK_MONOTONIC
         self._inbox: list[ToEngine] = []
         self._ids = 0

@@ -42,7 +42,7 @@ class AttentionBackend(Protocol):
 
     name: str
     # Whether the cost of a captured step depends on sequence lengths, not on the tables' width.
-    captures: bool
+    supports_capture: bool
     # Whether it reads keys that it then masks. NaN in such a key would pass the mask, as 0 * NaN.
     reads_masked_keys: bool
 

@@ -27,7 +27,7 @@ class NumbaBackend:
     """Supports causal layers without a bias, on a CPU. Stores the keys of a block transposed."""
 
     name = "numba"
-    captures = False  # it needs the sequence lengths on the host
+    supports_capture = False  # it needs the sequence lengths on the host
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

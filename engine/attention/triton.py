@@ -27,7 +27,7 @@ class TritonBackend:
     """Supports every AttentionSpec with head_dim up to 256, on a GPU."""
 
     name = "triton"
-    captures = True
+    supports_capture = True
     reads_masked_keys = False
 
     def __init__(self, device: torch.device) -> None:

@@ -49,7 +49,7 @@ Sleep = Callable[[], Callable[[], None]]  # makes waiting threads sleep; returns
 
 
 class OpenMPWait:
-    """Switches the threads between spinning and sleeping. Call `look` before each step."""
+    """Switches the threads between spinning and sleeping. Call `poll` before each step."""
 
     def __init__(self, read: Callable[[], Times], sleep: Sleep | None) -> None:
         """`read` returns the times of the process. Without `sleep`, only `contention` is set."""
@@ -66,7 +66,7 @@ class OpenMPWait:
         size = idle_threads(device, threads)
         return cls(thread_times, (lambda: idle_team(size)) if size else None)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Read the times and switch if needed; do nothing until a window has passed.
 
         `now` is in seconds of CLOCK_MONOTONIC.
@@ -90,6 +90,15 @@ class OpenMPWait:
         elif self.contended and now - self._woken_at > CALM:
             log.info("The engine's threads have not had to queue for cores for %d s.", CALM)
             self.contended, self._pause = False, FIRST_PAUSE
+
+    def gauges(self) -> dict[str, float]:
+        """Return the measurements for /metrics; empty until threads have computed for a while."""
+        if self.contention is None:
+            return {}
+        return {
+            "engine_cpu_contention": self.contention,
+            "engine_cpu_contended": float(self.contended),
+        }
 
     def _fall_asleep(self, sleep: Sleep, now: float, share: float) -> None:
         try:

@@ -1,7 +1,8 @@
-"""Print the memory that serving takes. `main` takes CONFIG, the EngineConfig in JSON.
+"""Print the memory that serving a model takes: `penstock serve MODEL --plan`.
 
-Nothing is loaded: shapes come from config.json. Status 2, with the reason, where it does not fit or
-is not served at all; with `anywhere` behind CONFIG this machine's memory is not looked at.
+`main` reads its arguments from the command line: the EngineConfig as JSON, and optionally
+`anywhere`. Nothing is loaded: shapes come from config.json. The status is 2, with the reason on
+stderr, if the model is not supported or does not fit; with `anywhere`, memory is not checked.
 """
 
 from __future__ import annotations
@@ -16,32 +17,38 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
+from engine.memory.report import MemoryPlan, plan_memory
 
 
 def main() -> int:
     config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
+    check_memory = sys.argv[2:] != ["anywhere"]
     try:
         plan = ModelPlan(config)
-        if sys.argv[2:] == ["anywhere"]:
-            return 0
-        memory = plan.memory_plan()
+        memory = plan_memory(plan) if check_memory else None
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
-    taken, total = memory.taken, sum(memory.taken.values())
-    rest = {"in all": total, "free now": memory.available, "left": memory.available - total}
+    if memory is not None:
+        _print(plan, memory)
+    return 0
+
+
+def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
+    total = sum(memory.planned.values())
+    left = memory.available - total
+    sums = {"in all": total, "free now": memory.available, "left": left}
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify)
-    for what, size in [*taken.items(), *rest.items()]:
-        table.add_row(f"{size:,}", decimal(size), what)
+    for name, size in [*memory.planned.items(), *sums.items()]:
+        table.add_row(f"{size:,}", decimal(size), name)
     dtype = str(plan.dtype).removeprefix("torch.")
-    say = sys.stdout.write
-    say(f"{plan.architecture}, {plan.parameters:,} parameters, ")
-    say(f"{dtype} on {plan.device}; bytes:\n")
+    write = sys.stdout.write
+    write(f"{plan.architecture}, {plan.num_parameters:,} parameters, ")
+    write(f"{dtype} on {plan.device}; bytes:\n")
     sys.stdout.flush()
     Console(width=100).print(table)
-    if plan.groups:
-        say(f"{memory.num_blocks} KV blocks of {config.block_size} tokens; sequences of up to ")
-        say(f"{memory.max_model_len} tokens, {config.max_num_seqs} in a step\n")
-    return 0
+    if plan.kv_groups:
+        write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens; sequences of up ")
+        write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")

@@ -1,10 +1,9 @@
-"""How many KV blocks there will be, and how long a sequence may get in them."""
+"""The KV budget: how many KV blocks there will be, and how long a sequence may become in them."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -13,38 +12,33 @@ from engine.protocol import KVGroup
 SHARE_OF_FREE = 4  # on a CPU, at most a quarter of the free memory becomes KV cache
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """What a model will take on its device."""
-
-    taken: Mapping[str, int]  # bytes by what takes them
-    available: int  # bytes free before anything is loaded
-    num_blocks: int
-    max_model_len: int
-
-
 def margin(config: EngineConfig, total: int | None) -> int:
-    """Bytes of a GPU that are left alone."""
+    """Return the bytes of a GPU with `total` bytes that stay unused; 0 on a CPU (None)."""
     return 0 if total is None else int(total * (1 - config.gpu_memory_utilization))
 
 
 def check_weights(size: int, free: int, total: int | None) -> None:
-    """Raises ConfigError where a GPU of `total` bytes has too few `free` for weights of `size`. On
-    a CPU, without a total, `free` is all the machine has: other programs may yet give it up."""
-    if size > free:
-        have = f"the machine has {free / 2**30:.1f}"
-        if total is not None:
-            have = f"{free / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are free"
-        raise ConfigError(
-            f"The weights take {size / 2**30:.1f} GiB, but {have}. Serve a smaller model, or take "
-            f"a {'machine' if total is None else 'GPU'} that has more."
-        )
+    """Raises ConfigError if weights of `size` bytes do not fit into `free`.
+
+    On a GPU, `free` of its `total` bytes are free. On a CPU `total` is None and `free` is all that
+    the machine has, because other programs may still give memory back.
+    """
+    if size <= free:
+        return
+    if total is None:
+        have, device = f"the machine has {_gib(free)}", "machine"
+    else:
+        have, device = f"{_gib(free)} of the GPU's {_gib(total)} GiB are free", "GPU"
+    raise ConfigError(
+        f"The weights take {_gib(size)} GiB, but {have}. Serve a smaller model, or use a {device} "
+        "with more memory."
+    )
 
 
 def spare_for_kv(config: EngineConfig, free: int, total: int | None, reserved: int) -> int:
-    """Of `free` bytes, those that may become KV cache; `reserved` ones are needed beside it.
+    """Return how many of `free` bytes may become KV cache; `reserved` are needed besides it.
 
-    `total` is what a GPU has in all, None on a CPU: there other programs want their share, too.
+    `total` is the size of a GPU, None for a CPU, where other programs want a share too.
     """
     spare = max(free - reserved - margin(config, total), 0)
     return spare // SHARE_OF_FREE if total is None else spare
@@ -61,37 +55,34 @@ def plan_blocks(
     most: int,
     fill: bool = False,
 ) -> tuple[int, int]:
-    """(usable KV blocks, longest sequence in tokens); `spare`, `most` and `block_bytes` in bytes.
+    """Return (usable KV blocks, longest sequence in tokens). Sizes are in bytes.
 
-    An encoder has no KV groups and needs no blocks. With `fill` all of `spare` is taken, for the
-    prefix cache, else no more than `max_num_seqs` sequences of full length can use.
+    Without a configured size, `spare` bytes become blocks: all of them with `fill`, so that the
+    prefix cache gets the rest, else at most what `max_num_seqs` sequences of full length can use.
+    An encoder has no KV groups and needs no blocks.
 
-    Where the model's own context does not fit and none was asked for, the longest that fits is
-    served. Raises ConfigError, with numbers to use instead, where the one asked for does not fit,
-    and where a size was asked for that is beyond `most`, which the device could ever give.
+    If the model's own context does not fit, the longest that fits is served. Raises ConfigError,
+    with values that would work, if a configured context does not fit, or if a configured size is
+    above `most`, which is all that the device could ever give.
     """
+    if not groups:
+        return 0, max_model_len
 
     def needed(tokens: int) -> int:
         return sum(g.max_blocks(tokens, step_tokens, config.block_size) for g in groups)
 
-    if not groups:
-        return 0, max_model_len
     per_sequence = needed(max_model_len)
-    if config.num_gpu_blocks_override is not None:
-        blocks, limit = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
-    elif config.kv_cache_memory_bytes is not None:
-        blocks, limit = config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
-    else:
-        blocks, limit = spare // block_bytes, "the free memory"
+    blocks, limit = _configured_blocks(config, block_bytes)
+    if blocks is None:
+        blocks = spare // block_bytes
         if fill:
             limit = f"--gpu-memory-utilization {config.gpu_memory_utilization}"
         else:
             blocks = min(blocks, config.max_num_seqs * per_sequence)
     if blocks * block_bytes > most:
         raise ConfigError(
-            f"{limit} asks for {blocks} KV blocks ({blocks * block_bytes / 2**30:.1f} GiB), but "
-            f"there are {most / 2**30:.1f} GiB of memory. Ask for less, or leave the flag out: "
-            "what is free then decides."
+            f"{limit} requests {blocks} KV blocks ({_gib(blocks * block_bytes)} GiB), but the "
+            f"memory has {_gib(most)} GiB. Lower it, or leave the flag out to use free memory."
         )
     if blocks >= per_sequence:
         return blocks, max_model_len
@@ -101,12 +92,29 @@ def plan_blocks(
         return blocks, fitting
     advice = [f"--max-model-len {fitting}"] if fitting else []
     if per_sequence * block_bytes <= most:
-        larger = f"--kv-cache-memory-bytes {per_sequence * block_bytes}"
-        if config.num_gpu_blocks_override is not None:  # it overrides the bytes
-            larger = f"--num-gpu-blocks-override {per_sequence}"
-        advice.append(larger)
+        advice.append(_flag_for(config, per_sequence, block_bytes))
     raise ConfigError(
         f"A sequence of {max_model_len} tokens needs {per_sequence} KV blocks "
         f"({per_sequence * block_bytes / 2**20:.1f} MiB), but {limit} gives {blocks}. "
         f"Use {' or '.join(advice) or 'more memory'}."
     )
+
+
+def _configured_blocks(config: EngineConfig, block_bytes: int) -> tuple[int | None, str]:
+    """Return the configured number of blocks, if any, and what limits the number."""
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override, "--num-gpu-blocks-override"
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
+    return None, "the free memory"
+
+
+def _flag_for(config: EngineConfig, blocks: int, block_bytes: int) -> str:
+    """Return the flag that gives `blocks` blocks; the number of blocks overrides the bytes."""
+    if config.num_gpu_blocks_override is not None:
+        return f"--num-gpu-blocks-override {blocks}"
+    return f"--kv-cache-memory-bytes {blocks * block_bytes}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

@@ -1,71 +1,125 @@
-"""What a GPU needs beside weights, rows and KV cache: measured before the KV cache is sized."""
+"""What a GPU needs besides weights, rows and KV cache, measured before the KV cache is sized."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from engine.errors import ConfigError
+from engine.memory.graph_shapes import GraphShape, decode_sizes
 from engine.memory.model_plan import ModelPlan
 from engine.protocol import Pooling, SamplingParams
 from engine.sampling.logprobs import PROMPT_ROWS
 from engine.scheduling.step import EncoderInput, NewRow, ScheduledSlice, Step
 
+Capture = Callable[[GraphShape], None]
+
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
-    """Bytes of the largest step at its worst moment, and of all recordings."""
+class StepProfile:
+    """Bytes of GPU memory: of the largest step at its worst moment, and of all captured graphs."""
 
-    step: int = 0
-    graphs: int = 0
+    step_bytes: int = 0
+    graph_bytes: int = 0
+
+
+def profile_steps(
+    plan: ModelPlan, compute: Callable[[Step], object], capturing: Callable[[], Capture] | None
+) -> StepProfile:
+    """Compute the largest step, and capture the largest graphs of each kind.
+
+    `compute` runs a step to its end. `capturing` makes the graphs' buffers and returns the function
+    that captures a shape; None if nothing will be captured. The caller throws these graphs away: a
+    graph holds the addresses of its KV cache, whose size depends on what the graphs leave.
+
+    Raises ConfigError if the largest step does not fit.
+    """
+    try:
+        step = peak_of(lambda: compute(largest_step(plan)))
+        if plan.kind == "decoder":
+            step = max(step, peak_of(lambda: compute(prompt_logprobs_step(plan))))
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "The largest step does not fit into the GPU memory that the weights leave. Lower "
+            "--max-num-batched-tokens, --max-num-encoder-tokens, --max-num-seqs or "
+            "--max-model-len."
+        ) from error
+    if capturing is None:
+        return StepProfile(step)
+    made: list[Capture] = []
+    graphs = kept_by(lambda: made.append(capturing()))
+    [capture] = made
+    decodes = [GraphShape(size) for size in decode_sizes(plan.config.max_num_seqs)]
+    for shapes in (decodes, plan.mixed_graph_shapes):
+        if shapes:
+            # Filled up to its shape, a captured step may have more tokens than any other step.
+            kept, peak = _capture_largest(capture, shapes)
+            graphs += kept
+            step = max(step, peak)
+    return StepProfile(step, graphs)
+
+
+def _capture_largest(capture: Capture, shapes: Sequence[GraphShape]) -> tuple[int, int]:
+    """Return the bytes that all `shapes` will keep, and the peak while the largest is captured.
+
+    The largest fills the graphs' memory pool. The next one tells what each further one keeps.
+    """
+    *others, largest = shapes
+    peaks: list[int] = []
+    kept = kept_by(lambda: peaks.append(peak_of(lambda: capture(largest))))
+    if others:
+        kept += len(others) * kept_by(lambda: capture(others[-1]))
+    return kept, peaks[0]
 
 
 def largest_step(plan: ModelPlan) -> Step:
-    """As many sequences and tokens as a step can have, each at the end of its context.
+    """Return a step of as many sequences and tokens as possible, each at the end of its context.
 
-    Every block is the null block: what is computed means nothing, but it takes what a step takes.
+    Every block is the null block: the results mean nothing, but the step takes the memory.
     """
     length = plan.max_model_len
+    texts = max(1, plan.max_num_encoder_tokens // length)
     if plan.kind == "encoder":
-        texts = max(1, plan.max_num_encoder_tokens // length)
         return Step(encoder_inputs=tuple(_text(n, length, ()) for n in range(texts)))
     budget = plan.max_num_batched_tokens
     rows = min(plan.config.max_num_seqs, budget)
-    counts = [min(budget // rows + (row < budget % rows), length) for row in range(rows)]
-    slices = [
-        ScheduledSlice(row, 0, row, length - count, count, samples=True)
-        for row, count in enumerate(counts)
-    ]
-    slices.sort(key=lambda s: s.count > 1)
+    share, rest = divmod(budget, rows)
+    slices = []
+    for row in range(rows):
+        count = min(share + (row < rest), length)
+        slices.append(ScheduledSlice(row, 0, row, length - count, count, samples=True))
+    slices.sort(key=lambda s: s.count > 1)  # decodes first
+    cross = [number for number, group in enumerate(plan.kv_groups) if group.is_cross]
+    encoder_length = length if cross else 0
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.9)
-    cross = [number for number, group in enumerate(plan.groups) if group.is_cross]
-    source = length if cross else 0
-    new_rows = tuple(NewRow(row, (0,), 1, params, source) for row in range(rows))
-    texts = max(1, plan.max_num_encoder_tokens // length) if cross else 0
-    encoder_inputs = tuple(_text(n, length, cross) for n in range(texts))
-    return Step(tuple(slices), new_rows, encoder_inputs=encoder_inputs)
+    new_rows = tuple(NewRow(row, (0,), 1, params, encoder_length) for row in range(rows))
+    inputs = tuple(_text(n, length, cross) for n in range(texts)) if cross else ()
+    return Step(tuple(slices), new_rows, encoder_inputs=inputs)
 
 
-def scoring_step(plan: ModelPlan) -> Step:
-    """A chunk as long as can be, of which logprobs are told; its blocks are the null block, too."""
+def prompt_logprobs_step(plan: ModelPlan) -> Step:
+    """Return the longest possible chunk with prompt logprobs; every block is the null block."""
     count = min(plan.max_num_batched_tokens, plan.max_model_len)
     params = SamplingParams(max_tokens=1, prompt_logprobs=20)
-    scores = min(count, PROMPT_ROWS)
-    slice_ = ScheduledSlice(0, 0, 0, plan.max_model_len - count, count, False, scores)
-    return Step((slice_,), (NewRow(0, (0,), 1, params),))
+    wanted = min(count, PROMPT_ROWS)
+    chunk = ScheduledSlice(0, 0, 0, plan.max_model_len - count, count, False, wanted)
+    return Step((chunk,), (NewRow(0, (0,), 1, params),))
 
 
-def _text(number: int, length: int, groups: list[int] | tuple[()]) -> EncoderInput:
+def _text(number: int, length: int, groups: Sequence[int]) -> EncoderInput:
     pooling: Pooling | None = None if groups else "mean"
-    blocks = tuple((group, (0,) * length) for group in groups)  # no block size is so small
+    blocks = tuple((group, (0,) * length) for group in groups)  # more than any block size needs
     return EncoderInput(number, (0,) * length, pooling, blocks)
 
 
-def release() -> None:
-    """Give back the memory of what nobody uses any more, also of an engine that was in this process
-    before: recordings have kept its cycles from the collector."""
+def release_memory() -> None:
+    """Give back the memory of objects that are no longer used.
+
+    That includes an earlier engine of this process: capturing freezes its reference cycles.
+    """
     gc.unfreeze()
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""PendingStep: a launched step whose results may not be on the host yet."""
+"""PendingStep: a launched step whose results may not have arrived on the host yet."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from engine.device.transfer import HostCopy
-from engine.protocol import EmbedOutput, TokenLogprobs
+from engine.protocol import EmbedOutput, FinishReason, TokenLogprobs
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
 
 class PendingStep:
-    """What `launch` returns at once; `wait` gives the tokens."""
+    """The results of one launch, on their way to the host. `wait` returns the tokens."""
 
     def __init__(
         self,
@@ -23,34 +23,42 @@ class PendingStep:
         tokens: torch.Tensor | None,
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
-        scores: Sequence[PendingLogprobs] = (),
+        prompt_logprobs: Sequence[PendingLogprobs] = (),
     ) -> None:
-        """tokens [samples] int64, vectors [texts to embed, hidden] fp32; None where there are
-        none. They may be overwritten by the next launch: they are copied here."""
+        """Copy the results, because the next launch may overwrite them.
+
+        `tokens` [slices that sample] int64; `vectors` [texts to embed, hidden] fp32; None if the
+        step has none. `launched_at` is CLOCK_MONOTONIC.
+        """
         self.step = step
-        self.launched_at = launched_at  # CLOCK_MONOTONIC
+        self.launched_at = launched_at
         self._tokens = HostCopy([] if tokens is None else [tokens])
         self._logprobs = logprobs
-        self._scores = scores
+        self._prompt_logprobs = prompt_logprobs
         self._vectors = HostCopy([] if vectors is None else [vectors])
 
     def wait(self) -> list[SampledToken]:
-        """The single point of synchronisation: one SampledToken per sampling slice."""
+        """Wait for the device: the only synchronisation. One SampledToken per sampling slice."""
         tokens: list[int] = [token for copy in self._tokens.wait() for token in copy.tolist()]
         if self._logprobs is None:
             return [SampledToken(token) for token in tokens]
         found = self._logprobs.read()
-        return [SampledToken(t, found.get(n) if t >= 0 else None) for n, t in enumerate(tokens)]
+        sampled = []
+        for index, token in enumerate(tokens):
+            logprobs = found.get(index) if token >= 0 else None
+            sampled.append(SampledToken(token, logprobs))
+        return sampled
 
-    def scores(self) -> list[list[TokenLogprobs]]:
-        """Of each slice that scores; waits like `wait`."""
-        return [list(scores.read().values()) for scores in self._scores]
+    def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
+        """Return the prompt logprobs of each slice that wants some. Waits like `wait`."""
+        return [list(pending.read().values()) for pending in self._prompt_logprobs]
 
     def embeddings(self) -> list[EmbedOutput]:
-        """The vectors of the step's texts; waits like `wait`."""
-        ids = [encode.id for encode in self.step.encoder_inputs if encode.pooling]
+        """Return the vectors of the step's texts. Waits like `wait`."""
+        ids = [text.id for text in self.step.encoder_inputs if text.pooling]
         vectors = [vector for copy in self._vectors.wait() for vector in copy.numpy()]
-        return [
-            EmbedOutput(i, v.tobytes(), "stop" if np.isfinite(v).all() else "error")
-            for i, v in zip(ids, vectors, strict=True)
-        ]
+        outputs = []
+        for request_id, vector in zip(ids, vectors, strict=True):
+            finish: FinishReason = "stop" if np.isfinite(vector).all() else "error"
+            outputs.append(EmbedOutput(request_id, vector.tobytes(), finish))
+        return outputs

@@ -16,9 +16,8 @@ from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
 from engine.ops.sequence_rows import append
 from engine.protocol import SamplingParams
-from engine.sampling.draw import DrawParams
-from engine.sampling.sampler import SamplingRow, is_plain
-from engine.scheduling.step import NewBlocks, NewRow
+from engine.sampling.sampler import DrawParams, is_special
+from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice
 
 
 class SequenceRows:
@@ -37,7 +36,7 @@ class SequenceRows:
         device: torch.device,
         kernels: Kernels = "torch",
     ) -> None:
-        self.kernels = kernels
+        self.kernels: Kernels = kernels
         self.padding = max_num_seqs  # the padding row's index
         rows = max_num_seqs + 1
 
@@ -57,7 +56,7 @@ class SequenceRows:
         self.seeds = column(torch.int64)
         # Columns that only the host reads.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
-        self.plain: list[bool] = [True] * max_num_seqs  # whether `draw` alone can sample the row
+        self.special: set[int] = set()  # rows that need more than a draw
         self.prompt_length: list[int] = [0] * max_num_seqs
         self.encoder_length: list[int] = [0] * max_num_seqs
 
@@ -79,7 +78,10 @@ class SequenceRows:
     def _write_rows(self, rows: Sequence[NewRow]) -> None:
         for new in rows:
             self.params[new.row] = new.params
-            self.plain[new.row] = is_plain(new.params)
+            if is_special(new.params):
+                self.special.add(new.row)
+            else:
+                self.special.discard(new.row)
             self.prompt_length[new.row] = new.prompt_length
             self.encoder_length[new.row] = new.encoder_length
         width, params = self.tokens.shape[1], [new.params for new in rows]
@@ -126,9 +128,12 @@ class SequenceRows:
             place, value = to_device([places, values], self.device)
             self.block_tables.view(-1).index_copy_(0, place, value)
 
-    def sampling_row(self, row: int, position: int) -> SamplingRow:
-        """Return the sampler's input for the token of `row` at `position`."""
-        return SamplingRow(self.params[row], self.tokens[row, :position], self.prompt_length[row])
+    def special_params(self, slices: Sequence[ScheduledSlice]) -> dict[int, SamplingParams]:
+        """Return the parameters of the slices that need more than a draw, by index."""
+        if not self.special:
+            return {}
+        special = [(index, s.row) for index, s in enumerate(slices) if s.row in self.special]
+        return {index: self.params[row] for index, row in special}
 
     def draw_params(self, rows: torch.Tensor) -> DrawParams:
         """Gather on the device the sampling parameters of the next token of `rows` [R]."""

@@ -1,133 +1,163 @@
-"""Sampler: logits to tokens, one row a sequence, each row independent of the others."""
+"""The sampler: one pipeline from logits to tokens on every device.
+
+    logits -> adjust (penalties, biases) -> mask (grammar) -> cut (top-k, top-p, min-p) -> draw
+
+A step graph replays the last two stages, `draw`, on logits that the host may have adjusted. On a
+GPU one Triton kernel computes them. A row's token never depends on the other rows of its batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
 from engine.ops.kernels import Kernels
 from engine.protocol import SamplingParams
-from engine.sampling.draw import GREEDY_BELOW, INVALID, DrawParams, draw
-from engine.sampling.filters import adjust, adjusts_logits, keep
+from engine.sampling.logits import adjust, adjusts_logits, cut, mask
 from engine.sampling.logprobs import PendingLogprobs, gather_logprobs
 from engine.sampling.noise import exponential_noise
 
-# Filters look at this many most likely tokens first; nearly always they hold the top-p mass.
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them would overflow
+INVALID = -1  # the token of a row whose logits are not finite
+# The cuts look at this many most likely tokens first. They nearly always hold the top-p mass.
 CANDIDATES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """One row to sample: its parameters, its known tokens and where its next token goes."""
+class DrawParams(NamedTuple):
+    """How each of R rows is drawn: tensors [R] on the logits' device."""
 
-    params: SamplingParams
-    tokens: torch.Tensor  # [known] on the logits' device; a view, not a copy
-    prompt_length: int
+    temperature: torch.Tensor  # fp32; below GREEDY_BELOW the most likely token is taken
+    top_k: torch.Tensor  # int32; 0 keeps all
+    top_p: torch.Tensor  # fp32; 1 keeps all
+    min_p: torch.Tensor  # fp32; 0 keeps all
+    seeds: torch.Tensor  # int64
+    positions: torch.Tensor  # int64: position of the drawn token in its sequence
 
-    @property
-    def position(self) -> int:
-        return self.tokens.shape[0]
+    def select(self, rows: torch.Tensor) -> DrawParams:
+        """Return the parameters of some rows, given as int64 indices."""
+        return DrawParams(*(column.index_select(0, rows) for column in self))
 
 
 def sample(
     logits: torch.Tensor,
-    rows: Sequence[SamplingRow],
-    params: DrawParams | None = None,
-    kernels: Kernels = "torch",
+    special: Mapping[int, SamplingParams],
+    history: Callable[[int], tuple[torch.Tensor, int]],
+    draw: Callable[[torch.Tensor], torch.Tensor],
+    allowed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, PendingLogprobs | None]:
-    """Token ids [R] int64 for logits [R, V] (clobbered), and logprobs where asked for.
+    """Return token ids [R] int64 for logits [R, V], and the logprobs that rows request.
 
-    What is more than finding the most likely token is computed in fp32, whatever their dtype. A row
-    whose logits are not finite gets INVALID and leaves the others alone. With `params`, the rows'
-    own as tensors, tokens are drawn as in a captured step, and the host need not wait.
+    `special` holds the parameters of the rows that need more than a draw: see `is_special`. Their
+    `history` is their known tokens [known] int32, and how many of them are the prompt's. `allowed`
+    is a grammar mask: see `mask`. `draw` computes the cuts and the draw of all rows: the function
+    of that name, or the replay of a graph.
+
+    Logits in fp32 are changed in place. Logprobs describe the model's own distribution, before any
+    change. A row whose logits are not finite gets INVALID and does not affect the others.
     """
-    highest, tokens = logits.max(dim=-1)
-    # A NaN anywhere in a row is its maximum; -inf alone is legal (a model may mask tokens).
-    bad = ~torch.isfinite(highest)
-    counts = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs >= 0}
-    raw = {i: torch.log_softmax(logits[i], dim=-1, dtype=torch.float32) for i in counts}
-    adjusted = [i for i, row in enumerate(rows) if adjusts_logits(row.params)]
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
-    if adjusted or drawn:
+    counts = {row: params.logprobs for row, params in special.items() if params.logprobs >= 0}
+    raw = {row: torch.log_softmax(logits[row], dim=-1, dtype=torch.float32) for row in counts}
+    adjusted = [row for row, params in special.items() if adjusts_logits(params)]
+    if adjusted:
         logits = logits.float()
-    for i in adjusted:
-        adjust(logits[i], rows[i].params, rows[i].tokens, rows[i].prompt_length)
-    if params is not None:
-        tokens = draw(logits.float(), params, kernels)
+    for row in adjusted:
+        tokens, prompt_length = history(row)
+        adjust(logits[row], special[row], tokens, prompt_length)
+    if allowed is not None:
+        mask(logits, allowed)
+    drawn = draw(logits)
+    return drawn, gather_logprobs(drawn, raw, counts) if counts else None
+
+
+def is_special(params: SamplingParams) -> bool:
+    """Whether a row needs more than a draw: adjusted logits, or logprobs."""
+    return params.logprobs >= 0 or adjusts_logits(params)
+
+
+def draw(
+    logits: torch.Tensor, rows: DrawParams, kernels: Kernels = "torch", *, static: bool = False
+) -> torch.Tensor:
+    """Return tokens [R] int64 for logits [R, V], which stay unchanged.
+
+    Temperatures, cuts and noise are computed in fp32. Equally likely tokens rank by their id. With
+    `static` nothing is read on the host, so that the call can be captured; it then looks at the
+    whole vocabulary.
+    """
+    if kernels == "triton":
+        from engine.kernels.triton.draw import draw_tokens
+
+        return draw_tokens(logits.float(), *rows, GREEDY_BELOW, INVALID)
+    highest, tokens = logits.max(dim=-1)
+    if static:
+        scores = _tempered(logits, rows)
+        drawn, _ = _draw_candidates(scores, rows, logits.shape[1])
+        tokens = torch.where(rows.temperature < GREEDY_BELOW, tokens, drawn)
     else:
-        if adjusted:
-            tokens = logits.max(dim=-1).indices
-        if drawn:
-            index = torch.tensor(drawn, device=logits.device)
-            chosen = logits if len(drawn) == len(rows) else logits.index_select(0, index)
-            tokens.index_copy_(0, index, _draw(chosen, [rows[i] for i in drawn]))
-    tokens.masked_fill_(bad, INVALID)
-    return tokens, gather_logprobs(tokens, raw, counts) if counts else None
+        sampled = (rows.temperature >= GREEDY_BELOW).nonzero().flatten()
+        if len(sampled):
+            drawn = _draw_sampled(logits.index_select(0, sampled), rows.select(sampled))
+            tokens.index_copy_(0, sampled, drawn)
+    # A NaN anywhere in a row is its maximum. Single values of -inf are legal: they mask tokens.
+    return tokens.masked_fill_(~torch.isfinite(highest), INVALID)
 
 
-def is_plain(params: SamplingParams) -> bool:
-    """Whether `draw` alone samples such a row: without its earlier tokens, and telling nothing."""
-    return params.logprobs < 0 and not adjusts_logits(params)
+def _tempered(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
+    return logits.float() / rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Sample [R] tokens at temperature, within each row's filters."""
-    params = [row.params for row in rows]
-    device = logits.device
-
-    def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    logits = logits / column([p.temperature for p in params])[:, None]
-    seeds = column([p.seed for p in params], torch.int64)
-    positions = column([row.position for row in rows], torch.int64)
-    filtered = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
-    if len(filtered) < len(rows):
-        vocabulary = torch.arange(logits.shape[1], device=device)
-        tokens = (
-            (logits - exponential_noise(seeds, positions, vocabulary).log_()).max(dim=-1).indices
-        )
-    else:
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
-    if filtered:
-        at = torch.tensor(filtered, device=device)
-        chosen = [params[i] for i in filtered]
-        top_k = column([p.top_k for p in chosen])
-        top_p, min_p = column([p.top_p for p in chosen]), column([p.min_p for p in chosen])
-        tokens[at] = _draw_filtered(logits[at], seeds[at], positions[at], top_k, top_p, min_p)
+def _draw_sampled(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
+    """Draw rows with a temperature. Rows without cuts need no sorting."""
+    scores = _tempered(logits, rows)
+    is_cut = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
+    cut_rows = is_cut.nonzero().flatten()
+    if len(cut_rows) == len(scores):
+        return _draw_cut(scores, rows)
+    vocabulary = torch.arange(scores.shape[1], device=scores.device)
+    noise = exponential_noise(rows.seeds, rows.positions, vocabulary).log_()
+    tokens = (scores - noise).argmax(dim=-1)
+    if len(cut_rows):
+        drawn = _draw_cut(scores.index_select(0, cut_rows), rows.select(cut_rows))
+        tokens.index_copy_(0, cut_rows, drawn)
     return tokens
 
 
-def _draw_filtered(
-    logits: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-) -> torch.Tensor:
-    """Sample [R] tokens among the most likely ones, enough of them to decide each row's filters.
+def _draw_cut(scores: torch.Tensor, rows: DrawParams) -> torch.Tensor:
+    """Draw rows with cuts among their most likely tokens, as many as decide each row's cuts.
 
-    Only the rows that need more are done again with more: how many candidates a row has decides
-    the order of its ties, so it must not depend on the rest of the batch.
+    Only rows that need more candidates are repeated with more. The number of candidates decides
+    the order of ties, so it must not depend on the other rows.
     """
-    total = torch.logsumexp(logits, dim=-1, keepdim=True)
-    tokens = torch.empty_like(seeds)
-    rows = torch.arange(len(tokens), device=tokens.device)
-    count = min(CANDIDATES, logits.shape[1])
+    tokens = torch.empty_like(rows.seeds)
+    waiting = torch.arange(len(tokens), device=tokens.device)
+    count = min(CANDIDATES, scores.shape[1])
     while True:
-        scores, ids = logits.topk(count, dim=-1)
-        stays = keep((scores - total).exp(), top_k, top_p, min_p)
-        noise = exponential_noise(seeds, positions, ids).log_()
-        best = (scores - noise).masked_fill_(~stays, float("-inf")).argmax(dim=-1, keepdim=True)
-        tokens[rows] = ids.gather(1, best).squeeze(1)
-        # top-p is a share of the top-k tokens' mass: that takes all of them.
-        undecided = stays[:, -1] | (top_k > count) & (top_p < 1)
-        if count == logits.shape[1] or not bool(undecided.any()):
+        drawn, undecided = _draw_candidates(scores, rows, count)
+        tokens[waiting] = drawn
+        again = undecided.nonzero().flatten()
+        if count == scores.shape[1] or not len(again):
             return tokens
-        logits, total, rows = logits[undecided], total[undecided], rows[undecided]
-        seeds, positions = seeds[undecided], positions[undecided]
-        top_k, top_p, min_p = top_k[undecided], top_p[undecided], min_p[undecided]
-        count = min(count * 16, logits.shape[1])
+        scores, rows = scores.index_select(0, again), rows.select(again)
+        waiting = waiting.index_select(0, again)
+        count = min(count * 16, scores.shape[1])
+
+
+def _draw_candidates(
+    scores: torch.Tensor, rows: DrawParams, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut and draw among the `count` most likely tokens of each row.
+
+    Returns tokens [R], and [R] bool: whether more candidates could change the row's cut.
+    """
+    total = torch.logsumexp(scores, dim=-1, keepdim=True)
+    if count == scores.shape[1]:
+        best, ids = scores.sort(dim=-1, descending=True, stable=True)
+    else:
+        best, ids = scores.topk(count, dim=-1)
+    stays = cut((best - total).exp(), rows.top_k, rows.top_p, rows.min_p)
+    noise = exponential_noise(rows.seeds, rows.positions, ids).log_()
+    winner = (best - noise).masked_fill_(~stays, float("-inf")).argmax(dim=-1, keepdim=True)
+    # top-p is a share of the mass of the top-k tokens, which takes all of them to compute.
+    undecided = stays[:, -1] | ((rows.top_k > count) & (rows.top_p < 1))
+    return ids.gather(1, winner).squeeze(1), undecided

@@ -66,7 +66,7 @@ class BlockTables:
         self._register_source(sequence)
         return True
 
-    def due(self, sequence: Sequence) -> int:
+    def num_uncomputed(self, sequence: Sequence) -> int:
         """Return the number of tokens to compute, without the cached ones of a waiting sequence."""
         if sequence.row >= 0:
             return sequence.num_uncomputed
@@ -134,7 +134,9 @@ class BlockTables:
 
     def _source_names(self, sequence: Sequence, group: int) -> list[bytes]:
         blocks = -(-len(sequence.encoder_prompt) // self.block_size)
-        return [_name(sequence.root + index.to_bytes(4, "big"), group) for index in range(blocks)]
+        return [
+            _name(sequence.hash_root + index.to_bytes(4, "big"), group) for index in range(blocks)
+        ]
 
     def release_unseen(self, sequence: Sequence) -> None:
         """Release the blocks that no token still to be computed will see."""
@@ -146,13 +148,13 @@ class BlockTables:
             self.pool.release(table[first:end])
             table[first:end] = [0] * len(table[first:end])
 
-    def missing(self, sequence: Sequence, count: int) -> int:
+    def num_missing(self, sequence: Sequence, count: int) -> int:
         """Return the number of blocks to allocate before `count` more tokens are computed."""
         wanted = -(-(sequence.num_computed + count) // self.block_size)
         return sum(max(wanted - len(sequence.tables[number]), 0) for number, _ in self._own)
 
     def extend(self, sequence: Sequence, count: int) -> list[NewBlocks]:
-        """Allocate the blocks that `missing` counts; return the blocks appended to each table."""
+        """Allocate the blocks that `num_missing` counts; return those appended to each table."""
         wanted = -(-(sequence.num_computed + count) // self.block_size)
         appended = []
         for number, _ in self._own:
@@ -210,9 +212,9 @@ class BlockTables:
 
     def _hash(self, sequence: Sequence) -> None:
         if self.hasher is not None:
-            if not sequence.root:
-                sequence.root = self.hasher.root(sequence.salt, sequence.encoder_prompt)
-            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.root)
+            if not sequence.hash_root:
+                sequence.hash_root = self.hasher.root(sequence.salt, sequence.encoder_prompt)
+            self.hasher.extend(sequence.hashes, sequence.tokens, sequence.hash_root)
 
     def check(self, sequences: Collection[Sequence]) -> None:
         """Assert that the tables explain all reference counts and that windows keep no more blocks

@@ -27,31 +27,49 @@ def tokens_for_others(
     Waiting prompts that rank before `chunk` run in full. Shorter prompts of equal priority run in
     full if they need at most half of the remaining tokens. Otherwise the two sides alternate steps,
     because small chunks are slow; `is_own_turn` marks the long prompt's turn. So neither side needs
-    much more than twice its steps alone. Prompts that rank between `chunk` and a shorter prompt get
-    their share too. Among prompts of equal length, the first one goes first.
+    much more than twice its steps alone.
 
     A waiting prompt that would share the next block of `chunk` waits to reuse it. The queue behind
     it waits too.
     """
-    queue: Iterator[Sequence]
     queue = takewhile(lambda other: not tables.shares_next_block(other, chunk), waiting)
-    before = due = shorter = 0
-    for other in queue:
-        if other.rank > chunk.rank:
-            queue = chain((other,), queue)
-            break
-        before += tables.due(other)
+    before, behind_chunk = _tokens_ranked_before(chunk, queue, tables)
     before = min(before, most - 1)
     rest = most - before
-    for other in chain(behind, queue):
-        tokens = tables.due(other)
-        if other.priority != chunk.priority or (tokens <= 1 and other.row >= 0):
-            continue  # the budget has already reserved one token for each decode
-        due += tokens
-        if tokens < chunk.num_uncomputed:
-            shorter = min(due, rest - 1)
-            if shorter == rest - 1:
-                break
+    shorter = _tokens_of_shorter(chunk, chain(behind, behind_chunk), rest - 1, tables)
     if shorter > rest // 2 and is_own_turn:
         shorter = 0
     return before + shorter
+
+
+def _tokens_ranked_before(
+    chunk: Sequence, queue: Iterator[Sequence], tables: BlockTables
+) -> tuple[int, Iterator[Sequence]]:
+    """Return the tokens of the queue's prompts that rank before `chunk`, and the other prompts."""
+    tokens = 0
+    for other in queue:
+        if other.rank > chunk.rank:
+            return tokens, chain([other], queue)
+        tokens += tables.num_uncomputed(other)
+    return tokens, iter(())
+
+
+def _tokens_of_shorter(
+    chunk: Sequence, others: Iterable[Sequence], limit: int, tables: BlockTables
+) -> int:
+    """Return the tokens that shorter prompts of equal priority need, at most `limit`.
+
+    Prompts that rank between `chunk` and a shorter prompt get their share too.
+    """
+    due = shorter = 0
+    for other in others:
+        tokens = tables.num_uncomputed(other)
+        is_decode = tokens <= 1 and other.row >= 0  # the budget has reserved its token already
+        if is_decode or other.priority != chunk.priority:
+            continue
+        due += tokens
+        if tokens < chunk.num_uncomputed:
+            shorter = min(due, limit)
+        if shorter == limit:
+            break  # looking at more of the queue would only cost time
+    return shorter

@@ -35,14 +35,8 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.prefill_fairness import tokens_for_others
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import (
-    EncoderInput,
-    NewBlocks,
-    NewRow,
-    SampledToken,
-    ScheduledSlice,
-    Step,
-)
+from engine.scheduling.step import SampledToken, ScheduledSlice, Step
+from engine.scheduling.step_builder import StepBuilder
 
 
 class Scheduler:
@@ -80,11 +74,10 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._refused = (0, 0)  # (id, available blocks) of the last admission that lacked blocks
+        # The last sequence that lacked blocks at admission, and how many were available then.
+        self._refused_id = self._refused_with = 0
         self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
         self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
-        self._prefills: list[PrefillChunk] = []  # of the step being scheduled
-        self._chunks: list[Sequence] = []  # prompts too long for the step being scheduled
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -93,9 +86,17 @@ class Scheduler:
         if isinstance(request, EmbedRequest):
             self._add_embedding(request)
             return
+        self._check_fits(request)
+        assert request.id not in self.sequences, "request ids are never reused"
+        sequence = Sequence(request)
+        self.sequences[sequence.id] = sequence
+        bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def _check_fits(self, request: GenerateRequest) -> None:
+        """Raises RequestRejectedError if the model and the KV cache can never hold `request`."""
         length, wanted = len(request.prompt), request.params.max_tokens
-        encoder_prompt = len(request.encoder_prompt)
-        if not self.tables.groups or bool(encoder_prompt) != bool(self.tables.cross_groups):
+        encoder_length = len(request.encoder_prompt)
+        if not self.tables.groups or bool(encoder_length) != bool(self.tables.cross_groups):
             raise RequestRejectedError(
                 "invalid_value",
                 "The model cannot run this request: an encoder does not generate, an "
@@ -107,24 +108,20 @@ class Scheduler:
                 f"A request needs at least one prompt token and one new token; it has {length} "
                 f"prompt tokens and max_tokens {wanted}.",
             )
-        if max(length + wanted, encoder_prompt) > self.max_model_len:
+        if max(length + wanted, encoder_length) > self.max_model_len:
             raise RequestRejectedError(
                 "context_length_exceeded",
-                f"{encoder_prompt or length} prompt tokens and {wanted} new tokens exceed the context of "
-                f"{self.max_model_len} tokens. Shorten the prompt or lower max_tokens.",
+                f"{encoder_length or length} prompt tokens and {wanted} new tokens exceed the "
+                f"context of {self.max_model_len} tokens. Shorten the prompt or lower max_tokens.",
             )
         # The last token's KV is never needed.
-        blocks = self.tables.max_blocks(length + wanted - 1, encoder_prompt)
+        blocks = self.tables.max_blocks(length + wanted - 1, encoder_length)
         if blocks > self.pool.num_blocks:
             raise RequestRejectedError(
                 "context_length_exceeded",
                 f"{length} prompt tokens and {wanted} new tokens need {blocks} KV blocks of "
                 f"{self.block_size} tokens; there are {self.pool.num_blocks}. Shorten the request.",
             )
-        assert request.id not in self.sequences, "request ids are never reused"
-        sequence = Sequence(request)
-        self.sequences[sequence.id] = sequence
-        bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def _add_embedding(self, request: EmbedRequest) -> None:
         if not 0 < len(request.tokens) <= self.max_model_len:
@@ -149,94 +146,80 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Return the next step, or None if there is nothing to launch now."""
-        encoder_inputs = self.embeds.take(self.max_num_encoder_tokens)
-        self._admitted += [(encode.id, 0) for encode in encoder_inputs]
-        slices: list[ScheduledSlice] = []
-        new_rows: list[NewRow] = []
-        new_blocks: list[NewBlocks] = []
-        scrub: list[int] = []
-        budget = self.max_num_batched_tokens
-        self._chunks.clear()
+        builder = StepBuilder(self.max_num_batched_tokens, self.max_num_encoder_tokens)
+        texts = self.embeds.take(self.max_num_encoder_tokens)
+        builder.encoder_inputs += texts
+        self._admitted += [(text.id, 0) for text in texts]
         preemptions = self._preemptions
+        self._schedule_running(builder)
+        # After a preemption no sequence is admitted: it would be preempted in the next step.
+        if self._preemptions == preemptions:
+            self._admit_waiting(builder)
+        step = builder.build()
+        if step is not None:
+            self._steps += 1
+        return step
+
+    def _schedule_running(self, builder: StepBuilder) -> None:
+        running = [(sequence, sequence.num_uncomputed) for sequence in self.running]
         # A chunk of any rank leaves one token to each decode. There are never more decodes than the
         # budget, because each of them took a token of the previous step.
-        running = [(s, s.num_uncomputed) for s in self.running]
         decodes = [due for _, due in running].count(1)
         for place, (sequence, due) in enumerate(running, 1):
-            decodes -= due == 1
-            count = min(due, budget - decodes)
+            if due == 1:
+                decodes -= 1
+            count = min(due, builder.budget - decodes)
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
             if count < due:
-                count = self._cut(sequence, count, self.running[place:])
+                count = self._cut(builder, sequence, count, self.running[place:])
             # A decode within a block allocates nothing, and releases blocks only after a chunk.
             if count > 1 or sequence.last_was_chunk or not sequence.num_computed % self.block_size:
                 if not self._make_room(sequence, count):
-                    break  # it was the lowest-ranked and is preempted itself
+                    return  # it was the lowest-ranked and is preempted itself
                 for added in self.tables.extend(sequence, count):
-                    new_blocks.append(added)
-                    scrub += added.blocks
-            slices.append(self._take(sequence, count))
-            budget -= count
-        # After a preemption no sequence is admitted: it would be preempted in the next step.
-        encode_budget = self.max_num_encoder_tokens
-        while budget and self._preemptions == preemptions:
-            if (admitted := self._admit(encode_budget)) is None:
-                break
-            row, count = admitted.row, min(admitted.num_uncomputed, budget)
-            if count < admitted.num_uncomputed:
-                count = self._cut(admitted, count, ())
-            new_rows.append(_new_row(admitted))
-            if admitted.needs_encoding:
-                encoder_inputs.append(self._encode(admitted))
-                encode_budget -= len(admitted.encoder_prompt)
-            self.tables.extend(admitted, count)
-            for group, table in enumerate(admitted.tables):
-                new_blocks.append(NewBlocks(row, group, 0, tuple(table)))
-            scrub += self.tables.fresh(admitted)
-            slices.append(self._take(admitted, count))
-            budget -= count
-        if not slices and not encoder_inputs:
-            return None
-        self._steps += 1
-        if prefills := tuple(self._prefills):
-            slices.sort(key=lambda s: s.count > 1)  # stable: decodes first, each kind by rank
-            self._prefills.clear()
-        parts = (
-            tuple(slices),
-            tuple(new_rows),
-            tuple(new_blocks),
-            tuple(scrub),
-            tuple(encoder_inputs),
-        )
-        return Step(*parts, prefills)
+                    builder.add_blocks(added)
+            self._take(builder, sequence, count)
 
-    def _cut(self, chunk: Sequence, most: int, behind: Seq[Sequence]) -> int:
+    def _admit_waiting(self, builder: StepBuilder) -> None:
+        while builder.budget:
+            sequence = self._admit(builder)
+            if sequence is None:
+                return
+            due = sequence.num_uncomputed
+            count = min(due, builder.budget)
+            if count < due:
+                count = self._cut(builder, sequence, count, ())
+            if sequence.needs_encoding:
+                builder.add_encoder_prompt(sequence, self.tables.cross_groups)
+            self.tables.extend(sequence, count)
+            builder.add_row(sequence, self.tables.fresh(sequence))
+            self._take(builder, sequence, count)
+
+    def _cut(self, builder: StepBuilder, prompt: Sequence, most: int, behind: Seq[Sequence]) -> int:
         """Return how many of `most` tokens a prompt too long for its step takes.
 
         The rest goes to sequences that run `behind` it and to waiting ones that can be admitted.
         """
-        self._chunks.append(chunk)
+        builder.cut_prompts.append(prompt)
         waiting = self.waiting[: len(self._free_rows)]
-        head, blocks = self._refused
-        if waiting and waiting[0].id == head and self.pool.num_available <= blocks:
+        lacks_blocks = self.pool.num_available <= self._refused_with
+        if waiting and waiting[0].id == self._refused_id and lacks_blocks:
             waiting = []
         is_own_turn = self._steps % 2 > 0
-        return most - tokens_for_others(
-            chunk, most, behind, waiting, self.tables, is_own_turn=is_own_turn
+        left = tokens_for_others(
+            prompt, most, behind, waiting, self.tables, is_own_turn=is_own_turn
         )
+        return most - left
 
-    def _encode(self, sequence: Sequence) -> EncoderInput:
-        blocks = tuple((n, tuple(sequence.tables[n])) for n in self.tables.cross_groups)
-        return EncoderInput(sequence.id, sequence.encoder_prompt, blocks=blocks)
-
-    def _take(self, sequence: Sequence, count: int) -> ScheduledSlice:
-        """Account for the next `count` tokens of a sequence, whose blocks are allocated."""
-        start, scores = sequence.num_computed, 0
+    def _take(self, builder: StepBuilder, sequence: Sequence, count: int) -> None:
+        """Schedule the next `count` tokens of a sequence, whose blocks are allocated."""
+        start = sequence.num_computed
+        num_prompt_logprobs = 0
         if start < sequence.prompt_length or count > 1:
-            self._prefills.append(PrefillChunk(sequence.id, start, count))
+            builder.prefills.append(PrefillChunk(sequence.id, start, count))
             if sequence.num_missing_prompt_logprobs:
-                scores = max(0, min(count, sequence.prompt_length - 1 - start))
+                num_prompt_logprobs = max(0, min(count, sequence.prompt_length - 1 - start))
         sequence.num_computed += count
         sequence.last_was_chunk = count > 1
         samples = sequence.num_computed == sequence.num_tokens
@@ -245,13 +228,17 @@ class Scheduler:
         if count > 1 or not sequence.num_computed % self.block_size:
             self.tables.register(sequence)
         row, epoch = sequence.row, sequence.epoch
-        return ScheduledSlice(sequence.id, epoch, row, start, count, samples, scores)
+        builder.add_slice(
+            ScheduledSlice(sequence.id, epoch, row, start, count, samples, num_prompt_logprobs)
+        )
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Preempt sequences from the lowest rank until `count` tokens fit. Returns False if that
-        preempts `sequence` itself."""
+        """Preempt sequences from the lowest rank until `count` tokens fit.
+
+        Returns False if that preempts `sequence` itself.
+        """
         self.tables.release_unseen(sequence)
-        needed = self.tables.missing(sequence, count)
+        needed = self.tables.num_missing(sequence, count)
         while self.pool.num_available < needed:
             victim = self.running[-1]
             self._preempt(victim)
@@ -259,7 +246,7 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, encode_budget: int) -> Sequence | None:
+    def _admit(self, builder: StepBuilder) -> Sequence | None:
         """Admit the first waiting sequence with blocks for all its tokens; return it, or None.
 
         It waits if it could reuse the next block of a prompt that runs in chunks.
@@ -267,24 +254,32 @@ class Scheduler:
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[0]
-        if len(sequence.encoder_prompt) > encode_budget < self.max_num_encoder_tokens:
-            return None  # only the first source of a step may exceed the encoder budget
-        if any(self.tables.shares_next_block(sequence, chunk) for chunk in self._chunks):
+        has_encoder_budget = len(sequence.encoder_prompt) <= builder.encoder_budget
+        if not has_encoder_budget and builder.encoder_budget < self.max_num_encoder_tokens:
+            return None  # only the first encoder prompt of a step may exceed the budget
+        if any(self.tables.shares_next_block(sequence, prompt) for prompt in builder.cut_prompts):
             return None
-        if not self.tables.open(sequence, self.watermark if self.running else 0):
-            self._refused = (sequence.id, self.pool.num_available)
+        spare = self.watermark if self.running else 0
+        if not self.tables.open(sequence, spare):
+            self._refused_id = sequence.id
+            self._refused_with = self.pool.num_available
             return None  # the queue behind it waits too, so that long prompts do not starve
         del self.waiting[0]
         sequence.row = self._free_rows.pop()
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
         if not sequence.admitted:
-            sequence.admitted = True
-            encoder_prompt = len(sequence.encoder_prompt)
-            cached = sequence.num_computed + (0 if sequence.needs_encoding else encoder_prompt)
-            self._prefix_queries += sequence.prompt_length + encoder_prompt
-            self._prefix_hits += cached
-            self._admitted.append((sequence.id, cached))
+            self._count_admission(sequence)
         return sequence
+
+    def _count_admission(self, sequence: Sequence) -> None:
+        sequence.admitted = True
+        encoder_tokens = len(sequence.encoder_prompt)
+        cached = sequence.num_computed
+        if not sequence.needs_encoding:
+            cached += encoder_tokens
+        self._prefix_queries += sequence.prompt_length + encoder_tokens
+        self._prefix_hits += cached
+        self._admitted.append((sequence.id, cached))
 
     # ---- results -----------------------------------------------------------------------------
 
@@ -292,41 +287,51 @@ class Scheduler:
         self,
         step: Step,
         sampled: Iterable[SampledToken],
-        scored: Seq[Seq[TokenLogprobs]] = (),
+        prompt_logprobs: Seq[Seq[TokenLogprobs]] = (),
     ) -> list[TokenOutput]:
         """Apply the results of `step` and return its outputs.
 
-        `sampled` has one SampledToken per slice that samples, in order. `scored` has the prompt
-        logprobs of each slice that computes some.
+        `sampled` has one SampledToken per slice that samples, in order. `prompt_logprobs` has those
+        of each slice that computes some.
         """
-        if scored:
-            self._take_scores(step, scored)
+        if prompt_logprobs:
+            self._take_prompt_logprobs(step, prompt_logprobs)
         outputs: list[TokenOutput] = []
-        sampling = [slice_ for slice_ in step.slices if slice_.samples]
-        for slice_, result in zip(sampling, sampled, strict=True):
-            sequence = self.sequences.get(slice_.id)
-            if sequence is None or sequence.epoch != slice_.epoch:
-                continue
-            token = result.token
-            scores: tuple[TokenLogprobs, ...] = ()
-            if sequence.prompt_logprobs:
-                scores, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
-                token = -1 if any(math.isnan(score.logprob) for score in scores) else token
-            finish = self._append(sequence, token)
-            outputs.append(TokenOutput(sequence.id, token, finish, result.logprobs, scores))
-            if finish == "error":
-                self.tables.forget(sequence)  # its blocks may contain NaN
-            if finish is not None:
-                self._remove(sequence)
+        sampling = [s for s in step.slices if s.samples]
+        for scheduled, result in zip(sampling, sampled, strict=True):
+            sequence = self._current(scheduled)
+            if sequence is not None:
+                outputs.append(self._retire_token(sequence, result))
         return outputs
 
-    def _take_scores(self, step: Step, scored: Seq[Seq[TokenLogprobs]]) -> None:
-        scoring = [slice_ for slice_ in step.slices if slice_.scores]
-        for slice_, scores in zip(scoring, scored, strict=True):
-            sequence = self.sequences.get(slice_.id)
-            if sequence is not None and sequence.epoch == slice_.epoch:
-                # After a preemption the first ones are already known.
-                sequence.prompt_logprobs += scores[sequence.num_prompt_logprobs - slice_.start :]
+    def _current(self, scheduled: ScheduledSlice) -> Sequence | None:
+        """Return the slice's sequence, or None if its results are stale."""
+        sequence = self.sequences.get(scheduled.id)
+        if sequence is None or sequence.epoch != scheduled.epoch:
+            return None
+        return sequence
+
+    def _retire_token(self, sequence: Sequence, sampled: SampledToken) -> TokenOutput:
+        token = sampled.token
+        logprobs = tuple(sequence.prompt_logprobs)
+        if logprobs:
+            sequence.prompt_logprobs = []
+            if any(math.isnan(entry.logprob) for entry in logprobs):
+                token = -1
+        finish = self._append(sequence, token)
+        if finish == "error":
+            self.tables.forget(sequence)  # its blocks may contain NaN
+        if finish is not None:
+            self._remove(sequence)
+        return TokenOutput(sequence.id, token, finish, sampled.logprobs, logprobs)
+
+    def _take_prompt_logprobs(self, step: Step, found: Seq[Seq[TokenLogprobs]]) -> None:
+        slices = [s for s in step.slices if s.num_prompt_logprobs]
+        for scheduled, logprobs in zip(slices, found, strict=True):
+            sequence = self._current(scheduled)
+            if sequence is not None:
+                known = sequence.num_prompt_logprobs - scheduled.start  # from before a preemption
+                sequence.prompt_logprobs += logprobs[known:]
                 sequence.num_prompt_logprobs = len(sequence.prompt_logprobs)
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
@@ -371,7 +376,13 @@ class Scheduler:
 
     # ---- stats and invariants ----------------------------------------------------------------
 
-    def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
+    def stats(
+        self,
+        step: Step | None = None,
+        seconds: float = 0.0,
+        gauges: dict[str, float] | None = None,
+    ) -> EngineStats:
+        """Return the stats after `step`, if any, which took `seconds`."""
         decode = step.num_decode_tokens if step else 0
         return EngineStats(
             step=self._steps,
@@ -386,6 +397,7 @@ class Scheduler:
             step_seconds=seconds,
             step_prefill_tokens=step.num_tokens - decode if step else 0,
             step_decode_tokens=decode,
+            gauges=gauges or {},
         )
 
     def check(self) -> None:
@@ -409,9 +421,3 @@ class Scheduler:
             assert not (sequence.num_missing_prompt_logprobs and sequence.num_outputs), (
                 "prompt logprob is missing"
             )
-
-
-def _new_row(sequence: Sequence) -> NewRow:
-    tokens = tuple(sequence.tokens)
-    encoder_length = len(sequence.encoder_prompt)
-    return NewRow(sequence.row, tokens, sequence.prompt_length, sequence.params, encoder_length)

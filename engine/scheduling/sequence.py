@@ -22,14 +22,12 @@ class Sequence:
         self.salt: str = request.salt
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
-        self.num_prompt_logprobs: int = (
-            0  # prompt tokens after the first whose prompt logprobs are known
-        )
+        self.num_prompt_logprobs: int = 0  # how many are known, sent ones included
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
         self.tables: list[list[int]] = []  # one per KV group; 0 is a released block
         self.needs_encoding: bool = False  # its source must still be encoded
-        self.root: bytes = b""  # parent of its first hash; empty until computed
+        self.hash_root: bytes = b""  # parent of its first hash; empty until computed
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
         self.num_matched: int = 0  # blocks of each table found in the prefix cache at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
@@ -64,9 +62,9 @@ class Sequence:
         The next sample needs the logits of the last token. Prompt logprobs need the logits of the
         token before each of them.
         """
-        return (
-            self.num_prompt_logprobs if self.num_missing_prompt_logprobs else len(self.tokens) - 1
-        )
+        if self.num_missing_prompt_logprobs:
+            return self.num_prompt_logprobs
+        return len(self.tokens) - 1
 
     @property
     def num_outputs(self) -> int:

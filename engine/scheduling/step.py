@@ -14,7 +14,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + count) of one sequence.
 
     `samples` is True if they include its last token, whose logits are sampled. The logits of the
-    first `scores` tokens give the prompt logprobs of the tokens that follow each of them.
+    first `num_prompt_logprobs` tokens give the prompt logprobs of the token behind each of them.
     """
 
     id: int
@@ -23,7 +23,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     start: int
     count: int
     samples: bool
-    scores: int = 0
+    num_prompt_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,8 @@ class Step:
     # earlier owner would pass the mask: 0 * NaN is NaN.
     scrub: tuple[int, ...] = ()
     encoder_inputs: tuple[EncoderInput, ...] = ()
-    prefills: tuple[
-        PrefillChunk, ...
-    ] = ()  # the slices that are prompt chunks, for metrics and traces
+    # The slices that are prompt chunks, for metrics and traces.
+    prefills: tuple[PrefillChunk, ...] = ()
 
     @property
     def is_decode(self) -> bool:

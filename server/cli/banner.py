@@ -36,13 +36,6 @@ BATCH_VARIANCE = {
     ),
 }
 # The engine's names of memory entries that a user would not understand.
-MEMORY_NAMES = {
-    "rows": "state of running requests",
-    "packed weights": "weights in oneDNN's layout",
-    "graphs": "CUDA graphs",
-    "largest step": "working memory of the largest step",
-    "margin": "safety margin",
-}
 
 
 @contextlib.contextmanager
@@ -149,14 +142,13 @@ def kv_cache(ready: Ready) -> list[str]:
 
 def memory(ready: Ready) -> list[str]:
     """Return a table of device memory: calculated from shapes, and measured after loading."""
-    entries = [entry for entry in ready.memory if entry.foreseen or entry.found]
+    entries = [entry for entry in ready.memory if entry.planned or entry.measured]
     if not entries:
         return []
     lines = [f"  memory    {'calculated':>18} {'measured':>18}"]
     for entry in entries:
-        found = "" if entry.found is None else decimal(entry.found)
-        name = MEMORY_NAMES.get(entry.what, entry.what)
-        lines.append(f"            {decimal(entry.foreseen):>18} {found:>18}  {name}")
+        measured = "" if entry.measured is None else decimal(entry.measured)
+        lines.append(f"            {decimal(entry.planned):>18} {measured:>18}  {entry.name}")
     return lines
 
 

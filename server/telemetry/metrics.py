@@ -53,6 +53,16 @@ class Stamps:
     ended: float  # the answer's text was complete
 
 
+RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats.gauges
+    "engine_cpu_contention": (
+        "Share of time that the engine's threads were runnable without a core, 0 to 1."
+    ),
+    "engine_cpu_contended": (
+        "1 while contention makes the engine's threads sleep to wait for each other."
+    ),
+}
+
+
 class Metrics:
     """The metrics of one app, and the methods that record them."""
 
@@ -232,11 +242,9 @@ class EngineSeries(Collector):
             (counter, "num_preemptions", "Sequences preempted.", stats.preemptions),
         ):
             yield self._series(kind, name, text, value)
-        if (share := stats.cpu_contention) is not None:
-            text = "Share of time that the engine's threads were runnable without a core, 0 to 1."
-            yield self._series(gauge, "engine_cpu_contention", text, share)
-            text = "1 while contention makes the engine's threads sleep to wait for each other."
-            yield self._series(gauge, "engine_cpu_contended", text, stats.cpu_contended)
+        for name, text in RUNNER_GAUGES.items():
+            if name in stats.gauges:  # absent if not measured on this machine
+                yield self._series(gauge, name, text, stats.gauges[name])
         yield self._series(gauge, "build_info", "The running version.", 1, version=self._version)
         if info is not None:
             shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}

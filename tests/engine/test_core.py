@@ -110,14 +110,15 @@ def test_core_request_larger_than_kv_cache_is_rejected_alone(checkpoint: Path) -
     assert driver.finish(small) == "length"
 
 
-def test_core_checks_wait_policy_every_step_and_reports_it_in_stats(checkpoint: Path) -> None:
-    driver, looks = Driver(checkpoint), list[float]()
-    policy = SimpleNamespace(look=looks.append, contention=0.25, contended=True)
-    driver.core.runner.openmp_wait = policy  # type: ignore[assignment]
+def test_core_polls_wait_policy_every_step_and_reports_its_gauges(checkpoint: Path) -> None:
+    driver, polls = Driver(checkpoint), list[float]()
+    gauges = {"engine_cpu_contention": 0.25, "engine_cpu_contended": 1.0}
+    policy = SimpleNamespace(poll=polls.append, gauges=lambda: gauges)
+    driver.runner._openmp_wait = policy  # type: ignore[assignment]
     driver.submit([1, 2], 4)
     driver.run()
-    assert len(looks) == driver.stats.step == 4
-    assert (driver.stats.cpu_contention, driver.stats.cpu_contended) == (0.25, True)
+    assert len(polls) == driver.stats.step == 4
+    assert driver.stats.gauges == gauges
 
 
 @modes
@@ -217,7 +218,7 @@ def test_core_drain_blocks_only_when_idle(checkpoint: Path) -> None:
         def send(self, message: Any) -> None:
             driver.send(message)
 
-    core = EngineCore(driver.config, driver.runner, Endpoint(), depth=1)
+    core = EngineCore(driver.config, driver.runner, driver.loaded.facts, Endpoint(), depth=1)
     driver.submit([1], 3)
     while core.scheduler.has_work or core.in_flight or not asked:
         core.turn()
@@ -275,7 +276,7 @@ def test_runner_rounds_rows_so_that_onednn_compiles_few_kernels(
     driver.run()
     assert met >= {40, 120}
     assert not [rows for rows in met if rows > 32 and rows % 8]
-    monkeypatch.setattr(driver.runner, "_rounded", lambda rows, step: rows)
+    monkeypatch.setattr(driver.runner, "_round_up", lambda tokens, multiple: tokens)
     for length, before in answers.items():
         again = driver.submit(list(range(length)), 5)
         driver.run()

@@ -39,6 +39,8 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(strategy(arguments[0]), max_size=4)
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(strategy(arguments[0]), max_size=4).map(tuple)
+    if origin is dict:
+        return st.dictionaries(*map(strategy, arguments), max_size=3)
     if origin is tuple:
         return st.tuples(*map(strategy, arguments))
     if origin is typing.Literal:

@@ -21,6 +21,7 @@ import zmq
 from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
+from engine.runner.load import LoadedEngine, load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.scheduler import Scheduler
@@ -124,13 +125,13 @@ def config(folder: Path) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def runner(config: EngineConfig) -> ModelRunner:
-    return ModelRunner(config)
+def loaded(config: EngineConfig) -> LoadedEngine:
+    return load_engine(config)
 
 
 @contextlib.asynccontextmanager
-async def service(config: EngineConfig, runner: ModelRunner) -> AsyncIterator[Service]:
-    child = ThreadChild(config, runner)
+async def service(config: EngineConfig, loaded: LoadedEngine) -> AsyncIterator[Service]:
+    child = ThreadChild(config, loaded)
     client = ProcessClient(config, child)  # type: ignore[arg-type]
     async with serving(client, Path(config.model)) as served:  # type: ignore[arg-type]
         await client.wait_ready()
@@ -220,9 +221,9 @@ async def suffer(running: Service, scenario: str) -> list[int]:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("seam", OF_A_REQUEST, ids=named)
 async def test_fault_in_one_request_fails_only_that_request(
-    config: EngineConfig, runner: ModelRunner, scenario: str, seam: Seam
+    config: EngineConfig, loaded: LoadedEngine, scenario: str, seam: Seam
 ) -> None:
-    async with service(config, runner) as running:
+    async with service(config, loaded) as running:
         for n in range(1, MANY):
             with pytest.MonkeyPatch.context() as patch:
                 fault = Fault(patch, seam, n)
@@ -240,10 +241,10 @@ async def test_fault_in_one_request_fails_only_that_request(
 @pytest.mark.parametrize("scenario", ["stream", "leaving", SLOWLY])
 @pytest.mark.parametrize("seam", OF_THE_ENGINE, ids=named)
 async def test_fault_in_engine_fails_all_requests_with_503(
-    config: EngineConfig, runner: ModelRunner, scenario: str, seam: Seam
+    config: EngineConfig, loaded: LoadedEngine, scenario: str, seam: Seam
 ) -> None:
     for n in range(1, MANY):
-        async with service(config, runner) as running:
+        async with service(config, loaded) as running:
             with pytest.MonkeyPatch.context() as patch:
                 fault = Fault(patch, seam, n)
                 codes = await suffer(running, scenario)

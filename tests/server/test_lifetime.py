@@ -1,4 +1,4 @@
-"""Start and end of a server: real processes and signals, with a fake engine (fake_serve.py)."""
+"""Start and end of a server: real processes and signals, with a fake engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 from server.lifetime import ECHO_S
 from tests.support.process import ROOT, Process
 
-FAKE = Path(__file__).with_name("fake_serve.py")
+FAKE = Path(__file__).parents[1] / "support" / "fake_serve.py"
 
 
 @pytest.fixture
@@ -363,7 +363,7 @@ def patched(model: Path, patch: str) -> subprocess.CompletedProcess[str]:
     """Run the fake server (module `f`) after `patch`, a line of Python."""
     plan = json.dumps({"model": str(model)})
     code = (
-        "import sys; sys.path.insert(0, 'tests/server')\n"
+        "import sys; sys.path.insert(0, 'tests/support')\n"
         "import fake_serve as f, server.lifetime\n"
         f"{patch}\n"
         f"sys.argv = ['', {plan!r}]\n"

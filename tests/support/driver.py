@@ -26,7 +26,6 @@ from engine.protocol import (
     FromEngine,
     GenerateRequest,
     Pooling,
-    Ready,
     Rejected,
     SamplingParams,
     StepOutputs,
@@ -34,9 +33,10 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
-from engine.runner.mixed import MixedGraphs
+from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
+from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import SampledToken, Step
 from tests.support.tape import TapeRecorder, memory
 
@@ -50,7 +50,7 @@ MODES: dict[str, dict[str, Any]] = EAGER | {
     "captured-late": {"depth": 1, "late": True, "captured": True},
 }
 # Largest mixed step that is captured. A tape is slow: it computes each token's whole block table.
-RECORDED_TOKENS = 64
+CAPTURED_TOKENS = 64
 # The extremes, for slow tests: synchronous and eager, or overlapped and captured.
 EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
 
@@ -84,9 +84,9 @@ class LatePendingStep:
             self._runner.compute_one()
         return self.result.wait()
 
-    def scores(self) -> list[list[TokenLogprobs]]:
+    def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
         assert self.result is not None, "the core must call wait first"
-        return self.result.scores()
+        return self.result.prompt_logprobs()
 
     def embeddings(self) -> list[EmbedOutput]:
         assert self.result is not None, "the core must call wait first"
@@ -102,12 +102,7 @@ class LateRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
-
-        self.max_num_encoder_tokens = runner.max_num_encoder_tokens
-        self.openmp_wait = runner.openmp_wait
-
-    def facts(self) -> Ready:
-        return self._runner.facts()
+        self.gauges = runner.gauges
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -148,14 +143,15 @@ class Driver:
 
             mend()
         self.tapes = TapeRecorder() if captured else None
-        self.runner = ModelRunner(self.config, recorder=self.tapes)
+        self.loaded = load_engine(self.config, recorder=self.tapes)
+        self.runner = self.loaded.runner
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":
             self._poison_logits()
-        if self.runner.mixed:
-            self._record_as_asked(self.runner.mixed)
+        if self.runner.graphs:
+            self._capture_on_demand(self.runner.graphs)
         runner: Any = LateRunner(self.runner) if late else self.runner
-        self.core = EngineCore(self.config, runner, self, depth=depth)
+        self.core = EngineCore(self.config, runner, self.loaded.facts, self, depth=depth)
         self.inbox: list[ToEngine] = []
         self.sent: list[FromEngine] = []
         self.outputs: dict[int, list[TokenOutput]] = {}
@@ -167,7 +163,7 @@ class Driver:
 
     def _poison_logits(self) -> None:
         """Patch the model and its graphs to write NaN into the logits of poisoned requests."""
-        launch, graphs, mixed = self.runner.launch, self.runner.graphs, self.runner.mixed
+        launch, graphs = self.runner.launch, self.runner.graphs
         sampling: list[int] = []
 
         def noting_launch(step: Step) -> PendingStep:
@@ -190,20 +186,18 @@ class Driver:
         self.runner.model.logits = spoilt(self.runner.model.logits)  # type: ignore[method-assign]
         if graphs:
             graphs.compute = spoilt(graphs.compute)  # type: ignore[method-assign]
-        if mixed:
-            mixed.compute = spoilt(mixed.compute)  # type: ignore[method-assign]
 
-    def _record_as_asked(self, mixed: MixedGraphs) -> None:
+    def _capture_on_demand(self, graphs: StepGraphs) -> None:
         """Capture a small shape as soon as a step has it; idle turns would take too long."""
         launch = self.runner.launch
 
-        def recording_launch(step: Step) -> PendingStep:
-            shape = mixed.shape_for(step.slices)
-            if shape and shape.tokens <= RECORDED_TOKENS and not mixed.has(shape):
-                mixed.capture(shape)
+        def capturing_launch(step: Step) -> PendingStep:
+            shape = graphs.shape_for(step)
+            if shape and shape.chunk_tokens <= CAPTURED_TOKENS and not graphs.is_captured(shape):
+                graphs.capture(shape)
             return launch(step)
 
-        self.runner.launch = recording_launch  # type: ignore[method-assign]
+        self.runner.launch = capturing_launch  # type: ignore[method-assign]
 
     def check_static(self) -> None:
         """Check that graphs were replayed and use only memory that lives as long as the engine."""
@@ -213,14 +207,12 @@ class Driver:
         weights = [*model.parameters(), *model.buffers()]
         packed = [m._packed._packed for m in model.modules() if getattr(m, "_packed", None)]
         owners = [runner.rows, runner.graphs, *runner.kv.layers]
-        if runner.mixed:
-            owners.append(runner.mixed)
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
         strange = [t for key, t in self.tapes.outside().items() if key not in static]
         assert not strange, f"a graph uses tensors that may be freed: {strange}"
 
-    # ---- the Inbox of the core ---------------------------------------------------------------
+    # ---- the endpoint of the core ------------------------------------------------------------
 
     def drain(self, *, block: bool) -> list[ToEngine]:
         assert not (block and self.core.in_flight), "results in flight would wait for a message"

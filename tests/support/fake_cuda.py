@@ -73,8 +73,8 @@ def fake_cuda() -> Iterator[Counter[str]]:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     elsewhere = {
         "engine.memory.model_plan.select_device": torch.device,
-        "engine.runner.model_runner.random_weights": place_weights,
-        "engine.runner.model_runner.CudaRecorder": EagerRecorder,
+        "engine.runner.load.random_weights": place_weights,
+        "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_tiles.max_shared_mem": lambda device: 227 << 10,
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.kv_cache import KVCache
+from engine.layers.attention import kv_specs
 from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
@@ -38,7 +39,7 @@ def forward(
     needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(runner.plan.specs, total, size, runner.dtype, runner.device)
+    kv = KVCache(kv_specs(runner.model), total, size, runner.kv.layers[0].keys.dtype, runner.device)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.attention import RotaryAttention
+from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from tests.support.driver import Driver
 from tests.support.forward import chunked, forward, whole
@@ -130,7 +131,7 @@ Equality = Callable[[Golden], None]
 
 def load(folder: Path, **config: Any) -> ModelRunner:
     fields = {"dtype": "float32", "device": "cpu", "threads": 1, "block_size": BLOCK} | config
-    return ModelRunner(EngineConfig(model=str(folder), **({"max_num_seqs": 8} | fields)))
+    return load_engine(EngineConfig(model=str(folder), **({"max_num_seqs": 8} | fields))).runner
 
 
 def answers(

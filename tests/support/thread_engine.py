@@ -10,29 +10,29 @@ from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import Fatal, Shutdown
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load import LoadedEngine
 
 
 class ThreadChild:
     """Stands in for EngineChild and its `process`; ends as `engine.process` does.
 
-    `runner` may be reused after an earlier ThreadChild.
+    `loaded` may be reused after an earlier ThreadChild.
     """
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+    def __init__(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
         self._address = f"ipc://{self._folder.name}"
         self.endpoint = ClientEndpoint(self._address)
         self.process, self.pid = self, 0
         self.core: EngineCore | None = None
         self.code = 0
-        self.thread = threading.Thread(target=self._run, args=(config, runner), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(config, loaded), daemon=True)
         self.thread.start()
 
-    def _run(self, config: EngineConfig, runner: ModelRunner) -> None:
+    def _run(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         endpoint = EngineEndpoint(self._address)
         try:
-            self.core = EngineCore(config, runner, endpoint)
+            self.core = EngineCore(config, loaded.runner, loaded.facts, endpoint)
             endpoint.send(self.core.facts)
             self.core.run()
         except Exception as error:

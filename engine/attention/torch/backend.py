@@ -36,7 +36,9 @@ class TorchBackend:
     """Supports every AttentionSpec on every device and dtype."""
 
     name = "torch"
-    captures = False  # a captured step gathers whole block tables, so an eager step is faster
+    supports_capture = (
+        False  # a captured step gathers whole block tables, so an eager step is faster
+    )
     reads_masked_keys = True  # it gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:

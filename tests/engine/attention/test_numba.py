@@ -314,7 +314,7 @@ def test_select_numba_unsupported_layer_raises_config_error() -> None:
 
 
 def test_select_numba_not_installed_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("attention.numba_backend", "kernels.cpu.attention", "kernels.cpu.call"):
+    for module in ("attention.numba", "kernels.numba.attention", "kernels.numba.call"):
         monkeypatch.delitem(sys.modules, f"engine.{module}")
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.raises(ConfigError, match=r"not installed: pip install 'penstock\[numba\]'"):

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.folder import safetensors_header, weight_files
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load import LoadedEngine, load_engine
 from tests.support.driver import tiny_llama
 from tests.support.golden import Tensors, edit_checkpoint
 
@@ -34,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
     return tiny_llama(tmp_path / "model", num_hidden_layers=1, vocab_size=40, hidden_size=16)
 
 
-def load(folder: Path) -> ModelRunner:
-    return ModelRunner(
+def load(folder: Path) -> LoadedEngine:
+    return load_engine(
         EngineConfig(
             model=str(folder),
             dtype="float32",
@@ -82,8 +82,9 @@ def test_load_sharded_checkpoint_equals_single_file(folder: Path) -> None:
     whole = load(folder)
     assert len(shard(folder)) == 2
     again = load(folder)
-    assert torch.equal(whole.model.embed.weight, again.model.embed.weight)
-    assert again.weight_bytes == whole.weight_bytes == 4 * whole.plan.parameters
+    assert torch.equal(whole.plan.module.embed.weight, again.plan.module.embed.weight)
+    assert again.facts.weight_bytes == whole.facts.weight_bytes
+    assert whole.facts.weight_bytes == 4 * whole.facts.parameters
 
 
 def test_load_missing_shard_raises_config_error(folder: Path) -> None:
@@ -255,7 +256,7 @@ def test_load_nan_or_infinity_raises_config_error(
 def test_load_half_precision_weights_is_exact(folder: Path, dtype: torch.dtype) -> None:
     rewrite(folder, lambda tensors: tensors.update({k: v.to(dtype) for k, v in tensors.items()}))
     stored = load_file(folder / FILE)[EMBED]
-    assert torch.equal(load(folder).model.embed.weight, stored.float())
+    assert torch.equal(load(folder).plan.module.embed.weight, stored.float())
 
 
 # ---- config.json -----------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def test_dummy_load_format_config_alone_generates_tokens(folder: Path) -> None:
     first, second = (Driver(folder, load_format="dummy", prepack=False) for _ in range(2))
     weights, again = (dict(d.runner.model.named_parameters()) for d in (first, second))  # type: ignore[attr-defined]
-    assert first.runner.weight_bytes == 4 * sum(p.numel() for p in weights.values())
+    assert first.loaded.facts.weight_bytes == 4 * sum(p.numel() for p in weights.values())
     for name, parameter in weights.items():
         assert torch.equal(parameter, again[name]), name
         assert parameter.std() > 0, name

@@ -62,7 +62,7 @@ class Machine:
         end = self.now + seconds
         while self.now < end:
             before = self.slept
-            self.policy.look(self.now)
+            self.policy.poll(self.now)
             if self.slept > before:
                 moments.append(self.now)
             share = self.asleep if self.sleeps else self.awake

@@ -105,7 +105,8 @@ def test_plan_more_than_total_memory_is_refused(config: dict[str, Any]) -> None:
     asked = EngineConfig(**config)
     [flag] = config
     assert plan_for(asked, 10**6, 1000, 0, most=100_001 * 10**6) == (100_001, 1000)
-    words = rf"--{flag.replace('_', '-')} asks for 100001 KV blocks \(93\.1 GiB\), but there are 93"
+    name = flag.replace("_", "-")
+    words = rf"--{name} requests 100001 KV blocks \(93\.1 GiB\), but the memory has 93"
     with pytest.raises(ConfigError, match=words):
         plan_for(asked, 10**6, 1000, 10**9, most=100_001 * 10**6 - 1)
 

@@ -16,6 +16,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import largest_step
+from engine.memory.report import KV_CACHE, LARGEST_STEP, PACKED_WEIGHTS, ROWS, WEIGHTS, plan_memory
+from engine.runner.load import measure_steps
 from tests.support.driver import Driver, tiny_llama
 from tests.support.tape import TapeRecorder
 from tests.support.tiny_bert import tiny_bert
@@ -45,20 +47,21 @@ def test_plan_weights_kv_and_rows_match_start_to_the_byte(
 ) -> None:
     config = CONFIG | {"num_gpu_blocks_override": 40, "prepack": prepack}
     folder = tiny_llama(tmp_path, tie_word_embeddings=tied) if tied else checkpoint
-    plan = ModelPlan(EngineConfig(model=str(folder), **config)).memory_plan()
-    runner = Driver(folder, load_format="dummy", **config).runner
-    found = {e.what: e.found for e in runner.ledger() if e.found is not None}
-    assert found.keys() >= {"weights", "rows", "KV cache"}
-    assert ("packed weights" in found) == prepack
-    for entry in runner.ledger():
-        assert entry.foreseen == plan.taken[entry.what]
-        assert entry.found in (None, entry.foreseen), entry.what
-    tables = sum(buffer.nbytes for buffer in runner.plan.module.buffers())
+    plan = plan_memory(ModelPlan(EngineConfig(model=str(folder), **config)))
+    loaded = Driver(folder, load_format="dummy", **config).loaded
+    runner, facts = loaded.runner, loaded.facts
+    found = {e.name: e.measured for e in facts.memory if e.measured is not None}
+    assert found.keys() >= {WEIGHTS, ROWS, KV_CACHE}
+    assert (PACKED_WEIGHTS in found) == prepack
+    for entry in facts.memory:
+        assert entry.planned == plan.planned[entry.name]
+        assert entry.measured in (None, entry.planned), entry.name
+    tables = sum(buffer.nbytes for buffer in loaded.plan.module.buffers())
     loaded = sum(size for what, size in found.items() if "weights" in what)
-    assert loaded >= runner.weight_bytes + tables, "a packed tied head must keep its table"
-    assert (loaded > runner.weight_bytes + tables) == (tied and prepack)
-    assert found["KV cache"] == runner.kv.num_bytes
-    assert (plan.num_blocks, plan.max_model_len) == (40, runner.max_model_len)
+    assert loaded >= facts.weight_bytes + tables, "a packed tied head must keep its table"
+    assert (loaded > facts.weight_bytes + tables) == (tied and prepack)
+    assert found[KV_CACHE] == runner.kv.num_bytes
+    assert (plan.num_blocks, plan.max_model_len) == (40, facts.max_model_len)
 
 
 def test_plan_without_onednn_bf16_does_not_pack_weights(
@@ -68,11 +71,11 @@ def test_plan_without_onednn_bf16_does_not_pack_weights(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     config = CONFIG | {"num_gpu_blocks_override": 40, "dtype": "bfloat16"}
     driver = Driver(checkpoint, **config)
-    facts = driver.runner.facts()
+    facts = driver.loaded.facts
     assert facts.emulates_bf16
-    plan = ModelPlan(EngineConfig(model=str(checkpoint), **config)).memory_plan()
-    assert "packed weights" not in plan.taken
-    assert [e.found for e in facts.memory if e.what == "weights"] == [plan.taken["weights"]]
+    plan = plan_memory(ModelPlan(EngineConfig(model=str(checkpoint), **config)))
+    assert PACKED_WEIGHTS not in plan.planned
+    assert [e.measured for e in facts.memory if e.name == WEIGHTS] == [plan.planned[WEIGHTS]]
     request = driver.submit([5, 6, 7], max_tokens=4)
     driver.run()
     assert len(driver.tokens(request)) == 4
@@ -84,7 +87,7 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
 ) -> None:
     """Simulate the measurement of a GPU's start with invented sizes.
 
-    A step takes 1000 bytes, one with prompt logprobs 2000, and one padded to its shape 3000. The
+    A step takes 1000 bytes, one with prompt logprobs 2000, captured ones 3000 and 4000. The
     graph buffers, each of six decode sizes and each of six mixed shapes keep 500 bytes.
     """
     computed: list[Any] = []
@@ -97,21 +100,22 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
         compute()
         return 500
 
-    runner = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).runner
-    monkeypatch.setattr("engine.runner.model_runner.peak_of", peak_of)
-    monkeypatch.setattr("engine.runner.model_runner.kept_by", kept_by)
-    monkeypatch.setattr("engine.runner.model_runner.CudaRecorder", TapeRecorder)
-    records = runner.kind != "encoder"
-    monkeypatch.setattr(ModelPlan, "captures", records)
-    reserve = runner._measure()
-    assert (reserve.step, reserve.graphs) == ((3000, 500 * 13) if records else (1000, 0))
-    step = largest_step(runner.plan)
+    loaded = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).loaded
+    plan = loaded.plan
+    monkeypatch.setattr("engine.memory.profile.peak_of", peak_of)
+    monkeypatch.setattr("engine.memory.profile.kept_by", kept_by)
+    monkeypatch.setattr("engine.runner.load.CudaRecorder", TapeRecorder)
+    records = plan.kind != "encoder"
+    monkeypatch.setattr(ModelPlan, "captures_graphs", records)
+    profile = measure_steps(plan, loaded.runner._openmp_wait)
+    assert (profile.step_bytes, profile.graph_bytes) == ((4000, 500 * 13) if records else (1000, 0))
+    step = largest_step(plan)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
-    assert all(s.start + s.count == runner.plan.max_model_len for s in step.slices)
-    assert len(computed[0]) == (6 if records else 0)
+    assert all(s.start + s.count == plan.max_model_len for s in step.slices)
+    assert len(computed[0].wait()) == (6 if records else 0)
     if records:
-        [scores] = computed[1]
-        assert [len(score.top) for score in scores] == [20] * 64
+        [logprobs] = computed[1].prompt_logprobs()
+        assert [len(entry.top) for entry in logprobs] == [20] * 64
 
 
 def test_start_on_too_small_gpu_raises_config_error(
@@ -122,10 +126,10 @@ def test_start_on_too_small_gpu_raises_config_error(
     def no_memory(compute: Callable[[], Any]) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    runner = Driver(checkpoint).runner
-    monkeypatch.setattr("engine.runner.model_runner.peak_of", no_memory)
+    loaded = Driver(checkpoint).loaded
+    monkeypatch.setattr("engine.memory.profile.peak_of", no_memory)
     with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
-        runner._measure()
+        measure_steps(loaded.plan, loaded.runner._openmp_wait)
     monkeypatch.setattr("engine.memory.model_plan.available_memory", lambda device: 1 << 10)
     monkeypatch.setattr("engine.memory.model_plan.total_memory", lambda device: 1 << 20)
     with pytest.raises(ConfigError, match="of the GPU's"):
@@ -139,7 +143,7 @@ def test_weights_larger_than_machine_raise_config_error_before_loading(
     monkeypatch.setattr("engine.memory.model_plan.machine_memory", lambda: 1 << 10)
     config = EngineConfig(model=str(checkpoint), **CONFIG)
     with pytest.raises(ConfigError, match="but the machine has"):
-        ModelPlan(config).memory_plan()
+        plan_memory(ModelPlan(config))
     with pytest.raises(ConfigError, match="but the machine has"):
         Driver(checkpoint)
 
@@ -161,7 +165,7 @@ def test_plan_step_bytes_are_close_to_measured_peak(
     for number, length in enumerate(prompts):
         driver.submit([1 + number, *[5] * (length - 1)], 2, **params)
     taken = max(peak_bytes(driver.turn) for _ in range(-(-max(prompts) // 192)))
-    predicted = driver.runner.plan.step_bytes
+    predicted = driver.loaded.plan.step_bytes
     assert predicted / 2 < taken < predicted * 1.5
 
 
@@ -175,7 +179,7 @@ def test_plan_encoder_step_bytes_are_close_to_measured_peak(
     for length in lengths:
         driver.embed([5] * length)
     taken = peak_bytes(driver.turn)
-    predicted = driver.runner.plan.step_bytes
+    predicted = driver.loaded.plan.step_bytes
     assert predicted / 2 < taken < predicted * 1.5
 
 
@@ -191,7 +195,7 @@ def test_plan_command_prints_memory_without_reading_weights(
     done = plan(str(tmp_path), "--kv-cache-memory-bytes", "1MiB")
     assert done.returncode == 0, done.stderr
     assert "LlamaForCausalLM" in done.stdout
-    for line in ("weights", "KV cache", "rows", "largest step", "in all", "free now", "left"):
+    for line in (WEIGHTS, KV_CACHE, ROWS, LARGEST_STEP, "in all", "free now", "left"):
         assert any(row.rstrip().endswith(line) for row in done.stdout.splitlines()), line
 
 
@@ -202,4 +206,4 @@ def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -
     for flag, size in (("--kv-cache-memory-bytes", "100TiB"), ("--num-gpu-blocks-override", 10**9)):
         done = plan(str(checkpoint), flag, str(size))
         assert (done.returncode, done.stdout) == (2, "")
-        assert f"{flag} asks for" in done.stderr
+        assert f"{flag} requests" in done.stderr

@@ -1,10 +1,10 @@
-"""Memory that `release` frees after a measurement."""
+"""Memory that `release_memory` frees after a measurement."""
 
 from __future__ import annotations
 
 import weakref
 
-from engine.memory.profile import release
+from engine.memory.profile import release_memory
 from engine.runner.recorder import _no_collection
 
 
@@ -22,5 +22,5 @@ def test_release_frees_engine_frozen_by_a_capture() -> None:
         pass
     gone = weakref.ref(engine)
     del engine
-    release()
+    release_memory()
     assert gone() is None

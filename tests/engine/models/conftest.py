@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.support.encoders import Encoder, EncoderCase
 from tests.support.golden import Case, Golden
-from tests.support.nanochat_files import base_folder
 
 
 # A module-scoped fixture whose parameter is combined with a parameter of the test is rebuilt for
@@ -24,12 +22,6 @@ def goldens(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Calla
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, goldens: Callable[[Case], Golden]) -> Golden:
     return goldens(request.param)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """A base folder of nanochat with a model and a tokenizer."""
-    return base_folder(tmp_path / "base")
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def others(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("module", MODELS)
 def test_read_config_changed_key_is_read_or_refused(module: str) -> None:
-    config = import_module(f"tests.models.test_{module}").config()
+    config = import_module(f"tests.engine.models.test_{module}").config()
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     values, (path, attribute) = config.to_dict(), DECODERS[MODELS[module]]
     read = getattr(import_module(path), attribute).read_config

@@ -167,6 +167,6 @@ def test_llama_unsupported_config_raises_config_error(wrong: dict[str, Any], sai
 
 def test_llama_max_model_len_above_positions_raises_config_error(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "model", max_position_embeddings=64)
-    assert load(folder, max_model_len=64).max_model_len == 64
+    assert load(folder, max_model_len=64).rows.tokens.shape[1] == 65
     with pytest.raises(ConfigError, match="65 is more than the 64 positions"):
         load(folder, max_model_len=65)

@@ -52,12 +52,12 @@ def test_read_config_too_many_layers_raises_config_error(name: str) -> None:
     ("sizes", "asked", "words"),
     [
         ({"head_dim": 2**31 - 2}, None, "head_dim = .* below 65536"),
-        ({"max_position_embeddings": 2**31 - 1}, None, "positions; say with --max-model-len how"),
+        ({"max_position_embeddings": 2**31 - 1}, None, "positions. Set --max-model-len"),
         ({"hidden_size": 2**31 - 1, "vocab_size": 2**31 - 1, "head_dim": 8}, None, "laid out"),
         ({"max_position_embeddings": 2**31 - 1}, 64, None),
     ],
 )
-def test_blueprint_sizes_beyond_the_machine_raise_config_error(
+def test_model_plan_sizes_beyond_the_machine_raise_config_error(
     tmp_path: Path, sizes: dict[str, Any], asked: int | None, words: str | None
 ) -> None:
     config = EngineConfig(model=str(tiny_llama(tmp_path)), max_model_len=asked)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import SamplingParams
-from engine.sampling.filters import adjust, adjusts_logits, keep
+from engine.sampling.logits import adjust, adjusts_logits, cut, mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,7 +121,7 @@ def test_keep_mixed_rows_matches_brute_force() -> None:
             # Without top-k, top-p is a share of the whole distribution, not only of the candidates.
             missing = 0.0 if top_k else 1 - sum(probs)
             rows.append((probs, missing, top_k, rng.randint(0, 64) / 64, rng.randint(0, 16) / 16))
-        stays = keep(
+        stays = cut(
             torch.tensor([row[0] for row in rows]),
             torch.tensor([float(row[2]) for row in rows]),
             torch.tensor([row[3] for row in rows]),
@@ -134,11 +134,26 @@ def test_keep_mixed_rows_matches_brute_force() -> None:
 
 def test_keep_strictest_filters_keeps_the_most_likely_token() -> None:
     probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]] * 3)
-    stays = keep(probs, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]), torch.ones(3))
+    stays = cut(probs, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]), torch.ones(3))
     assert stays.tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
 
 
 def test_keep_top_p_of_one_keeps_all_despite_rounding() -> None:
     probs = torch.tensor([[1.0, 1e-9, 1e-9]])
     zero = torch.zeros(1)
-    assert keep(probs, zero, torch.ones(1), zero).tolist() == [[True] * 3]
+    assert cut(probs, zero, torch.ones(1), zero).tolist() == [[True] * 3]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 100])
+def test_mask_keeps_only_allowed_tokens(vocabulary: int) -> None:
+    """The mask has one bit per token, the lowest bit of each word first."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    is_allowed = torch.rand(4, vocabulary, generator=generator) < 0.5
+    words = torch.zeros(4, -(-vocabulary // 32), dtype=torch.int64)
+    for row, token in is_allowed.nonzero().tolist():
+        words[row, token // 32] |= 1 << (token % 32)
+    allowed = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    logits = torch.randn(4, vocabulary, generator=generator)
+    expected = logits.masked_fill(~is_allowed, -math.inf)
+    mask(logits, allowed)
+    assert torch.equal(logits, expected)

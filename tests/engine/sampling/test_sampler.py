@@ -11,29 +11,13 @@ import torch
 from scipy import stats
 
 from engine.protocol import SamplingParams, TokenLogprobs
-from engine.sampling.draw import INVALID
-from engine.sampling.sampler import CANDIDATES, SamplingRow, sample
+from engine.sampling.sampler import CANDIDATES, INVALID
+from tests.support.sampling import Row, logits_of, row, sample_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAWS = 20_000
 LIKELY = 1e-4  # deterministic: a smaller p-value is a defect, not bad luck
-
-
-def row(
-    position: int = 1, *, tokens: list[int] | None = None, prompt: int = 1, **params: Any
-) -> SamplingRow:
-    known = tokens or [0] * position
-    return SamplingRow(
-        SamplingParams(**({"max_tokens": 64} | params)),
-        torch.tensor(known, dtype=torch.int32),
-        prompt,
-    )
-
-
-def logits_of(vocabulary: int, spread: float = 2.0, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(vocabulary, generator=generator) * spread
 
 
 def distribution(
@@ -93,12 +77,12 @@ def test_sample_many_requests_matches_the_distribution(setting: dict[str, Any]) 
 def test_sample_positions_of_one_request_matches_the_distribution(name: str) -> None:
     params = SamplingParams(max_tokens=64, **SETTINGS[name])
     known = torch.zeros(DRAWS, dtype=torch.int32)
-    check_frequencies([SamplingRow(params, known[: p + 1], 1) for p in range(DRAWS)], [0], 1)
+    check_frequencies([Row(params, known[: p + 1], 1) for p in range(DRAWS)], [0], 1)
 
 
-def check_frequencies(rows: list[SamplingRow], tokens: list[int], prompt: int) -> None:
+def check_frequencies(rows: list[Row], tokens: list[int], prompt: int) -> None:
     logits, params = logits_of(32), rows[0].params
-    drawn, _ = sample(logits.repeat(DRAWS, 1), rows)
+    drawn, _ = sample_rows(logits.repeat(DRAWS, 1), rows)
     as_often_as(distribution(logits, params, tokens, prompt), drawn)
 
 
@@ -132,11 +116,11 @@ def test_sample_row_in_any_batch_gives_the_same_token(quantised: bool) -> None:
     if quantised:
         logits = (logits * 8).round() / 8
     rows = [row(3 + n % 5, seed=n, **VARIED[n % len(VARIED)]) for n in range(45)]
-    together, _ = sample(logits.clone(), rows)
-    alone = [sample(logits[n : n + 1].clone(), rows[n : n + 1])[0] for n in range(45)]
+    together, _ = sample_rows(logits.clone(), rows)
+    alone = [sample_rows(logits[n : n + 1].clone(), rows[n : n + 1])[0] for n in range(45)]
     assert together.tolist() == [int(token) for token in alone]
     order = torch.randperm(45, generator=torch.Generator().manual_seed(3))
-    shuffled, _ = sample(logits[order].clone(), [rows[n] for n in order.tolist()])
+    shuffled, _ = sample_rows(logits[order].clone(), [rows[n] for n in order.tolist()])
     assert shuffled.tolist() == together[order].tolist()
 
 
@@ -159,7 +143,7 @@ def test_sample_filter_keeping_more_than_candidates_is_exact(setting: dict[str, 
     due = distribution(logits, params, [0], 1)
     kept = int((due > 0).sum())
     assert kept > CANDIDATES
-    drawn, _ = sample(logits.repeat(draws, 1), [row(seed=s, **setting) for s in range(draws)])
+    drawn, _ = sample_rows(logits.repeat(draws, 1), [row(seed=s, **setting) for s in range(draws)])
     # At the limit of top-p, fp32 and float64 may differ by one token.
     rank = np.argsort(np.argsort(-logits.numpy(), kind="stable"))[drawn.numpy()]
     assert rank.max() <= kept + 1
@@ -168,9 +152,9 @@ def test_sample_filter_keeping_more_than_candidates_is_exact(setting: dict[str, 
 
 
 def sampled(
-    logits: torch.Tensor, rows: list[SamplingRow]
+    logits: torch.Tensor, rows: list[Row]
 ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
-    tokens, pending = sample(logits, rows)
+    tokens, pending = sample_rows(logits, rows)
     if pending is None:
         return tokens, [None] * len(rows)
     found = pending.read()
@@ -191,7 +175,7 @@ def test_sample_greedy_uses_adjusted_logits() -> None:
         row(temperature=0.0),
         row(temperature=0.0, stop_token_ids=(1,), min_tokens=3),
     ]
-    assert sample(logits, rows)[0].tolist() == [2, 1, 2]
+    assert sample_rows(logits, rows)[0].tolist() == [2, 1, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-9, 1e-30, 1e-44, 5e-324])
@@ -200,7 +184,7 @@ def test_sample_tiny_temperature_is_greedy(temperature: float, filters: dict[str
     logits = torch.stack([logits_of(50, 20.0, seed) for seed in range(40)])
     highest = logits.argmax(dim=-1)
     rows = [row(seed=s, temperature=temperature, **filters) for s in range(40)]
-    assert torch.equal(sample(logits, rows)[0], highest)
+    assert torch.equal(sample_rows(logits, rows)[0], highest)
 
 
 def test_sample_strictest_filters_are_greedy() -> None:
@@ -208,7 +192,7 @@ def test_sample_strictest_filters_are_greedy() -> None:
     highest = logits.argmax(dim=-1)
     for setting in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}, {"min_p": 1.0}):
         rows = [row(seed=s, **setting) for s in range(60)]
-        assert torch.equal(sample(logits.clone(), rows)[0], highest), setting
+        assert torch.equal(sample_rows(logits.clone(), rows)[0], highest), setting
 
 
 def test_sample_before_min_tokens_draws_no_stop_token() -> None:
@@ -217,7 +201,7 @@ def test_sample_before_min_tokens_draws_no_stop_token() -> None:
     banned = {"stop_token_ids": (2,), "min_tokens": 3}
     early = [row(tokens=[0, 1, 1], prompt=1, seed=s, **banned) for s in range(2000)]
     late = [row(tokens=[0, 1, 1, 1], prompt=1, seed=s, **banned) for s in range(2000)]
-    drawn, _ = sample(logits, early + late)
+    drawn, _ = sample_rows(logits, early + late)
     assert 2 not in drawn[:2000]
     assert (drawn[2000:] == 2).float().mean() > 0.99
 
@@ -266,7 +250,7 @@ def test_sample_masked_tokens_are_never_drawn() -> None:
     logits[:, 3:] = -math.inf
     for setting in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.1}):
         rows = [row(seed=s, **setting) for s in range(3000)]
-        drawn, _ = sample(logits.clone(), rows)
+        drawn, _ = sample_rows(logits.clone(), rows)
         assert set(drawn.tolist()) == {0, 1, 2}
 
 
@@ -301,6 +285,16 @@ def test_sample_bf16_logits_are_adjusted_in_fp32(params: dict[str, Any]) -> None
     """Many logits are equal in bf16; a small bias must still separate them."""
     logits = torch.stack([logits_of(64, 0.05, seed) for seed in range(200)]).bfloat16() + 4
     rows = [row(tokens=[seed % 64, 3], seed=seed, **params) for seed in range(len(logits))]
-    due, _ = sample(logits.float(), rows)
-    found, _ = sample(logits.clone(), rows)
+    due, _ = sample_rows(logits.float(), rows)
+    found, _ = sample_rows(logits.clone(), rows)
     assert torch.equal(found, due)
+
+
+def test_sample_with_mask_draws_only_allowed_tokens() -> None:
+    """The mask comes after the penalties and before the cuts: top-k counts allowed tokens alone."""
+    logits = torch.stack([logits_of(64, 1.0, seed) for seed in range(200)])
+    allowed = torch.tensor([[0b1011, 1 << 8]], dtype=torch.int32).expand(200, 2)
+    settings: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.9}, {}]
+    rows = [row(seed=n, logit_bias=((2, 99.0),), **settings[n % 4]) for n in range(200)]
+    drawn, _ = sample_rows(logits, rows, allowed=allowed)
+    assert set(drawn.tolist()) == {0, 1, 3, 40}

@@ -129,11 +129,11 @@ def answers_run_past_their_last_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequence, "num_uncomputed", property(lambda s: s.num_tokens - s.num_computed))
 
 
-def prompts_to_be_scored_are_taken_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+def prompts_with_logprobs_are_taken_from_the_cache(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequence, "num_skippable", property(lambda s: len(s.tokens) - 1))
 
 
-def prompts_are_scored_after_each_preemption(patch: pytest.MonkeyPatch) -> None:
+def prompt_logprobs_are_computed_again_after_preemption(patch: pytest.MonkeyPatch) -> None:
     original = Scheduler._preempt
 
     def preempt(self: Scheduler, sequence: Sequence) -> None:
@@ -159,6 +159,6 @@ PLANTED: tuple[Plant, ...] = (
     tokens_in_flight_survive_a_preemption,
     the_oldest_is_preempted,
     answers_run_past_their_last_token,
-    prompts_to_be_scored_are_taken_from_the_cache,
-    prompts_are_scored_after_each_preemption,
+    prompts_with_logprobs_are_taken_from_the_cache,
+    prompt_logprobs_are_computed_again_after_preemption,
 )

@@ -52,7 +52,7 @@ def tags_of(salt: str, tokens: Iterable[int], source: Sequence[int] = ()) -> lis
     return tags
 
 
-def scores_of(tags: list[int], start: int, end: int) -> list[TokenLogprobs]:
+def prompt_logprobs_of(tags: list[int], start: int, end: int) -> list[TokenLogprobs]:
     """Return the prompt logprobs computed from the logits of tokens [start, end)."""
     return [TokenLogprobs(float(tag % 2**31)) for tag in tags[start + 1 : end + 1]]
 
@@ -150,14 +150,19 @@ class Device:
                 assert block[offset] == tag, "wrong or missing KV"
         return True
 
-    def scores(self, step: Step) -> list[list[TokenLogprobs]]:
+    def prompt_logprobs(self, step: Step) -> list[list[TokenLogprobs]]:
         """Return the prompt logprobs of the slices that compute some; call it after `execute`."""
-        scoring = [s for s in step.slices if s.scores]
+        scoring = [s for s in step.slices if s.num_prompt_logprobs]
         for slice_ in scoring:
             prompt = self.requests[slice_.id][0].prompt
-            assert slice_.scores <= slice_.count
-            assert slice_.start + slice_.scores < len(prompt), "a prompt logprob of an answer token"
-        return [scores_of(self._tags[s.row], s.start, s.start + s.scores) for s in scoring]
+            assert slice_.num_prompt_logprobs <= slice_.count
+            assert slice_.start + slice_.num_prompt_logprobs < len(prompt), (
+                "a prompt logprob of an answer token"
+            )
+        return [
+            prompt_logprobs_of(self._tags[s.row], s.start, s.start + s.num_prompt_logprobs)
+            for s in scoring
+        ]
 
     def _sample(self, slice_: ScheduledSlice) -> SampledToken:
         tokens, tags = self._tokens[slice_.row], self._tags[slice_.row]
@@ -204,12 +209,12 @@ class Simulation:
         stops: tuple[int, ...] = (),
         min_tokens: int = 0,
         fails_at: int | None = None,
-        scores: bool = False,
+        prompt_logprobs: bool = False,
     ) -> int | None:
         """Add a request; return its id, or None if it was refused. Check that this is correct."""
         self._ids += 1
         params = SamplingParams(max_tokens, stop_token_ids=stops, min_tokens=min_tokens)
-        params = replace(params, prompt_logprobs=scores - 1)
+        params = replace(params, prompt_logprobs=prompt_logprobs - 1)
         request = GenerateRequest(self._ids, prompt, params, 0.0, priority, salt, list(source))
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
@@ -305,21 +310,21 @@ class Simulation:
             assert vector.vector == bytes(t % 256 for t in self.texts[vector.id])
             self.vectors[vector.id] = vector.vector
         results = self.device.execute(step)
-        for output in self.scheduler.retire(step, results, self.device.scores(step)):
+        for output in self.scheduler.retire(step, results, self.device.prompt_logprobs(step)):
             assert output.id not in self.aborted, "an aborted request got a token"
             got, due = self.outputs[output.id], self.expected[output.id]
-            self._check_scores(output, first=not got)
+            self._check_prompt_logprobs(output, first=not got)
             assert len(got) < len(due), "a token after the end"
             got.append((output.token, output.finish))
             assert got[-1] == due[len(got) - 1], f"request {output.id} got {got}, due {due}"
 
-    def _check_scores(self, output: TokenOutput, *, first: bool) -> None:
+    def _check_prompt_logprobs(self, output: TokenOutput, *, first: bool) -> None:
         """Check that the first token brings each prompt logprob once, despite recomputation."""
         request, _ = self.device.requests[output.id]
         due = []
         if first and request.params.prompt_logprobs >= 0:
             tags = tags_of(request.salt, request.prompt, request.encoder_prompt)
-            due = scores_of(tags, 0, len(tags))
+            due = prompt_logprobs_of(tags, 0, len(tags))
         assert list(output.prompt_logprobs) == due, "wrong prompt logprobs"
 
     def drain(self) -> None:
@@ -389,5 +394,5 @@ def _add(simulation: Simulation, rng: random.Random, stem: list[int], cross: boo
         stops=rng.choice(((), (3,), (3, 5))),
         min_tokens=rng.choice((0, 0, 3)),
         fails_at=rng.choice((None, None, None, None, None, 0, 2)),
-        scores=rng.random() < 0.2,
+        prompt_logprobs=rng.random() < 0.2,
     )

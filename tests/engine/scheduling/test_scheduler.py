@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sampled_from(((), (3,), tuple(range(VOCAB)))),
         min_tokens=st.integers(0, 3),
         fails_at=st.none() | st.integers(0, 3),
-        scores=st.booleans(),
+        prompt_logprobs=st.booleans(),
     )
     def add(self, prompt: list[int], max_tokens: int, **options: Any) -> None:
         self.simulation.add(prompt, max_tokens, **options)
@@ -479,16 +479,16 @@ def test_prefix_cache_hits_running_and_finished_prompts() -> None:
 def test_prompt_logprobs_compute_a_cached_prompt_in_full() -> None:
     simulation = small()
     prompt = list(range(11))
-    first = simulation.add(prompt, 3, scores=True)
+    first = simulation.add(prompt, 3, prompt_logprobs=True)
     simulation.drain()
-    again, plain = simulation.add(prompt, 3, scores=True), simulation.add(prompt, 3)
+    again, plain = simulation.add(prompt, 3, prompt_logprobs=True), simulation.add(prompt, 3)
     simulation.drain()
     assert simulation.admitted == {first: 0, again: 0, plain: 8}
 
 
 def test_prompt_logprobs_after_preemption_resume_at_the_last_known() -> None:
     simulation = small(num_blocks=8, max_num_batched_tokens=8)
-    simulation.add(list(range(10)) * 2, 3, scores=True)
+    simulation.add(list(range(10)) * 2, 3, prompt_logprobs=True)
     simulation.turn()
     (sequence,) = simulation.scheduler.running
     simulation.scheduler._preempt(sequence)

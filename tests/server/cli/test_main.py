@@ -89,7 +89,7 @@ def test_flags_page_is_up_to_date() -> None:
         (["serve", "/no/such/model"], {}, "No model folder at /no/such/model"),
         (["serve", ""], {}, "'' is not a model name"),
         (["serve"], {"PENSTOCK_MODEL": "https://huggingface.co/a/b"}, "ORG/NAME on huggingface.co"),
-        (["serve", __file__], {}, "test_cli.py is a file; give its folder"),
+        (["serve", __file__], {}, "test_main.py is a file; give its folder"),
         (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is not a usable path"),
         (["serve", "x" * 300], {}, "Cannot access the model folder: "),
         (["import", "nanochat", "~nobody-of-that-name/d20"], {}, "d20 is not a usable path"),

@@ -219,7 +219,9 @@ async def test_draining_gauge_is_1_during_drain(served):
 
 async def test_contention_gauges_exist_only_if_measured(served):
     assert "penstock:engine_cpu_contention" not in await families(served), "absent if not measured"
-    stats = replace(served.engine.stats, cpu_contention=0.45, cpu_contended=True)
+    stats = replace(
+        served.engine.stats, gauges={"engine_cpu_contention": 0.45, "engine_cpu_contended": 1.0}
+    )
     served.engine.stats = stats
     assert await served.metric("engine_cpu_contention") == 0.45
     assert await served.metric("engine_cpu_contended") == 1
@@ -242,7 +244,7 @@ async def test_metrics_page_lists_exactly_the_exported_series(served):
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| `(penstock:\w+|process_\w+)(?:\{(\S*)\})?` \| (\w+) \|", line):
             listed[match[1].removesuffix("_total")] = (match[2] or "", match[3])
-    served.engine.stats = replace(served.engine.stats, cpu_contention=0.0)
+    served.engine.stats = replace(served.engine.stats, gauges={"engine_cpu_contention": 0.0})
     found = await families(served)
     assert listed.keys() == found.keys()
     for name, (labels, kind) in listed.items():

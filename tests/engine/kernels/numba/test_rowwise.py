@@ -141,7 +141,7 @@ def test_runner_uses_row_kernels_only_with_numba_backend(
 ) -> None:
     """Its warm-up calls all kernels of the model."""
     runner = load(tiny_llama(tmp_path), attention_backend=backend)
-    assert runner.kernels == backend
+    assert runner.rows.kernels == backend
     assert len(set(calls)) == (3 if backend == "numba" else 0)
     del calls[:]
     silu_mul(bf16(2, 64), kernels="torch")

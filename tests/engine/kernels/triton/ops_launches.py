@@ -17,7 +17,7 @@ from engine.layers.attention import kv_specs
 from engine.models.registry import model_class
 from engine.ops.kernels import use_kernels
 from engine.ops.sequence_rows import append, gather_decode_inputs
-from engine.sampling.draw import DrawParams, draw
+from engine.sampling.sampler import DrawParams, draw
 from tests.support.published import PUBLISHED
 
 TOKENS = (1, 2, 3, 5, 21)  # token counts that together select every kernel and block size

@@ -12,17 +12,10 @@ import triton.language as tl
 from engine.kernels.triton.noise import log_noise, noise_bits, noise_key
 from engine.protocol import SamplingParams
 from engine.sampling import noise
-from engine.sampling.draw import INVALID, DrawParams, draw
-from engine.sampling.sampler import sample
-from tests.engine.sampling.test_draw import PLAIN, params_of
-from tests.engine.sampling.test_sampler import (
-    SETTINGS,
-    VARIED,
-    as_often_as,
-    distribution,
-    logits_of,
-    row,
-)
+from engine.sampling.sampler import INVALID, DrawParams, draw
+from tests.engine.sampling.test_draw import PLAIN
+from tests.engine.sampling.test_sampler import SETTINGS, VARIED, as_often_as, distribution
+from tests.support.sampling import logits_of, params_of, row, sample_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -63,7 +56,7 @@ def test_draw_kernel_mixed_rows_equal_reference(
     params = params_of(
         [row(3 + n % 5, seed=n * 2**33 - n, **PLAIN[n % len(PLAIN)]) for n in range(rows)]
     )
-    before, due = logits.clone(), draw(logits, params, "torch")
+    before, due = logits.clone(), draw(logits, params, static=True)
     found = draw(logits, params, "triton")
     apart = draw(torch.cat([logits, logits], 1)[:, :vocabulary], params, "triton")
     alone = draw(logits[-1:], params_of_row(params, rows - 1), "triton")
@@ -76,7 +69,7 @@ def test_draw_kernel_mixed_rows_equal_reference(
 def test_draw_kernel_zeros_of_both_signs_tie(params: dict[str, float]) -> None:
     logits = torch.tensor([[-1.0, -0.0, 0.0, -0.0, -2.0]]).repeat(20, 1)
     rows = params_of([row(seed=n, **params) for n in range(20)])
-    due = draw(logits, rows, "torch")
+    due = draw(logits, rows, static=True)
     assert draw(logits, rows, "triton").tolist() == due.tolist()
 
 
@@ -112,7 +105,7 @@ def test_draw_kernel_every_filter_threshold_equals_reference(kind: str) -> None:
         logits[:, ::2] = -math.inf
         logits[-len(LIMITS) :, 5:] = -math.inf
     params = params_of([row(7, seed=n, **limits) for n, limits in enumerate(LIMITS * 2)])
-    due = draw(logits, params, "torch")
+    due = draw(logits, params, static=True)
     assert draw(logits, params, "triton").tolist() == due.tolist()
 
 
@@ -120,7 +113,7 @@ def test_draw_kernel_every_filter_threshold_equals_reference(kind: str) -> None:
 def test_draw_kernel_non_finite_row_leaves_other_rows_unchanged(broken: float) -> None:
     logits = torch.stack([logits_of(100, 1.0, seed) for seed in range(2 * len(PLAIN))])
     params = params_of([row(seed=n, **setting) for n, setting in enumerate(PLAIN * 2)])
-    due = draw(logits, params, "torch")
+    due = draw(logits, params, static=True)
     logits[::2, 77 if broken != -math.inf else slice(None)] = broken
     due[::2] = INVALID
     assert draw(logits, params, "triton").tolist() == due.tolist()
@@ -142,6 +135,6 @@ def test_sample_with_kernels_equals_reference() -> None:
     """A batch with penalties, which no captured step samples, draws the same tokens."""
     logits = torch.stack([logits_of(200, 1.0, seed) for seed in range(len(VARIED))])
     rows = [row(5, seed=n, **setting) for n, setting in enumerate(VARIED)]
-    due, _ = sample(logits.clone(), rows)
-    found, _ = sample(logits.clone(), rows, params_of(rows), "triton")
+    due, _ = sample_rows(logits.clone(), rows)
+    found, _ = sample_rows(logits.clone(), rows, kernels="triton")
     assert found.tolist() == due.tolist()

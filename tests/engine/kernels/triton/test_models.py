@@ -48,7 +48,7 @@ def test_logits_with_kernels_equal_torch(
     sources = [source[:3] for source in golden.sources[:2]]
     plan = [[(1, 1)], [(1, 1), (0, 3)], [(0, 1)]]
     due = forward(runner, prompts, plan, sources)
-    use_kernels(runner.plan.module, "triton")
+    use_kernels(runner.model, "triton")
     counted = launches(monkeypatch)
     found = forward(runner, prompts, plan, sources)
     assert due_kernels <= counted.keys()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.ops.sequence_rows import append, gather_decode_inputs
-from engine.sampling.draw import INVALID
+from engine.sampling.sampler import INVALID
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 ROWS, LENGTH, SIZE = 9, 100, 16

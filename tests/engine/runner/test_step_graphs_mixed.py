@@ -1,4 +1,4 @@
-"""Graphs of mixed steps (decodes and prefill chunks): their shapes, and the memory they write.
+"""Graphs of graphs steps (decodes and prefill chunks): their shapes, and the memory they write.
 
 Bitwise equality of generated tokens is tested by the goldens and by the engine's tests in the modes
 `captured`. The driver captures a shape as soon as a step needs it, so that they replay every step
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.runner.mixed import CHUNKS, MixedGraphs, Shape, mixed_shapes
-from engine.scheduling.step import ScheduledSlice
+from engine.memory.graph_shapes import GraphShape, mixed_shapes
+from engine.runner.step_graphs import CHUNKS, StepGraphs
+from engine.scheduling.step import ScheduledSlice, Step
 from tests.support.driver import Driver
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,14 +23,14 @@ SENTINEL = 77.0
 BUSY: dict[str, Any] = {"block_size": 16, "max_num_seqs": 12, "max_num_batched_tokens": 40}
 
 
-def captured(checkpoint: Path, **config: Any) -> tuple[Driver, MixedGraphs]:
+def captured(checkpoint: Path, **config: Any) -> tuple[Driver, StepGraphs]:
     driver = Driver(checkpoint, captured=True, **config)
-    assert driver.runner.mixed
-    return driver, driver.runner.mixed
+    assert driver.runner.graphs
+    return driver, driver.runner.graphs
 
 
-def slices(*counts: int) -> list[ScheduledSlice]:
-    return [ScheduledSlice(n, 0, n, 0, count, True) for n, count in enumerate(counts)]
+def step_of(*counts: int) -> Step:
+    return Step(tuple(ScheduledSlice(n, 0, n, 0, count, True) for n, count in enumerate(counts)))
 
 
 @pytest.mark.parametrize(
@@ -43,54 +44,54 @@ def slices(*counts: int) -> list[ScheduledSlice]:
 def test_mixed_shapes_follow_limits(
     limits: tuple[int, int], decodes: list[int], tokens: list[int]
 ) -> None:
-    assert mixed_shapes(*limits) == [Shape(d, t) for t in tokens for d in decodes]
+    assert mixed_shapes(*limits) == [GraphShape(d, t) for t in tokens for d in decodes]
 
 
 def test_shape_for_returns_smallest_shape_that_fits(checkpoint: Path) -> None:
-    _, mixed = captured(checkpoint, max_num_seqs=17)
-    assert mixed.shape_for(slices(16)) == Shape(0, 16)
-    assert mixed.shape_for(slices(1, 17)) == Shape(8, 32)
-    assert mixed.shape_for(slices(*[1] * 9, 200, 50, 1)) == Shape(16, 256)
-    assert mixed.shape_for(slices(*[2] * CHUNKS)) == Shape(0, 2 * CHUNKS)
-    assert mixed.shape_for(slices(*[2] * (CHUNKS + 1))) is None
-    assert mixed.shape_for(slices(257)) is None
-    assert mixed.shape_for(slices(1, 1)) is None, "decode steps have their own graphs"
+    _, graphs = captured(checkpoint, max_num_seqs=17)
+    assert graphs.shape_for(step_of(16)) == GraphShape(0, 16)
+    assert graphs.shape_for(step_of(1, 17)) == GraphShape(8, 32)
+    assert graphs.shape_for(step_of(*[1] * 9, 200, 50, 1)) == GraphShape(16, 256)
+    assert graphs.shape_for(step_of(*[2] * CHUNKS)) == GraphShape(0, 2 * CHUNKS)
+    assert graphs.shape_for(step_of(*[2] * (CHUNKS + 1))) is None
+    assert graphs.shape_for(step_of(257)) is None
+    assert graphs.shape_for(step_of(1, 1)) == GraphShape(2), "decode steps have their own graphs"
 
 
 def test_idle_turns_capture_mixed_graphs_after_decode_graphs(checkpoint: Path) -> None:
-    driver, mixed = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
-    assert not any(map(mixed.has, mixed.shapes)), "a mixed graph was captured at start"
+    driver, graphs = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
+    assert not any(map(graphs.is_captured, graphs.mixed)), "a graphs graph was captured at start"
     driver.turn(2)
-    assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
+    assert [graphs.is_captured(shape) for shape in graphs.mixed] == [False, False, True, True]
     driver.turn(2)
-    assert all(map(mixed.has, mixed.shapes))
+    assert all(map(graphs.is_captured, graphs.mixed))
     assert not driver.runner.capture_when_idle()
 
 
 def test_mixed_capture_out_of_memory_keeps_existing_graphs(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver, mixed = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
+    driver, graphs = captured(checkpoint, max_num_seqs=2, max_num_batched_tokens=20)
     driver.turn(2)
 
-    def taken(shape: Shape) -> None:
+    def taken(shape: GraphShape) -> None:
         raise torch.OutOfMemoryError("tried to allocate 2.00 MiB")
 
-    mixed.capture = taken  # type: ignore[method-assign]
+    graphs.capture = taken  # type: ignore[method-assign]
     driver.turn(3)
     assert "2.00 MiB" in caplog.text
     assert len(caplog.records) == 1, "the capture was tried more than once"
-    assert [mixed.has(shape) for shape in mixed.shapes] == [False, False, True, True]
+    assert [graphs.is_captured(shape) for shape in graphs.mixed] == [False, False, True, True]
     request = driver.submit(list(range(3, 16)), max_tokens=4)
-    mixed.shapes.clear()  # else the driver captures the shape that a step needs
+    graphs.mixed.clear()  # else the driver captures the shape that a step needs
     driver.run()
     assert len(driver.tokens(request)) == 4
 
 
 def test_mixed_step_without_graph_runs_eagerly(checkpoint: Path) -> None:
     """Without the driver's captures, only decode steps are replayed, with two graphs each."""
-    driver, mixed = captured(checkpoint, max_num_seqs=2)
-    mixed.capture = lambda shape: None  # type: ignore[method-assign]
+    driver, graphs = captured(checkpoint, max_num_seqs=2)
+    graphs.capture = lambda shape: None  # type: ignore[method-assign]
     request = driver.submit([1, 2, 3], 5)
     driver.run()
     assert driver.tapes
@@ -100,15 +101,14 @@ def test_mixed_step_without_graph_runs_eagerly(checkpoint: Path) -> None:
 @torch.inference_mode()
 def test_mixed_graph_slots_without_sampling_hold_padding_row(checkpoint: Path) -> None:
     """Otherwise the row that had this slot in the previous step would get a token."""
-    driver, mixed = captured(checkpoint, max_num_seqs=40)
-    assert driver.runner.graphs
-    row_ids, padding = driver.runner.graphs.row_ids, driver.runner.rows.padding
-    step = slices(1, 1, 5)
-    shape = mixed.shape_for(step)
-    assert shape == Shape(8, 16)
-    mixed.capture(shape)
+    driver, graphs = captured(checkpoint, max_num_seqs=40)
+    row_ids, padding = graphs.row_ids, driver.runner.rows.padding
+    step = step_of(1, 1, 5)
+    shape = graphs.shape_for(step)
+    assert shape == GraphShape(8, 16)
+    graphs.capture(shape)
     row_ids.copy_(torch.arange(40))
-    mixed.compute(shape, step)
+    graphs.compute(shape, step.slices)
     assert row_ids.tolist() == [0, 1, 2, *[padding] * 37]
 
 
@@ -133,22 +133,22 @@ def test_mixed_graphs_replayed_steps_equal_eager(
     config = BUSY | {"num_gpu_blocks_override": blocks, "max_model_len": 96}
     eager = Driver(checkpoint, **config)
     due = answers(eager)
-    driver, mixed = captured(checkpoint, depth=1, late=True, **config)
+    driver, graphs = captured(checkpoint, depth=1, late=True, **config)
 
     def refused(step: Any) -> None:
         raise AssertionError(f"not replayed: {step}")
 
-    monkeypatch.setattr(driver.runner, "_compute", refused)
+    monkeypatch.setattr(driver.runner, "_compute_eagerly", refused)
     assert answers(driver) == due
     assert driver.stats.prefix_hits > 0
     assert (driver.stats.preemptions > 0) == (blocks is not None)
-    assert len([shape for shape in mixed.shapes if mixed.has(shape)]) > 3
+    assert len([shape for shape in graphs.mixed if graphs.is_captured(shape)]) > 3
     driver.check_static()
 
 
 def test_mixed_graph_padding_writes_only_null_block(checkpoint: Path) -> None:
     """Three decodes and two chunks in a graph for 8 decodes and 32 tokens."""
-    driver, mixed = captured(checkpoint, depth=0, **BUSY)
+    driver, graphs = captured(checkpoint, depth=0, **BUSY)
     for n in range(8):  # five end early: their rows must leave the step
         driver.submit([1, 2, 3 + n], 30 if n < 3 else 2)
     driver.turn(3)
@@ -161,7 +161,7 @@ def test_mixed_graph_padding_writes_only_null_block(checkpoint: Path) -> None:
     tokens, lengths = rows.tokens.clone(), rows.lengths.clone()
     places = {s.id: s.num_computed for s in scheduler.running}
     driver.turn()
-    assert mixed.has(Shape(8, 32)), "the step was not replayed"
+    assert graphs.is_captured(GraphShape(8, 32)), "the step was not replayed"
     written, scrubbed = set(), set()
     for s in scheduler.running:
         for position in range(places.get(s.id, 0), s.num_computed):

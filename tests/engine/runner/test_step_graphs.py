@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.runner.graphs import AT_START, SIZES, DecodeGraphs, batch_sizes
+from engine.memory.graph_shapes import AT_START, DECODE_SIZES, decode_sizes
+from engine.runner.step_graphs import StepGraphs
 from tests.support.driver import Driver
 from tests.support.tape import TapeRecorder
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SENTINEL = 77.0
 
 
-def captured(checkpoint: Path, **config: Any) -> tuple[Driver, DecodeGraphs, TapeRecorder]:
+def captured(checkpoint: Path, **config: Any) -> tuple[Driver, StepGraphs, TapeRecorder]:
     driver = Driver(checkpoint, captured=True, **config)
     assert driver.runner.graphs
     assert driver.tapes
@@ -35,10 +36,10 @@ def captured(checkpoint: Path, **config: Any) -> tuple[Driver, DecodeGraphs, Tap
 def test_batch_sizes_end_with_max_num_seqs_or_largest_size(
     max_num_seqs: int, last: list[int]
 ) -> None:
-    sizes = batch_sizes(max_num_seqs)
+    sizes = decode_sizes(max_num_seqs)
     assert sizes[-3:] == last
     assert sizes == sorted(set(sizes))
-    assert set(sizes[:-1]) < set(SIZES)
+    assert set(sizes[:-1]) < set(DECODE_SIZES)
 
 
 def test_size_for_returns_smallest_captured_size(checkpoint: Path) -> None:
@@ -48,10 +49,10 @@ def test_size_for_returns_smallest_captured_size(checkpoint: Path) -> None:
     known = len(graphs.sizes)
     driver.turn()
     assert len(graphs.sizes) == known + 1, "an idle turn must capture one size"
-    driver.turn(len(batch_sizes(70)) - known - 1)
-    assert graphs.sizes == batch_sizes(70)
+    driver.turn(len(decode_sizes(70)) - known - 1)
+    assert graphs.sizes == decode_sizes(70)
     assert [graphs.size_for(n) for n in (3, 9, 17, 65)] == [3, 16, 24, 70]
-    assert not graphs.capture_next()
+    assert graphs.waiting == graphs.mixed, "shapes with chunks come after all decodes"
 
 
 def test_enforce_eager_captures_no_graphs(checkpoint: Path) -> None:
@@ -61,7 +62,7 @@ def test_enforce_eager_captures_no_graphs(checkpoint: Path) -> None:
 def test_graphs_batch_larger_than_all_sizes_runs_eagerly(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.runner.graphs.SIZES", (1, 2, 3))
+    monkeypatch.setattr("engine.memory.graph_shapes.DECODE_SIZES", (1, 2, 3))
     driver, graphs, tapes = captured(checkpoint, max_num_seqs=6)
     ids = [driver.submit([5, n], 6 + n) for n in range(5)]
     driver.turn(4)
@@ -114,8 +115,8 @@ def test_graphs_padding_row_keeps_length_one(checkpoint: Path) -> None:
     assert driver.runner.rows.lengths[driver.runner.rows.padding] == 1
 
 
-def test_graphs_row_with_logprobs_is_sampled_eagerly(checkpoint: Path) -> None:
-    """One row needs logprobs: only the logits graph is replayed, and no token changes."""
+def test_graphs_row_with_logprobs_and_penalty_replays_both_graphs(checkpoint: Path) -> None:
+    """The host reads and adjusts one row between the two graphs, and no other token changes."""
     driver, _, tapes = captured(checkpoint, max_num_seqs=4)
     plain = [driver.submit([3, n], 9, temperature=1.0, seed=n, top_p=0.9) for n in range(2)]
     driver.run()
@@ -123,7 +124,7 @@ def test_graphs_row_with_logprobs_is_sampled_eagerly(checkpoint: Path) -> None:
     beside = [driver.submit([3, n], 9, temperature=1.0, seed=n, top_p=0.9) for n in range(2)]
     told = driver.submit([3, 3], 9, temperature=1.0, logprobs=2, frequency_penalty=0.5)
     driver.run()
-    assert tapes.replays == 3 * 9
+    assert tapes.replays == 4 * 9
     assert [driver.tokens(i) for i in beside] == [driver.tokens(i) for i in plain]
     assert len(driver.logprobs(told)) == 9
     eager = Driver(checkpoint)

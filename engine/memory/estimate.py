@@ -1,0 +1,111 @@
+"""Bytes a planned model will take, foreseen from shapes alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.attention.torch.batching import MAX_SCORES, SPLIT
+from engine.layers.embedding import LMHead
+from engine.layers.linear import Linear
+from engine.memory.graph_shapes import decode_sizes
+
+if TYPE_CHECKING:
+    from engine.memory.model_plan import ModelPlan
+
+Layer = TypeVar("Layer")
+
+GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a guess
+ROW_PARAMETER_BYTES = 32  # lengths and sampling parameters of a row of SequenceRows
+LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders with their indices
+
+
+def weight_bytes(plan: ModelPlan) -> int:
+    """Parameters in the served dtype, and the tables computed beside them.
+
+    If weights are packed, a tied head is packed too, and the token embedding keeps its own table.
+    """
+    numbers = plan.num_parameters
+    if plan.prepacks:
+        tied = [head for head in _layers(plan, LMHead) if head.weight is None]
+        numbers += sum(head.table.numel() for head in tied)
+    tables = sum(buffer.nbytes for buffer in plan.module.buffers())
+    return numbers * plan.dtype.itemsize + tables
+
+
+def packed_bytes(plan: ModelPlan) -> int:
+    """Weights that will be kept in oneDNN's packed layout."""
+    if not plan.prepacks:
+        return 0
+    linears = [layer.weight for layer in _layers(plan, Linear)]
+    packed = sum(weight.numel() for weight in linears if weight is not None)
+    packed += sum(head.table.numel() for head in _layers(plan, LMHead))
+    return packed * plan.dtype.itemsize
+
+
+def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:
+    """Device state of running sequences: SequenceRows."""
+    blocks = -(-max_model_len // plan.config.block_size)
+    per_row = 4 * (max_model_len + 1) + 8 * blocks * len(plan.kv_groups) + ROW_PARAMETER_BYTES
+    return (plan.config.max_num_seqs + 1) * per_row
+
+
+def step_bytes(plan: ModelPlan) -> int:
+    """What the largest step holds at its worst moment, besides weights and KV.
+
+    That is the widest linear over all tokens, or one layer's attention at full length, or the
+    logits of all sequences.
+    """
+    size = plan.dtype.itemsize
+    linears = [layer.weight for layer in _layers(plan, Linear)]
+    widths = [sum(weight.shape) for weight in linears if weight is not None]
+    layer = 2 * _layer_tokens(plan) * max(widths, default=0) * size
+    samples = 0
+    if plan.kind != "encoder":
+        samples = min(plan.config.max_num_seqs, plan.max_num_batched_tokens)
+    logits = samples * plan.model.config.vocab_size * LOGITS_COPIES * 4
+    return max(layer, _attention_bytes(plan), logits)
+
+
+def graph_bytes(plan: ModelPlan) -> int:
+    """Buffers of the largest captured step, what that step holds, and what the driver keeps."""
+    sizes, shapes = decode_sizes(plan.config.max_num_seqs), plan.mixed_graph_shapes
+    logits = sizes[-1] * plan.model.config.vocab_size * 4
+    tokens = max(sizes[-1], sum(shapes[-1]) if shapes else 0)
+    step = plan.step_bytes * tokens // _layer_tokens(plan)
+    return 3 * logits + step + (2 * len(sizes) + len(shapes)) * GRAPH_BYTES
+
+
+def _layers(plan: ModelPlan, kind: type[Layer]) -> list[Layer]:
+    return [layer for layer in plan.module.modules() if isinstance(layer, kind)]
+
+
+def _encoder_tokens(plan: ModelPlan) -> int:
+    """Most tokens of texts in a step: a text longer than the budget goes alone."""
+    return max(plan.max_num_encoder_tokens, plan.max_model_len)
+
+
+def _layer_tokens(plan: ModelPlan) -> int:
+    """Most tokens that pass a layer at once."""
+    steps, texts = plan.max_num_batched_tokens, _encoder_tokens(plan)
+    return {"decoder": steps, "encoder": texts}.get(plan.kind, max(steps, texts))
+
+
+def _attention_bytes(plan: ModelPlan) -> int:
+    """Scores and weights of one layer. Only the torch backend writes them to memory."""
+    if plan.backend.name != "torch":
+        return 0
+    scores = 0
+    for spec in plan.attention_specs:
+        if spec.kind == "full":
+            per_head = _text_scores(plan)
+        else:
+            per_head = plan.max_num_batched_tokens * plan.max_model_len
+        scores = max(scores, spec.num_heads * per_head)
+    return scores * (2 * plan.dtype.itemsize + 4)
+
+
+def _text_scores(plan: ModelPlan) -> int:
+    """Attention scores of one head for the largest group of texts that is computed together."""
+    tokens, longest = _encoder_tokens(plan), plan.max_model_len
+    keys = -(-longest // SPLIT) * SPLIT
+    return min(tokens * keys, max(longest * keys, tokens * SPLIT, MAX_SCORES))

@@ -1,0 +1,82 @@
+"""The memory table: what a model takes on its device, planned from shapes and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from engine.attention.kv_cache import KVCache
+from engine.device.facts import available_memory, total_memory
+from engine.layers.weights.onednn import PackedWeight
+from engine.memory import estimate
+from engine.memory.kv_budget import margin
+from engine.memory.model_plan import ModelPlan
+from engine.memory.profile import StepProfile
+from engine.protocol import MemoryEntry
+
+WEIGHTS = "weights"
+PACKED_WEIGHTS = "weights in oneDNN's layout"
+ROWS = "state of running requests"
+GRAPHS = "CUDA graphs"
+LARGEST_STEP = "working memory of the largest step"
+KV_CACHE = "KV cache"
+MARGIN = "safety margin"
+
+
+class MemoryPlan(NamedTuple):
+    """What serving will take, with the memory that is free now."""
+
+    planned: Mapping[str, int]  # bytes by entry
+    available: int  # bytes free before anything is loaded
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_memory(plan: ModelPlan) -> MemoryPlan:
+    """Plan from shapes alone. Raises ConfigError if the model does not fit."""
+    plan.check_weights()
+    available = available_memory(plan.device)
+    fixed = planned_bytes(plan, 0, plan.max_model_len)
+    fixed.pop(MARGIN, None)  # `plan_blocks` subtracts it from what is free
+    blocks, length = plan.plan_blocks(available, sum(fixed.values()))
+    return MemoryPlan(planned_bytes(plan, blocks, length), available, blocks, length)
+
+
+def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[str, int]:
+    """Bytes by entry, with `num_blocks` KV blocks and sequences of up to `max_model_len`."""
+    planned = {WEIGHTS: plan.weight_bytes - plan.packed_bytes}
+    if plan.packed_bytes:
+        planned[PACKED_WEIGHTS] = plan.packed_bytes
+    planned[ROWS] = estimate.rows_bytes(plan, max_model_len)
+    if plan.captures_graphs:
+        planned[GRAPHS] = estimate.graph_bytes(plan)
+    planned[LARGEST_STEP] = plan.step_bytes
+    planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
+    if total := total_memory(plan.device):
+        planned[MARGIN] = margin(plan.config, total)
+    return planned
+
+
+def measured_bytes(
+    plan: ModelPlan, kv: KVCache, rows_bytes: int, profile: StepProfile | None
+) -> dict[str, int]:
+    """Bytes by entry, of a loaded model. `profile` is a GPU's; a CPU's steps are not measured."""
+    module = plan.module
+    packed = [getattr(layer, "_packed", None) for layer in module.modules()]
+    measured = {
+        WEIGHTS: sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
+        PACKED_WEIGHTS: sum(w.nbytes for w in packed if isinstance(w, PackedWeight)),
+        ROWS: rows_bytes,
+        KV_CACHE: kv.num_bytes,
+    }
+    if profile is not None:
+        measured[LARGEST_STEP] = profile.step_bytes
+        measured[GRAPHS] = profile.graph_bytes
+    return measured
+
+
+def memory_entries(
+    planned: Mapping[str, int], measured: Mapping[str, int]
+) -> tuple[MemoryEntry, ...]:
+    """The table that is sent to the server: each planned entry with its measurement, if any."""
+    return tuple(MemoryEntry(name, size, measured.get(name)) for name, size in planned.items())

@@ -1,0 +1,220 @@
+"""Load a model and make it ready: plan, weights, KV cache, warm-up and graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from engine.attention.kv_cache import KVCache
+from engine.checkpoint.loader import load_weights
+from engine.checkpoint.random import random_weights
+from engine.config import EngineConfig
+from engine.device.facts import available_memory, batch_variance_of, emulates_bf16
+from engine.device.limits import cpu_count
+from engine.device.openmp_wait import OpenMPWait
+from engine.layers.embedding import LMHead
+from engine.layers.linear import Linear
+from engine.memory.estimate import rows_bytes
+from engine.memory.model_plan import ModelPlan
+from engine.memory.profile import StepProfile, profile_steps, release_memory
+from engine.memory.report import measured_bytes, memory_entries, planned_bytes
+from engine.ops.kernels import use_kernels
+from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
+from engine.runner.model_runner import ModelRunner
+from engine.runner.pending_step import PendingStep
+from engine.runner.recorder import CudaRecorder, Recorder
+from engine.runner.sequence_rows import SequenceRows
+from engine.runner.step_graphs import StepGraphs
+from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+
+Report = Callable[[Progress], None]
+
+
+class LoadedEngine(NamedTuple):
+    """A model that is ready to serve."""
+
+    plan: ModelPlan
+    runner: ModelRunner
+    facts: Ready  # what the server and its users see
+
+
+def load_engine(
+    config: EngineConfig,
+    report: Report = lambda progress: None,
+    recorder: Recorder | None = None,
+) -> LoadedEngine:
+    """Load the model of `config`; `report` gets the progress. Raises ConfigError if that fails.
+
+    `recorder` captures steps; None makes a CudaRecorder if steps become CUDA graphs.
+    """
+    start = time.monotonic()
+    plan = ModelPlan(config)
+    threads = config.threads or cpu_count()
+    torch.set_num_threads(threads)
+    openmp_wait = OpenMPWait.for_threads(plan.device, threads)
+    loaded_bytes = _load_weights(plan, report)
+    profile: StepProfile | None = None
+    if plan.device.type == "cuda":
+        report(Progress("measuring the largest step", 0.0))
+        profile = measure_steps(plan, openmp_wait)
+    report(Progress("allocating the KV cache", 0.0))
+    reserved = _bytes_beside_kv_cache(plan, profile)
+    num_blocks, max_model_len = plan.plan_blocks(available_memory(plan.device), reserved)
+    runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait)
+    report(Progress("warming up", 0.0))
+    embedding_size = warm_up(runner)
+    if recorder is None and plan.captures_graphs:
+        recorder = CudaRecorder()
+    if recorder and plan.kind != "encoder" and not config.enforce_eager:
+        report(Progress("capturing decode steps", 0.0))
+        runner.graphs = _make_graphs(plan, runner, recorder)
+        runner.graphs.capture_at_start()
+    memory = memory_table(plan, runner, max_model_len, profile)
+    facts = Ready(
+        architecture=plan.architecture,
+        kind=plan.kind,
+        dtype=str(plan.dtype).removeprefix("torch."),
+        device=str(plan.device),
+        vocab_size=plan.model.config.vocab_size,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_num_encoder_tokens=plan.max_num_encoder_tokens,
+        parameters=plan.num_parameters,
+        weight_bytes=loaded_bytes,
+        kv_cache_bytes=runner.kv.num_bytes,
+        load_seconds=time.monotonic() - start,
+        attention_backend=plan.attention_description,
+        threads=threads,
+        kv_groups=runner.kv.groups,
+        start_token=plan.start_token,
+        embedding_size=embedding_size,
+        batch_variance=batch_variance_of(
+            plan.device, plan.dtype, packed=plan.prepacks, threads=threads
+        ),
+        emulates_bf16=emulates_bf16(plan.device, plan.dtype),
+        memory=memory,
+    )
+    return LoadedEngine(plan, runner, facts)
+
+
+def _load_weights(plan: ModelPlan, report: Report) -> int:
+    """Fill the module's weights and choose its kernels; return the bytes of its parameters."""
+    plan.check_weights()
+    if plan.config.load_format == "dummy":
+        random_weights(plan.module, dtype=plan.dtype, device=plan.device)
+    else:
+        load_weights(
+            plan.module,
+            plan.model.weight_map(),
+            plan.folder,
+            dtype=plan.dtype,
+            device=plan.device,
+            progress=lambda fraction: report(Progress("loading weights", fraction)),
+        )
+    loaded_bytes = sum(parameter.nbytes for parameter in plan.module.parameters())
+    use_kernels(plan.module, plan.kernels)
+    if plan.prepacks:
+        report(Progress("prepacking weights", 0.0))
+        _prepack(plan.module)
+    return loaded_bytes
+
+
+def _prepack(model: nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, Linear | LMHead):
+            layer.prepack()
+
+
+def _make_runner(
+    plan: ModelPlan, num_blocks: int, max_model_len: int, openmp_wait: OpenMPWait
+) -> ModelRunner:
+    config = plan.config
+    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.dtype, plan.device)
+    rows = SequenceRows(
+        config.max_num_seqs,
+        max_model_len,
+        config.block_size,
+        len(plan.kv_groups),
+        plan.device,
+        plan.kernels,
+    )
+    return ModelRunner(
+        plan.model,
+        plan.kind,
+        plan.backend,
+        kv,
+        rows,
+        openmp_wait,
+        rounds_tokens=plan.prepacks,
+    )
+
+
+def _make_graphs(plan: ModelPlan, runner: ModelRunner, recorder: Recorder) -> StepGraphs:
+    shapes = plan.mixed_graph_shapes
+    return StepGraphs(plan.model, runner.rows, runner.kv, plan.backend, recorder, shapes)
+
+
+def measure_steps(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
+    """Measure the largest step and the graphs over one KV block, and throw both away."""
+    profile = _profile_over_one_block(plan, openmp_wait)
+    release_memory()
+    return profile
+
+
+def _profile_over_one_block(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
+    runner = _make_runner(plan, 1, plan.max_model_len, openmp_wait)
+    warm_up(runner)
+
+    def compute(step: Step) -> PendingStep:
+        pending = runner.launch(step)
+        pending.wait()
+        return pending
+
+    if not plan.captures_graphs:
+        return profile_steps(plan, compute, None)
+    recorder = CudaRecorder()
+    return profile_steps(plan, compute, lambda: _make_graphs(plan, runner, recorder).capture)
+
+
+def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
+    """Bytes needed beside the KV cache and the loaded weights. Not counted on a CPU."""
+    if profile is None:
+        return 0
+    return profile.step_bytes + profile.graph_bytes + rows_bytes(plan, plan.max_model_len)
+
+
+def warm_up(runner: ModelRunner) -> int:
+    """Compute one token, so that the first request does not pay for one-time costs.
+
+    Returns the length of an encoder's vectors, 0 for other models.
+    """
+    if runner.kind == "encoder":
+        step = Step(encoder_inputs=(EncoderInput(0, (0,), "mean"),))
+        (output,) = runner.launch(step).embeddings()
+        return len(output.vector) // 4  # fp32
+    params = SamplingParams(max_tokens=1, temperature=1.0)
+    row = NewRow(0, (0,), 1, params, encoder_length=1)
+    decode = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
+    groups = runner.kv.groups
+    blocks = tuple(NewBlocks(0, number, 0, (1,)) for number in range(len(groups)))
+    cross = tuple((number, (1,)) for number, group in enumerate(groups) if group.is_cross)
+    inputs = (EncoderInput(0, (0,), blocks=cross),) if cross else ()
+    runner.launch(Step((decode,), (row,), blocks, encoder_inputs=inputs)).wait()
+    runner.kv.scrub([1])
+    return 0
+
+
+def memory_table(
+    plan: ModelPlan, runner: ModelRunner, max_model_len: int, profile: StepProfile | None
+) -> tuple[MemoryEntry, ...]:
+    """Return the memory table: what was planned, and what the loaded model takes."""
+    planned = planned_bytes(plan, runner.kv.num_blocks, max_model_len)
+    measured = measured_bytes(plan, runner.kv, runner.rows.num_bytes, profile)
+    return memory_entries(planned, measured)

@@ -1,0 +1,206 @@
+"""StepGraphs: whole steps captured as CUDA graphs, one per shape, and replayed in one call.
+
+A step graph gathers its inputs from the SequenceRows, computes the model and leaves the logits in a
+static buffer. A second graph per decode size draws the tokens from that buffer and appends them to
+the rows: the host may adjust the logits between the two.
+
+A decode step sends row ids alone and is filled up with the padding row. A step with prompt chunks
+sends all its inputs in one copy. Its decodes come first, filled up with the padding row, then the
+chunks in CHUNKS places; behind them come empty sequences, and tokens of the padding row that belong
+to no sequence.
+
+Common decode sizes are captured at start, the largest first. All other shapes are captured while
+the engine is idle. Until then a decode step takes the next larger size, and a step with chunks runs
+kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.attention.backend import AttentionBackend
+from engine.attention.kv_cache import KVCache
+from engine.device.transfer import to_device
+from engine.memory.graph_shapes import AT_START, GraphShape, decode_sizes
+from engine.models.base import Model
+from engine.runner.batch import StepInputs, count_decodes, decode_batch, input_columns, mixed_batch
+from engine.runner.recorder import Recorder
+from engine.runner.sequence_rows import SequenceRows
+from engine.sampling.sampler import draw
+from engine.scheduling.step import ScheduledSlice, Step
+
+CHUNKS = 16  # sequences with prompt chunks in a captured step; empty places end at once
+Replay = Callable[[], None]
+
+
+class StepGraphs:
+    """The captured steps of a model over given rows and a given KV cache, whose memory they use."""
+
+    def __init__(
+        self,
+        model: Model,
+        rows: SequenceRows,
+        kv: KVCache,
+        backend: AttentionBackend,
+        recorder: Recorder,
+        mixed: Sequence[GraphShape],
+    ) -> None:
+        """`mixed` are the shapes with chunks, the largest last."""
+        self._model, self._rows, self._kv, self._backend = model, rows, kv, backend
+        self._recorder = recorder
+        sizes = decode_sizes(rows.padding)
+        first = [size for size in sizes if size in AT_START or size == sizes[-1]]
+        later = [size for size in sizes if size not in first]
+        decodes = [GraphShape(size) for size in (*later, *first)]
+        self.mixed = list(mixed)
+        self.waiting = [*mixed, *decodes]  # captured from the end
+        self._num_at_start = len(first)
+        self._steps: dict[GraphShape, Replay] = {}
+        self._draws: dict[int, Replay] = {}
+        self.sizes: list[int] = []  # captured decode sizes, ascending
+        most, device = sizes[-1], rows.device
+        self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
+        self.logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=device)
+        self.tokens = torch.empty(most, dtype=torch.int64, device=device)
+        inputs = sum(self._input_sizes(mixed[-1])) if mixed else 0
+        self.inputs = torch.zeros(inputs, dtype=torch.int64, device=device)
+
+    # ---- capture -----------------------------------------------------------------------------
+
+    def capture_at_start(self) -> None:
+        """Capture the decode sizes that the first requests need."""
+        for _ in range(self._num_at_start):
+            self.capture_next()
+
+    def capture_next(self) -> bool:
+        """Capture one more shape; returns False if all are captured."""
+        if not self.waiting:
+            return False
+        self.capture(self.waiting.pop())
+        return True
+
+    @torch.inference_mode()
+    def capture(self, shape: GraphShape) -> None:
+        """Capture one shape. Capturing computes: it does so with padding rows alone."""
+        if shape.chunk_tokens:
+            self._send_inputs(shape, [self._padding_slice()])
+            self._steps[shape] = self._recorder.record(lambda: self._compute_mixed(shape))
+            return
+        size = shape.decodes
+        self.row_ids.fill_(self._rows.padding)
+        self._steps[shape] = self._recorder.record(lambda: self._compute_decodes(size))
+        self._draws[size] = self._recorder.record(lambda: self._draw(size))
+        bisect.insort(self.sizes, size)
+
+    def is_captured(self, shape: GraphShape) -> bool:
+        return shape in self._steps
+
+    # ---- replay ------------------------------------------------------------------------------
+
+    def size_for(self, count: int) -> int | None:
+        """Return the smallest captured decode size that holds `count` rows, or None."""
+        index = bisect.bisect_left(self.sizes, count)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+    def shape_for(self, step: Step) -> GraphShape | None:
+        """Return the shape that `step` takes, or None if it fits none.
+
+        Decodes take the smallest captured size. A step with chunks takes the smallest shape, which
+        may not be captured yet: a larger one would compute too many tokens.
+        """
+        if step.is_decode:
+            size = self.size_for(len(step.slices))
+            return None if size is None else GraphShape(size)
+        decodes = count_decodes(step.slices)
+        chunks = step.slices[decodes:]
+        if not 0 < len(chunks) <= CHUNKS or len(step.slices) > len(self.logits):
+            return None
+        tokens = sum([s.count for s in chunks])
+        for shape in self.mixed:
+            if shape.decodes >= decodes and shape.chunk_tokens >= tokens:
+                return shape
+        return None
+
+    def compute(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> torch.Tensor:
+        """Replay a step: logits [R, V] of the slices that sample. The next call overwrites them."""
+        if shape.chunk_tokens:
+            self._send_inputs(shape, slices)
+        else:
+            self._send_rows(shape, slices)
+        self._steps[shape]()
+        return self.logits[: len([1 for s in slices if s.samples])]
+
+    def draw(self, count: int) -> torch.Tensor:
+        """Draw tokens [count] from the logits that `compute` left, and append them to their rows.
+
+        The next call overwrites them.
+        """
+        size = self.size_for(count)
+        assert size is not None, "a step that was replayed fits its draw"
+        self._draws[size]()
+        return self.tokens[:count]
+
+    # ---- inputs ------------------------------------------------------------------------------
+
+    def _send_rows(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
+        missing = shape.decodes - len(slices)
+        padded = [*(s.row for s in slices), *[self._rows.padding] * missing]
+        (sent,) = to_device([padded], self.row_ids.device)
+        self.row_ids[: shape.decodes].copy_(sent)
+
+    def _padding_slice(self) -> ScheduledSlice:
+        row = self._rows.padding
+        return ScheduledSlice(id=0, epoch=0, row=row, start=0, count=1, samples=False)
+
+    def _input_sizes(self, shape: GraphShape) -> list[int]:
+        """Return the lengths of StepInputs' fields, and of the row ids that sample.
+
+        Those row ids fill the whole buffer, so that none remains from the step before.
+        """
+        sequences = shape.decodes + CHUNKS + 1
+        tokens = shape.decodes + shape.chunk_tokens
+        most = len(self.row_ids)
+        logits = min(shape.decodes + CHUNKS, most)
+        return [sequences, sequences, sequences + 1, tokens, tokens, logits, most]
+
+    def _send_inputs(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
+        """Fill the inputs with `slices`, and up to the shape's size with padding."""
+        decodes, padding = count_decodes(slices), self._rows.padding
+        missing = [self._padding_slice()] * (shape.decodes - decodes)
+        columns = input_columns([*slices[:decodes], *missing, *slices[decodes:]])
+        columns.append(np.array([s.row for s in slices if s.samples], dtype=np.int64))
+        num_tokens = columns[2][-1]
+        fills = [padding, 1, num_tokens, 0, padding, 0, padding]
+        packed = []
+        for column, size, fill in zip(columns, self._input_sizes(shape), fills, strict=True):
+            packed += [column, np.full(size - len(column), fill)]
+        (sent,) = to_device([np.concatenate(packed)], self.inputs.device)
+        self.inputs[: len(sent)].copy_(sent)
+
+    # ---- captured functions ------------------------------------------------------------------
+
+    def _compute_decodes(self, size: int) -> None:
+        batch = decode_batch(self.row_ids[:size], self._rows, self._kv, self._backend)
+        self._leave_logits(self._model.forward(batch))
+
+    def _compute_mixed(self, shape: GraphShape) -> None:
+        sizes = self._input_sizes(shape)
+        *fields, sampling_rows = self.inputs[: sum(sizes)].split(sizes)
+        self.row_ids.copy_(sampling_rows)
+        inputs = StepInputs(*fields)
+        batch = mixed_batch(inputs, shape.decodes, self._rows, self._kv, self._backend)
+        self._leave_logits(self._model.forward(batch).index_select(0, batch.logit_index))
+
+    def _leave_logits(self, hidden: torch.Tensor) -> None:
+        self.logits[: len(hidden)].copy_(self._model.logits(hidden))
+
+    def _draw(self, size: int) -> None:
+        row_ids = self.row_ids[:size]
+        params = self._rows.draw_params(row_ids)
+        tokens = draw(self.logits[:size], params, self._rows.kernels, static=True)
+        self._rows.append(row_ids, tokens)
+        self.tokens[:size].copy_(tokens)

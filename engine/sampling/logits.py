@@ -1,0 +1,79 @@
+"""Operations on logits before a token is drawn: penalties, biases, masks, and the sampling cuts."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.protocol import SamplingParams
+
+MASK_BITS = 32  # tokens in one word of a grammar mask
+
+
+def adjusts_logits(params: SamplingParams) -> bool:
+    """Whether `adjust` would change anything for these parameters."""
+    return bool(
+        params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or params.logit_bias
+        or params.min_tokens
+    )
+
+
+def adjust(
+    logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor, prompt_length: int
+) -> None:
+    """Apply penalties, biases and the ban on early stop tokens to one row [V], in place.
+
+    `tokens` [known] are the prompt's and the answer's. The repetition penalty counts both (CTRL,
+    arXiv 1909.05858). Presence and frequency penalties count the answer alone, as OpenAI defines.
+    """
+    answer = tokens[prompt_length:]
+    if params.repetition_penalty != 1.0:
+        seen = torch.unique(tokens)
+        values = logits[seen]
+        factor = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / factor, values * factor)
+    if (params.presence_penalty or params.frequency_penalty) and len(answer):
+        seen, counts = torch.unique(answer, return_counts=True)
+        logits[seen] -= params.presence_penalty + params.frequency_penalty * counts
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias, strict=True)
+        logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+    if len(answer) < params.min_tokens and params.stop_token_ids:
+        logits[list(params.stop_token_ids)] = float("-inf")
+
+
+def mask(logits: torch.Tensor, allowed: torch.Tensor) -> None:
+    """Set the logits [R, V] of tokens that are not allowed to minus infinity, in place.
+
+    `allowed` [R, ceil(V / 32)] int32 holds one bit per token, the lowest bit first: the layout of
+    grammar matchers such as llguidance.
+    """
+    shifts = torch.arange(MASK_BITS, dtype=torch.int32, device=allowed.device)
+    bits = (allowed[:, :, None] >> shifts) & 1
+    is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits.masked_fill_(~is_allowed, float("-inf"))
+
+
+def cut(
+    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Return which candidates stay, [R, K] bool, for `probs` [R, K] sorted in descending order.
+
+    top-k comes first, then top-p over the mass that top-k kept, then min-p relative to the most
+    likely token, which always stays. A top_k of 0 and a top_p of 1 keep everything.
+    """
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    keeps_all = top_k[:, None] == 0
+    within_k = keeps_all | (rank < top_k[:, None])
+    probs = probs * within_k
+    sums = probs.cumsum(-1)
+    mass = torch.where(keeps_all, 1.0, sums[:, -1:])
+    # Without top-p, rounding of the running sum must not exclude any token.
+    limit = torch.where(top_p[:, None] < 1, top_p[:, None] * mass, float("inf"))
+    within_p = sums - probs < limit
+    within_min_p = probs >= min_p[:, None] * probs[:, :1]
+    stays = within_k & within_p & within_min_p
+    stays[:, 0] = True
+    return stays

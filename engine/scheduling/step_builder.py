@@ -1,0 +1,70 @@
+"""StepBuilder: the step that is being scheduled, and what is left of its token budgets."""
+
+from __future__ import annotations
+
+from engine.protocol import PrefillChunk
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+
+
+class StepBuilder:
+    """Collects the parts of one step. `budget` and `encoder_budget` are in tokens."""
+
+    def __init__(self, budget: int, encoder_budget: int) -> None:
+        self.budget = budget
+        self.encoder_budget = encoder_budget
+        self.slices: list[ScheduledSlice] = []
+        self.new_rows: list[NewRow] = []
+        self.new_blocks: list[NewBlocks] = []
+        self.scrub: list[int] = []
+        self.encoder_inputs: list[EncoderInput] = []
+        self.prefills: list[PrefillChunk] = []
+        self.cut_prompts: list[Sequence] = []  # prompts too long for this step
+
+    def add_slice(self, scheduled: ScheduledSlice) -> None:
+        """Add a slice whose tokens are taken from the budget."""
+        self.slices.append(scheduled)
+        self.budget -= scheduled.count
+
+    def add_blocks(self, added: NewBlocks) -> None:
+        """Add newly allocated blocks of a running sequence."""
+        self.new_blocks.append(added)
+        self.scrub += added.blocks
+
+    def add_row(self, sequence: Sequence, fresh: list[int]) -> None:
+        """Add the row and the block tables of an admitted sequence.
+
+        Its `fresh` blocks are newly allocated; the others are cached.
+        """
+        row = NewRow(
+            sequence.row,
+            tuple(sequence.tokens),
+            sequence.prompt_length,
+            sequence.params,
+            len(sequence.encoder_prompt),
+        )
+        self.new_rows.append(row)
+        for group, table in enumerate(sequence.tables):
+            self.new_blocks.append(NewBlocks(sequence.row, group, 0, tuple(table)))
+        self.scrub += fresh
+
+    def add_encoder_prompt(self, sequence: Sequence, cross_groups: list[int]) -> None:
+        """Let the step encode a sequence's encoder prompt into its cross-attention blocks."""
+        blocks = tuple((number, tuple(sequence.tables[number])) for number in cross_groups)
+        self.encoder_inputs.append(EncoderInput(sequence.id, sequence.encoder_prompt, None, blocks))
+        self.encoder_budget -= len(sequence.encoder_prompt)
+
+    def build(self) -> Step | None:
+        """Return the step, with decodes before chunks; None if there is nothing to compute."""
+        if not self.slices and not self.encoder_inputs:
+            return None
+        if self.prefills:
+            self.slices.sort(key=lambda s: s.count > 1)  # stable: each kind stays in rank order
+        return Step(
+            tuple(self.slices),
+            tuple(self.new_rows),
+            tuple(self.new_blocks),
+            tuple(self.scrub),
+            tuple(self.encoder_inputs),
+            tuple(self.prefills),
+        )
