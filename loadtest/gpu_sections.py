@@ -10,16 +10,25 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch._C._autograd import DeviceType
 
+from engine.layers.attention import Attention
+from engine.layers.embedding import LMHead, TokenEmbedding
+from engine.layers.linear import Linear
+from engine.layers.mlp import MLP
+from engine.layers.norm import RMSNorm
+from engine.ops.kernels import Kernels, use_kernels
+from engine.sampling.sampler import DrawParams, draw
 from loadtest.gpu_bench import NANO_MODEL, Bench, Row
 from loadtest.gpu_device import attention, ceilings, ledger
 from loadtest.gpu_models import Chip
@@ -114,21 +123,52 @@ def idle(bench: Bench) -> list[Row]:
     return [Row("0.6B, 256 streams, GPU idle", share, "%", 2, True)]
 
 
-# The value of each optimisation: the same decoding without it. A fusion is turned off by patching
-# `kernels_for` in its modules to return False.
+@contextmanager
+def layers_in_torch(*types: type[nn.Module]) -> Iterator[None]:
+    """Let layers of these types compute with torch, in engines that are loaded in this context."""
+
+    def use(module: nn.Module, kernels: Kernels) -> None:
+        use_kernels(module, kernels)
+        for layer in module.modules():
+            if isinstance(layer, types):
+                setattr(layer, "kernels", "torch")  # noqa: B010 - see use_kernels
+
+    with mock.patch("engine.runner.load.use_kernels", use):
+        yield
+
+
+@contextmanager
+def sampling_in_torch() -> Iterator[None]:
+    """Let engines that are loaded and run in this context draw tokens with torch.
+
+    Draws are always static, as in a captured step, so that the host reads nothing.
+    """
+
+    def draw_in_torch(
+        logits: torch.Tensor, rows: DrawParams, kernels: Kernels, *, static: bool
+    ) -> torch.Tensor:
+        return draw(logits, rows, "torch", static=True)
+
+    with ExitStack() as patches:
+        for module in ("step_graphs", "model_runner"):
+            patches.enter_context(mock.patch(f"engine.runner.{module}.draw", draw_in_torch))
+        yield
+
+
+# The value of each optimisation: the same decoding without it.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "all on": {},
     "overlap off": {"depth": 0},
     "graphs off": {"enforce_eager": True},
     "attention in torch": {"attention_backend": "torch"},
 }
-FUSIONS = {
-    "norms in torch": ["engine.ops.norm"],
-    "rotation and KV write in torch": ["engine.ops.rotary", "engine.layers.attention"],
-    "gates in torch": ["engine.ops.gated"],
-    "embedding in torch": ["engine.ops.embedding"],
-    "few rows times weights in torch": ["engine.ops.linear"],
-    "sampling in torch": ["engine.sampling.draw"],
+FUSIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "norms in torch": partial(layers_in_torch, RMSNorm),
+    "head norms and rotation in torch": partial(layers_in_torch, Attention),
+    "gates in torch": partial(layers_in_torch, MLP),
+    "embedding in torch": partial(layers_in_torch, TokenEmbedding),
+    "few rows times weights in torch": partial(layers_in_torch, Linear, LMHead),
+    "sampling in torch": sampling_in_torch,
 }
 
 
@@ -137,7 +177,7 @@ def ablations(bench: Bench) -> list[Row]:
     context, steps = (32, 4) if bench.smoke else (1024, 64)
     rows, best = [], dict.fromkeys(batches, 0.0)
     for name in [*ABLATIONS, *FUSIONS]:
-        with _torch_in(FUSIONS.get(name, ())):
+        with FUSIONS.get(name, nullcontext)():
             engine = bench.engine(
                 model,
                 max_num_seqs=max(batches),
@@ -152,18 +192,6 @@ def ablations(bench: Bench) -> list[Row]:
                 rows.append(Row(f"0.6B, batch {batch}, {name}", rate, "tok/s", note=lost))
             del engine
     return rows
-
-
-def _nowhere(x: torch.Tensor) -> bool:
-    return False
-
-
-@contextmanager
-def _torch_in(modules: Sequence[str]) -> Iterator[None]:
-    with ExitStack() as patches:
-        for module in modules:
-            patches.enter_context(mock.patch(f"{module}.kernels_for", _nowhere))
-        yield
 
 
 ALL = (1, 8, 32, 64, 128, 256)

@@ -12,7 +12,7 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.ops.dispatch import kernels_for
+from engine.ops.kernels import Kernels
 from engine.ops.rotary import HeadNorm, norm_and_rotate, rotate_and_store
 
 
@@ -23,6 +23,7 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.index = index
+        self.kernels: Kernels = "torch"
 
     def forward(
         self,
@@ -53,8 +54,9 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`."""
         heads = self.spec.num_heads
-        if not kernels_for(qk) or len(qk) > batch.num_tokens:  # padding has no slot in the cache
-            qk = norm_and_rotate(qk, heads, angles, norm)
+        padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
+        if self.kernels != "triton" or padded:
+            qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]
         cache = kv.keys, kv.values, *batch.plan.layout.slots(kv.group)

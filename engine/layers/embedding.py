@@ -7,6 +7,7 @@ from torch import nn
 
 from engine.layers.weights.onednn import PackedWeight
 from engine.ops.embedding import embed
+from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
 
 
@@ -16,9 +17,10 @@ class TokenEmbedding(nn.Module):
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, dim))
+        self.kernels: Kernels = "torch"
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return embed(ids, self.weight)
+        return embed(ids, self.weight, kernels=self.kernels)
 
 
 class ScaledTokenEmbedding(TokenEmbedding):
@@ -29,7 +31,7 @@ class ScaledTokenEmbedding(TokenEmbedding):
         self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return embed(ids, self.weight, self.scale)
+        return embed(ids, self.weight, self.scale, kernels=self.kernels)
 
 
 class Sinusoids(nn.Module):
@@ -63,6 +65,7 @@ class LMHead(nn.Module):
         self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
         self._tied_to = [tied_to] if tied_to else []  # a list, so that it is not a submodule
         self._packed: PackedWeight | None = None
+        self.kernels: Kernels = "torch"
 
     @property
     def table(self) -> torch.Tensor:
@@ -71,11 +74,11 @@ class LMHead(nn.Module):
         assert table is not None
         return table
 
-    def prepack(self, *, compiled: bool = False) -> None:
-        self._packed = PackedWeight(self.table.data, compiled=compiled)
+    def prepack(self) -> None:
+        self._packed = PackedWeight(self.table.data, kernels=self.kernels)
         self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed(hidden)
-        return linear(hidden, self.table, dtype=torch.float32)
+        return linear(hidden, self.table, dtype=torch.float32, kernels=self.kernels)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.layers.weights.onednn import PackedWeight
+from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
 
 
@@ -31,15 +32,19 @@ class Linear(nn.Module):
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, in_features))
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
         self._packed: PackedWeight | None = None
+        self.kernels: Kernels = "torch"
 
-    def prepack(self, *, compiled: bool = False) -> None:
-        """Reorder the weight for oneDNN and free the plain one. CPU only; irreversible."""
+    def prepack(self) -> None:
+        """Reorder the weight for oneDNN and free the plain one. CPU only; irreversible.
+
+        `kernels` must be set before: they decide how few rows are multiplied.
+        """
         assert self.weight is not None
-        self._packed = PackedWeight(self.weight.data, self.bias, compiled=compiled)
+        self._packed = PackedWeight(self.weight.data, self.bias, kernels=self.kernels)
         self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed(x)
         assert self.weight is not None
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, kernels=self.kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,18 +11,34 @@ from torch import nn
 
 from engine.layers.linear import Linear
 from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
+from engine.ops.kernels import Kernels
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+
+class Activation(Protocol):
+    """A function from [..., N] to [..., N], or to [..., N / 2] if it is gated."""
+
+    def __call__(self, x: torch.Tensor, /, *, kernels: Kernels) -> torch.Tensor: ...
+
+
+def in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation:
+    """Return `function`, for which there is no kernel, as an Activation."""
+
+    def activation(x: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
+        return function(x)
+
+    return activation
+
+
 # Keys are the names in config.json.
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "relu": F.relu,
-    "silu": silu,
-    "swish": silu,
+    "gelu": in_torch(gelu),
+    "gelu_new": in_torch(gelu_tanh),
+    "gelu_pytorch_tanh": in_torch(gelu_tanh),
+    "relu": in_torch(F.relu),
+    "silu": in_torch(silu),
+    "swish": in_torch(silu),
 }
-GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
+GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 
 class MLP(nn.Module):
@@ -40,9 +57,10 @@ class MLP(nn.Module):
         self.up = Linear(hidden, dict.fromkeys(parts, intermediate), bias=bias)
         self.activation = activation
         self.down = Linear(intermediate, hidden, bias=bias)
+        self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.up(x), kernels=self.kernels))
 
 
 class GatedMLP(MLP):

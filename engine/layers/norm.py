@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from engine.ops.kernels import Kernels
 from engine.ops.norm import Tensors, add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
@@ -18,9 +19,10 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
         self.eps = eps
+        self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps, offset=self.offset)
+        return rms_norm(x, self.weight, self.eps, offset=self.offset, kernels=self.kernels)
 
     def add(
         self, x: torch.Tensor, delta: torch.Tensor | None, post: RMSNorm | None = None
@@ -32,7 +34,9 @@ class RMSNorm(nn.Module):
         if delta is None:
             return x, self(x)
         weight = None if post is None else post.weight
-        return add_rms_norm(x, delta, self.weight, self.eps, offset=self.offset, post=weight)
+        return add_rms_norm(
+            x, delta, self.weight, self.eps, offset=self.offset, post=weight, kernels=self.kernels
+        )
 
 
 class OffsetRMSNorm(RMSNorm):
@@ -47,12 +51,13 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
         self.bias = nn.Parameter(torch.empty(dim))
         self.eps = eps
+        self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps, kernels=self.kernels)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor | None) -> Tensors:
         """Return x + delta and its norm; without delta, x and its norm."""
         if delta is None:
             return x, self(x)
-        return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, delta, self.weight, self.bias, self.eps, kernels=self.kernels)

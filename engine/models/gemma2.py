@@ -21,6 +21,7 @@ from engine.layers.rotary import RotaryEmbedding
 from engine.models.base import layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.llama import NAMES, LlamaConfig, llama_attention
+from engine.ops.kernels import Kernels
 from engine.ops.softcap import softcap
 
 NAMES_GEMMA2 = NAMES | {
@@ -97,6 +98,7 @@ class Gemma2(nn.Module):
         self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
         self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
+        self.kernels: Kernels = "torch"
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x, delta, post = self.embed(batch.input_ids), None, None
@@ -107,7 +109,7 @@ class Gemma2(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits, cap = self.head(hidden), self.config.final_softcap
-        return logits if cap is None else softcap(logits, cap)
+        return logits if cap is None else softcap(logits, cap, kernels=self.kernels)
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

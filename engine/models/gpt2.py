@@ -14,10 +14,9 @@ from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
-from engine.layers.mlp import MLP
+from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, positive_float, shared_by
-from engine.ops.gated import gelu_tanh
 from engine.ops.norm import Tensors
 
 # Our module name -> its name in a checkpoint.
@@ -77,7 +76,7 @@ class GPT2Block(nn.Module):
         self.attend = Attention(self.spec, index)
         self.out = Linear(c.hidden, c.hidden, bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c.hidden, c.intermediate, gelu_tanh, bias=True)
+        self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS["gelu_new"], bias=True)
 
     def forward(self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch) -> Tensors:
         """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.

@@ -36,6 +36,7 @@ from engine.models.base import (
     required,
 )
 from engine.ops.gated import relu_squared, sigmoid
+from engine.ops.kernels import Kernels
 from engine.ops.norm import add_rms_norm, rms_norm
 from engine.ops.rotary import HeadNorm
 from engine.ops.softcap import softcap
@@ -192,12 +193,14 @@ class NanoChatBlock(nn.Module):
         self.norm_eps = config.norm_eps
         self.attention = NanoChatAttention(config, index)
         self.mlp = MLP(config.hidden, config.intermediate, relu_squared)
+        self.kernels: Kernels = "torch"
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        attended = self.attention(rms_norm(x, None, self.norm_eps), cos, sin, batch)
-        x, normed = add_rms_norm(x, attended, None, self.norm_eps)
+        normed = rms_norm(x, None, self.norm_eps, kernels=self.kernels)
+        attended = self.attention(normed, cos, sin, batch)
+        x, normed = add_rms_norm(x, attended, None, self.norm_eps, kernels=self.kernels)
         return x + self.mlp(normed)
 
 
@@ -223,10 +226,11 @@ class NanoChat(nn.Module):
         if c.backout_layer is not None:
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self.head = LMHead(c.vocab_size, c.hidden)
+        self.kernels: Kernels = "torch"
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         c = self.config
-        x = rms_norm(self.embed(batch.input_ids), None, c.norm_eps)
+        x = rms_norm(self.embed(batch.input_ids), None, c.norm_eps, kernels=self.kernels)
         if c.smear_channels is not None:
             x = self.smear(x, batch)
         first = x
@@ -240,17 +244,18 @@ class NanoChat(nn.Module):
                 backout = x
         if c.backout_layer is not None:
             x = x - self.backout_lambda * backout
-        return rms_norm(x, None, c.norm_eps)
+        return rms_norm(x, None, c.norm_eps, kernels=self.kernels)
 
     def smear(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Add the previous token's embedding to each token, through a gate. Position 0 has none."""
-        previous = rms_norm(self.embed(batch.prev_ids), None, self.config.norm_eps)
-        gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : self.config.smear_channels]))
+        c = self.config
+        previous = rms_norm(self.embed(batch.prev_ids), None, c.norm_eps, kernels=self.kernels)
+        gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : c.smear_channels]))
         return x + gates * previous * (batch.positions > 0).unsqueeze(-1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.head(hidden)
-        return logits if self.config.softcap is None else softcap(logits, self.config.softcap)
+        logits, cap = self.head(hidden), self.config.softcap
+        return logits if cap is None else softcap(logits, cap, kernels=self.kernels)
 
     def weight_map(self) -> WeightMap:
         return WeightMap(targets_by_module(self, NAMES))

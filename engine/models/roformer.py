@@ -17,6 +17,7 @@ from engine.layers.norm import LayerNorm
 from engine.layers.rotary import PairRotaryEmbedding
 from engine.models.base import expect, positive
 from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map
+from engine.ops.kernels import Kernels
 from engine.ops.rotary import apply_rotary_pairs
 
 THETA = 10000.0
@@ -61,6 +62,7 @@ class RoFormer(nn.Module):
         self.project = Linear(c.embedding, c.hidden, bias=True) if wider else None
         self.rotary = PairRotaryEmbedding(c.hidden // c.heads, THETA, max_positions, dtype)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
+        self.kernels: Kernels = "torch"
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.norm(self.embed(batch.input_ids) + self.types.weight[0])
@@ -70,7 +72,7 @@ class RoFormer(nn.Module):
         rotated = self.config.heads * (3 if self.config.rotary_value else 2)
 
         def rotate(qkv: torch.Tensor) -> torch.Tensor:
-            turned = apply_rotary_pairs(qkv[:, :rotated], cos, sin)
+            turned = apply_rotary_pairs(qkv[:, :rotated], cos, sin, kernels=self.kernels)
             return torch.cat((turned, qkv[:, rotated:]), dim=1)
 
         for block in self.blocks:

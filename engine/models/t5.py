@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
@@ -16,7 +15,7 @@ from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.layers.attention import CrossAttention, SelfAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
-from engine.layers.mlp import MLP, Activation
+from engine.layers.mlp import ACTIVATIONS, MLP, Activation
 from engine.layers.norm import RMSNorm
 from engine.models.base import expect, layer_count, positive, positive_float
 from engine.ops.gated import gelu_tanh_mul, silu_mul
@@ -24,7 +23,7 @@ from engine.ops.norm import Tensors
 
 # feed_forward_proj -> (dense_act_fn, names of the input linears, activation).
 FEED_FORWARDS: dict[str, tuple[str, Sequence[str], Activation]] = {
-    "relu": ("relu", ["wi"], F.relu),
+    "relu": ("relu", ["wi"], ACTIVATIONS["relu"]),
     "gated-gelu": ("gelu_new", ["wi_0", "wi_1"], gelu_tanh_mul),
     "gated-silu": ("silu", ["wi_0", "wi_1"], silu_mul),
 }

@@ -9,27 +9,30 @@ import torch
 import torch.nn.functional as F
 
 from engine.device.facts import emulates_bf16
-from engine.ops.dispatch import compiled_for, kernels_for
+from engine.ops.kernels import Kernels
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
     """Return silu(gate) * up [..., F], for gate and up concatenated in [..., 2F] (SwiGLU)."""
-    return _gated(gate_up, "silu", silu)
+    return _gated(gate_up, "silu", silu, kernels)
 
 
-def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def gelu_tanh_mul(gate_up: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
     """Return gelu_tanh(gate) * up, with the layout of silu_mul (GeGLU, arXiv 2002.05202)."""
-    return _gated(gate_up, "gelu_tanh", gelu_tanh)
+    return _gated(gate_up, "gelu_tanh", gelu_tanh, kernels)
 
 
 def _gated(
-    gate_up: torch.Tensor, kind: str, activation: Callable[[torch.Tensor], torch.Tensor]
+    gate_up: torch.Tensor,
+    kind: str,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    kernels: Kernels,
 ) -> torch.Tensor:
-    if kernels_for(gate_up):
+    if kernels == "triton":
         from engine.kernels.triton.gated import activate
 
         return activate(gate_up, kind, gated=True)
-    if compiled_for(gate_up):
+    if kernels == "numba":
         from engine.kernels.numba.rowwise import activate as activate_rows
 
         return activate_rows(gate_up, kind)
@@ -74,9 +77,9 @@ def _splits_change_bits(x: torch.Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def relu_squared(x: torch.Tensor) -> torch.Tensor:
+def relu_squared(x: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
     """Return max(x, 0) squared (Primer, arXiv 2109.08668)."""
-    if kernels_for(x):
+    if kernels == "triton":
         from engine.kernels.triton.gated import activate
 
         return activate(x, "relu_squared", gated=False)

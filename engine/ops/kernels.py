@@ -1,8 +1,8 @@
-"""Which kernels compute a model's ops: chosen once, when the model is planned.
+"""Which kernels compute a model's ops: selected once, when the model is planned.
 
-Every op takes the choice as an argument. Layers hold it as an attribute, which `use_kernels` sets
-once after loading. Kernels are imported inside the ops, never at the top of a file: a machine
-without a GPU needs no triton.
+Every op with more than one implementation takes the choice as an argument. Layers hold it as an
+attribute, which `use_kernels` sets once after loading. Kernels are imported inside the ops, never
+at the top of a file: a machine without a GPU needs no triton.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-# "torch" is the reference. "triton" kernels run on a GPU, or in Triton's interpreter in tests.
-# "numba" kernels run on a CPU.
+# "torch" is the reference, and computes the ops for which there is no kernel of the selected kind.
+# "triton" kernels run on a GPU, or in Triton's interpreter in tests. "numba" kernels run on a CPU.
 Kernels = Literal["torch", "triton", "numba"]
 
 

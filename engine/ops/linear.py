@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.kernels import Kernels
 
 FEW_ROWS = 8  # up to this count, reading the weight takes all the time, and our kernel is faster
 
@@ -15,9 +15,11 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    kernels: Kernels,
 ) -> torch.Tensor:
     """Return x W^T + b [T, out], for x [T, in] and a weight [out, in]. `dtype` defaults to x's."""
-    if len(x) <= FEW_ROWS and weight.dtype.itemsize == 2 and kernels_for(x):
+    if kernels == "triton" and len(x) <= FEW_ROWS and weight.dtype.itemsize == 2:
         from engine.kernels.triton.linear import few_rows_linear
 
         return few_rows_linear(x, weight, bias, dtype or x.dtype)

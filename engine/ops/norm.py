@@ -5,24 +5,29 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine.ops.dispatch import compiled_for, kernels_for
+from engine.ops.kernels import Kernels
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, offset: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    *,
+    offset: bool = False,
+    kernels: Kernels,
 ) -> torch.Tensor:
     """Return x / rms(x) * weight over the last dimension, computed in fp32 (arXiv 1910.07467).
 
     Without a weight, the result is x / rms(x). With `offset`, the stored weight is weight - 1, and
     the result is rounded to x's dtype only at the end (Gemma).
     """
-    if kernels_for(x):
+    if kernels == "triton":
         from engine.kernels.triton.norm import norm
 
         return norm(x, None, weight, None, eps, offset=offset)[1]
-    if compiled_for(x):
+    if kernels == "numba":
         from engine.kernels.numba.rowwise import norm as norm_rows
 
         return norm_rows(x, None, weight, eps, offset=offset)[1]
@@ -38,10 +43,10 @@ def rms_norm(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, kernels: Kernels
 ) -> torch.Tensor:
     """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
-    if kernels_for(x):
+    if kernels == "triton":
         from engine.kernels.triton.norm import norm
 
         return norm(x, None, weight, bias, eps, mean=True)[1]
@@ -56,29 +61,36 @@ def add_rms_norm(
     *,
     offset: bool = False,
     post: torch.Tensor | None = None,
+    kernels: Kernels,
 ) -> Tensors:
     """Return x + delta and its rms_norm. `post` is the weight of an rms_norm on delta first."""
-    if kernels_for(x):
+    if kernels == "triton":
         from engine.kernels.triton.norm import norm
 
         return norm(x, delta, weight, None, eps, offset=offset, post=post)
     if post is not None:
-        delta = rms_norm(delta, post, eps, offset=offset)
-    if compiled_for(x):
+        delta = rms_norm(delta, post, eps, offset=offset, kernels=kernels)
+    if kernels == "numba":
         from engine.kernels.numba.rowwise import norm as norm_rows
 
         return norm_rows(x, delta, weight, eps, offset=offset)
     total = x + delta
-    return total, rms_norm(total, weight, eps, offset=offset)
+    return total, rms_norm(total, weight, eps, offset=offset, kernels=kernels)
 
 
 def add_layer_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    *,
+    kernels: Kernels,
 ) -> Tensors:
     """Return x + delta and its layer_norm."""
-    if kernels_for(x):
+    if kernels == "triton":
         from engine.kernels.triton.norm import norm
 
         return norm(x, delta, weight, bias, eps, mean=True)
     total = x + delta
-    return total, layer_norm(total, weight, bias, eps)
+    return total, layer_norm(total, weight, bias, eps, kernels=kernels)

@@ -6,21 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.dispatch import compiled_for, kernels_for
+from engine.ops.kernels import Kernels
 from engine.ops.norm import rms_norm
 
 
-def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
+def apply_rotary(
+    x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor, *, kernels: Kernels
+) -> torch.Tensor:
     """Rotate dimensions i and i + D/2 of each head by the token's angle (Llama's layout).
 
     The first half of `sin_T1D` is negated, so that it can be multiplied with a plain roll of
     `x_THD`. The rotation then takes three operations instead of seven.
     """
-    if kernels_for(x_THD):
+    if kernels == "triton":
         from engine.kernels.triton.rotary import rotate
 
         return rotate(x_THD, cos_T1D, sin_T1D)
-    if compiled_for(x_THD):
+    if kernels == "numba":
         from engine.kernels.numba.rowwise import rotate as rotate_rows
 
         return rotate_rows(x_THD, cos_T1D, sin_T1D)
@@ -29,13 +31,13 @@ def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tens
 
 
 def apply_rotary_pairs(
-    x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor
+    x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor, *, kernels: Kernels
 ) -> torch.Tensor:
     """Rotate dimensions 2i and 2i + 1 of each head, the layout of the paper.
 
     The even dimensions of `sin_T1D` are negated.
     """
-    if kernels_for(x_THD):
+    if kernels == "triton":
         from engine.kernels.triton.rotary import rotate
 
         return rotate(x_THD, cos_T1D, sin_T1D, pairs=True)
@@ -59,16 +61,18 @@ def norm_and_rotate(
     heads: int,
     angles: tuple[torch.Tensor, torch.Tensor],
     norm: HeadNorm | None,
+    *,
+    kernels: Kernels,
 ) -> torch.Tensor:
     """Return queries and keys [T, H + Hkv, D] normed and rotated; the first `heads` are queries."""
     if norm and not norm.after:
         q, k = qk[:, :heads], qk[:, heads:]
-        q = rms_norm(q, norm.q_weight, norm.eps, offset=norm.offset)
-        k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset)
+        q = rms_norm(q, norm.q_weight, norm.eps, offset=norm.offset, kernels=kernels)
+        k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset, kernels=kernels)
         qk = torch.cat((q, k), dim=1)
-    qk = apply_rotary(qk, *angles)
+    qk = apply_rotary(qk, *angles, kernels=kernels)
     if norm and norm.after:  # no supported model has weights here
-        qk = rms_norm(qk, None, norm.eps)
+        qk = rms_norm(qk, None, norm.eps, kernels=kernels)
     return qk
 
 
@@ -81,8 +85,8 @@ def rotate_and_store(
     """Norm, rotate and store keys and values in one launch; return the queries [T, H, D].
 
     `cache` holds a layer's keys and values [blocks, Hkv, block_size, D], then the block and the
-    offset in it of each token, [T] int64 each. Call it only if `kernels_for` returns true: torch
-    has no fused version.
+    offset in it of each token, [T] int64 each. Only Triton has this kernel; `norm_and_rotate` is
+    the reference of its arithmetic.
     """
     from engine.kernels.triton.rotary import rotate
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.kernels import Kernels
 
 
 class DecodeInputs(NamedTuple):
@@ -27,12 +27,14 @@ def gather_decode_inputs(
     lengths: torch.Tensor,
     block_tables: torch.Tensor,
     block_size: int,
+    *,
+    kernels: Kernels,
 ) -> DecodeInputs:
     """Gather the DecodeInputs of `row_ids` [R] int64.
 
     `tokens` [N, L] and `lengths` [N] are int32; `block_tables` is [G, N, W] int64.
     """
-    if kernels_for(tokens):
+    if kernels == "triton":
         from engine.kernels.triton.sequence_rows import gather_inputs
 
         return DecodeInputs(*gather_inputs(row_ids, tokens, lengths, block_tables, block_size))
@@ -57,6 +59,8 @@ def append(
     tokens: torch.Tensor,
     lengths: torch.Tensor,
     padding: int,
+    *,
+    kernels: Kernels,
 ) -> None:
     """Append `new` [R] int64 to the tokens [N, L] int32 of `row_ids` [R] and update `lengths`.
 
@@ -64,7 +68,7 @@ def append(
     of the failure still looks the token up in the embedding. The row `padding` keeps its length; it
     may occur more than once.
     """
-    if kernels_for(tokens):
+    if kernels == "triton":
         from engine.kernels.triton.sequence_rows import append_tokens
 
         append_tokens(row_ids, new, tokens, lengths, padding)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from engine.ops.dispatch import kernels_for
+from engine.ops.kernels import Kernels
 
 
-def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+def softcap(x: torch.Tensor, cap: float, *, kernels: Kernels) -> torch.Tensor:
     """Return cap * tanh(x / cap) in fp32: close to x near zero, and never beyond the cap."""
-    if kernels_for(x):
+    if kernels == "triton":
         from engine.kernels.triton.softcap import cap_softly
 
         return cap_softly(x, cap)

@@ -131,7 +131,12 @@ def decode_batch(
     that a step can be captured once and replayed with other rows.
     """
     inputs = gather_decode_inputs(
-        row_ids, rows.tokens, rows.lengths, rows.block_tables, kv.block_size
+        row_ids,
+        rows.tokens,
+        rows.lengths,
+        rows.block_tables,
+        kv.block_size,
+        kernels=rows.kernels,
     )
     encoder_lengths = rows.encoder_lengths.index_select(0, row_ids)
     numbers = torch.arange(len(row_ids) + 1, device=rows.device)

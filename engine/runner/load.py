@@ -122,14 +122,14 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     use_kernels(plan.module, plan.kernels)
     if plan.prepacks:
         report(Progress("prepacking weights", 0.0))
-        _prepack(plan.module, is_compiled=plan.kernels == "numba")
+        _prepack(plan.module)
     return loaded_bytes
 
 
-def _prepack(model: nn.Module, *, is_compiled: bool) -> None:
+def _prepack(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, Linear | LMHead):
-            layer.prepack(compiled=is_compiled)
+            layer.prepack()
 
 
 def _make_runner(

@@ -19,7 +19,6 @@ from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.memory.graph_shapes import GraphShape
 from engine.models.base import Model
-from engine.ops.dispatch import compiled_kernels
 from engine.protocol import ModelKind
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch, pool
@@ -69,10 +68,6 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
-        with compiled_kernels(self.rows.kernels == "numba"):
-            return self._launch(step)
-
-    def _launch(self, step: Step) -> PendingStep:
         launched_at = time.monotonic()
         self._openmp_wait.poll(launched_at)
         # Scrubbing takes two launches a layer, and large batches allocate in nearly every step.

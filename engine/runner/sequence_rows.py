@@ -148,4 +148,4 @@ class SequenceRows:
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Append sampled tokens [R] to `rows` [R]; the padding row does not grow."""
-        append(rows, tokens, self.tokens, self.lengths, self.padding)
+        append(rows, tokens, self.tokens, self.lengths, self.padding, kernels=self.kernels)

@@ -12,7 +12,6 @@ import torch
 
 from engine.attention.kv_cache import KVCache
 from engine.layers.attention import kv_specs
-from engine.ops.dispatch import compiled_kernels
 from engine.protocol import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
@@ -61,8 +60,7 @@ def forward(
             slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
-        with compiled_kernels(runner.rows.kernels == "numba"):
-            result = runner.model.logits(runner.model.forward(batch))
+        result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)
     assert not any(kv.layers[0].keys[0].flatten().tolist()), "the null block was written"

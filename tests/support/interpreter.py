@@ -1,12 +1,14 @@
-"""Patches for Triton's interpreter: correct products, and speed."""
+"""Patches for Triton's interpreter: correct products, speed, and a count of launches."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -60,3 +62,16 @@ def _replace_the_language_once_a_launch() -> None:
         return SimpleNamespace(restore=lambda: restore(scope))
 
     interpreter._patch_lang = replace_once
+
+
+def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the launches of each kernel from now on, until the test ends."""
+    counted: Counter[str] = Counter()
+    launch = interpreter.InterpretedFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        counted[self.fn.__name__] += 1
+        return launch(self, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", run)
+    return counted

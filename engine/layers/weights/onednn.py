@@ -10,23 +10,25 @@ from collections.abc import Callable
 
 import torch
 
+from engine.ops.kernels import Kernels
+
 PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
 
 
 class PackedWeight:
     """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
 
-    With `compiled`, our own kernel multiplies few rows, if it supports this weight.
+    With `kernels` "numba", our own kernel multiplies few rows, if it supports this weight.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, compiled: bool = False
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, kernels: Kernels = "torch"
     ) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
         self._few_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._most = 0  # the largest number of rows for our own kernel
-        if compiled:
+        if kernels == "numba":
             from engine.kernels.numba.linear import few_rows
 
             if kernel := few_rows(weight, self._packed, bias):

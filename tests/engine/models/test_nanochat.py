@@ -17,6 +17,7 @@ from engine.checkpoint.nanochat.command import convert
 from engine.checkpoint.nanochat.tokenizer import write_json
 from engine.errors import ConfigError
 from engine.models.nanochat import NanoChat
+from engine.ops.kernels import Kernels
 from engine.ops.rotary import apply_rotary
 from tests.support.golden import (
     VISIBLE,
@@ -81,9 +82,11 @@ MIDDLE = Naive(
 ROTATE = "engine.ops.rotary.apply_rotary"
 
 
-def by_plus_theta(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def by_plus_theta(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, kernels: Kernels
+) -> torch.Tensor:
     """Stand-in for apply_rotary with the sign that other models use."""
-    return apply_rotary(x, cos, -sin)
+    return apply_rotary(x, cos, -sin, kernels=kernels)
 
 
 def smeared_start(self: NanoChat, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:

@@ -42,7 +42,7 @@ CASES = [
         "plain",
         config,
         zeroed=["token_type_embeddings", "key.weight", "embeddings.LayerNorm.bias"],
-        replaced={ROTATE: lambda x, cos, sin: x},
+        replaced={ROTATE: lambda x, cos, sin, kernels: x},
     ),
     EncoderCase("values-too", lambda: config(rotary_value=True), replaced={ROTATE: apply_rotary}),
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from engine.attention.torch.batching import SPLIT
 from engine.device.facts import onednn_has_matmul
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS
-from engine.ops.dispatch import compiled_kernels
 from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu, silu_mul
+from engine.ops.kernels import Kernels
 from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
@@ -91,14 +92,14 @@ def test_activations_in_many_threads_are_bitwise_equal(
     """Each thread computes a piece of the elements, which may begin and end inside a token."""
     x = torch.randn(64, 2 * size, generator=torch.Generator().manual_seed(0)).to(dtype)
     operations = {
-        "silu_mul": silu_mul,
+        "silu_mul": partial(silu_mul, kernels="torch"),
         "silu": silu,
-        "gelu_tanh_mul": gelu_tanh_mul,
+        "gelu_tanh_mul": partial(gelu_tanh_mul, kernels="torch"),
         "gelu_tanh": gelu_tanh,
         "gelu": gelu,
-        "relu_squared": relu_squared,
+        "relu_squared": partial(relu_squared, kernels="torch"),
         "sigmoid": sigmoid,
-        "softcap": lambda x: softcap(x, 2.0),
+        "softcap": partial(softcap, cap=2.0, kernels="torch"),
     }
     for name, operation in operations.items():
         together = operation(x)
@@ -113,45 +114,45 @@ def test_activation_of_each_bf16_value_is_bitwise_equal(name: str) -> None:
     """Other instructions compute the end of a thread's piece that is shorter than a vector."""
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
     values = values[values.isfinite()]
-    together = ACTIVATIONS[name](values)
-    ends = torch.cat([ACTIVATIONS[name](end.clone()) for end in values.split(15)])
+    activation = partial(ACTIVATIONS[name], kernels="torch")
+    together = activation(values)
+    ends = torch.cat([activation(end.clone()) for end in values.split(15)])
     assert torch.equal(ends, together), values[ends != together]
 
 
 @dtypes
-@pytest.mark.parametrize("compiled", [False, True], ids=["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
 @pytest.mark.parametrize("size", [64, 576, 1536])
 def test_row_wise_ops_in_any_batch_are_bitwise_equal(
-    size: int, compiled: bool, dtype: torch.dtype
+    size: int, kernels: Kernels, dtype: torch.dtype
 ) -> None:
-    with compiled_kernels(compiled):
-        check_row_wise_operations(size, dtype)
-
-
-def check_row_wise_operations(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(128, size, generator=generator).mul(3).to(dtype)
     weight = torch.randn(size, generator=generator).to(dtype)
     angles = torch.randn(2, 128, 1, 64, generator=generator).to(dtype)
     operations = {
         "head_norm": lambda rows: rms_norm(
-            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6
+            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6, kernels=kernels
         ),
         "offset_head_norm": lambda rows: rms_norm(
-            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6, offset=True
+            x[rows].view(-1, size // 32, 32)[:, 1:], weight[:32], 1e-6, offset=True, kernels=kernels
         ),
-        "rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-5),
-        "offset_rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-6, offset=True),
-        "layer_norm": lambda rows: layer_norm(x[rows], weight, weight, 1e-5),
-        "silu_mul": lambda rows: silu_mul(x[rows]),
-        "gelu_tanh_mul": lambda rows: gelu_tanh_mul(x[rows]),
-        "softcap": lambda rows: softcap(x[rows], 2.0),
+        "rms_norm": lambda rows: rms_norm(x[rows], weight, 1e-5, kernels=kernels),
+        "offset_rms_norm": lambda rows: rms_norm(
+            x[rows], weight, 1e-6, offset=True, kernels=kernels
+        ),
+        "layer_norm": lambda rows: layer_norm(x[rows], weight, weight, 1e-5, kernels=kernels),
+        "silu_mul": lambda rows: silu_mul(x[rows], kernels=kernels),
+        "gelu_tanh_mul": lambda rows: gelu_tanh_mul(x[rows], kernels=kernels),
+        "softcap": lambda rows: softcap(x[rows], 2.0, kernels=kernels),
         "gelu_tanh": lambda rows: gelu_tanh(x[rows]),
-        "relu_squared": lambda rows: relu_squared(x[rows]),
+        "relu_squared": lambda rows: relu_squared(x[rows], kernels=kernels),
         "gates": lambda rows: sigmoid(x[rows, :3]),  # a few elements per token
-        "weightless_norm": lambda rows: rms_norm(x[rows].view(-1, size // 32, 32), None, 1e-6),
+        "weightless_norm": lambda rows: rms_norm(
+            x[rows].view(-1, size // 32, 32), None, 1e-6, kernels=kernels
+        ),
         "rotary": lambda rows: apply_rotary(
-            x[rows].view(-1, size // 64, 64), angles[0, rows], angles[1, rows]
+            x[rows].view(-1, size // 64, 64), angles[0, rows], angles[1, rows], kernels=kernels
         ),
     }
     for name, operation in operations.items():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from engine.ops.dispatch import compiled_kernels
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
+from engine.ops.kernels import Kernels, use_kernels
 from engine.ops.norm import layer_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from engine.ops.softcap import softcap
@@ -23,10 +22,9 @@ shapes = pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 64), (5, 97), (33
 
 
 @pytest.fixture(params=["torch", "numba"], autouse=True)
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Run each test with torch and with Numba's kernels."""
-    with compiled_kernels(request.param == "numba"):
-        yield request.param
+    return request.param
 
 
 def draw(*shape: int, dtype: torch.dtype, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -43,71 +41,81 @@ def check(found: torch.Tensor, due: torch.Tensor, dtype: torch.dtype) -> None:
 @dtypes
 @shapes
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_rms_norm_matches_fp64(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
+def test_rms_norm_matches_fp64(
+    shape: tuple[int, int], dtype: torch.dtype, eps: float, kernels: Kernels
+) -> None:
     x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, seed=1)
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
-    check(rms_norm(x, weight, eps), due, dtype)
-    check(rms_norm(x, None, eps), due / weight.double(), dtype)
+    check(rms_norm(x, weight, eps, kernels=kernels), due, dtype)
+    check(rms_norm(x, None, eps, kernels=kernels), due / weight.double(), dtype)
 
 
 @dtypes
 @shapes
-def test_rms_norm_with_offset_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_rms_norm_with_offset_matches_fp64(
+    shape: tuple[int, int], dtype: torch.dtype, kernels: Kernels
+) -> None:
     x, weight = draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype, scale=0.3, seed=1)
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + weight.double())
-    check(rms_norm(x, weight, 1e-6, offset=True), due, dtype)
+    check(rms_norm(x, weight, 1e-6, offset=True, kernels=kernels), due, dtype)
 
 
 @dtypes
-def test_rms_norm_huge_and_tiny_values_match_fp64(dtype: torch.dtype) -> None:
+def test_rms_norm_huge_and_tiny_values_match_fp64(dtype: torch.dtype, kernels: Kernels) -> None:
     """Squares are summed in fp32: bf16 would lose small terms, and fp16 would overflow."""
     x = torch.full((2, 1000), 1.0, dtype=dtype)
     x[0, 0], x[1] = 300.0, 1e-4
     exact = x.double()
     due = exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    check(rms_norm(x, torch.ones(1000, dtype=dtype), 1e-5), due, dtype)
+    check(rms_norm(x, torch.ones(1000, dtype=dtype), 1e-5, kernels=kernels), due, dtype)
 
 
 @dtypes
 @shapes
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_layer_norm_matches_fp64(shape: tuple[int, int], dtype: torch.dtype, eps: float) -> None:
+def test_layer_norm_matches_fp64(
+    shape: tuple[int, int], dtype: torch.dtype, eps: float, kernels: Kernels
+) -> None:
     x = draw(*shape, dtype=dtype) + 2
     weight, bias = draw(shape[1], dtype=dtype, seed=1), draw(shape[1], dtype=dtype, seed=2)
     exact = x.double()
     centred = exact - exact.mean(-1, keepdim=True)
     due = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
-    found = layer_norm(x, weight, bias, eps)
+    found = layer_norm(x, weight, bias, eps, kernels=kernels)
     rtol, atol = TOLERANCE[dtype]
     torch.testing.assert_close(
         found.double(), due * weight.double() + bias.double(), rtol=rtol, atol=atol * 30
     )
 
 
-def test_norm_layers_equal_their_ops() -> None:
+def test_norm_layers_equal_their_ops(kernels: Kernels) -> None:
     x = draw(3, 8, dtype=torch.float32)
     rms, offset, layer = RMSNorm(8, 1e-5), OffsetRMSNorm(8, 1e-5), LayerNorm(8, 1e-5)
+    for norm in (rms, offset, layer):
+        use_kernels(norm, kernels)
     for parameter in (rms.weight, offset.weight, layer.weight, layer.bias):
         parameter.data = draw(8, dtype=torch.float32, seed=parameter.dim())
-    assert torch.equal(rms(x), rms_norm(x, rms.weight, 1e-5))
-    assert torch.equal(offset(x), rms_norm(x, offset.weight, 1e-5, offset=True))
-    assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, 1e-5))
+    assert torch.equal(rms(x), rms_norm(x, rms.weight, 1e-5, kernels=kernels))
+    assert torch.equal(offset(x), rms_norm(x, offset.weight, 1e-5, offset=True, kernels=kernels))
+    assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, 1e-5, kernels=kernels))
 
 
 @dtypes
 @shapes
-def test_silu_mul_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_silu_mul_matches_fp64(
+    shape: tuple[int, int], dtype: torch.dtype, kernels: Kernels
+) -> None:
     gate, up = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
     exact = gate.double()
     due = exact / (1 + (-exact).exp()) * up.double()
-    check(silu_mul(torch.cat([gate, up], -1)), due, dtype)
+    check(silu_mul(torch.cat([gate, up], -1), kernels=kernels), due, dtype)
 
 
-def test_silu_mul_extreme_gates_do_not_overflow() -> None:
+def test_silu_mul_extreme_gates_do_not_overflow(kernels: Kernels) -> None:
     gate = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0]])
-    found = silu_mul(torch.cat([gate, torch.full_like(gate, 2.0)], -1))
+    found = silu_mul(torch.cat([gate, torch.full_like(gate, 2.0)], -1), kernels=kernels)
     torch.testing.assert_close(
         found, torch.tensor([[0.0, 0.0, 0.0, 200.0, 2e4, 2 / (1 + math.exp(-1))]])
     )
@@ -123,19 +131,21 @@ def test_gelu_tanh_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> N
 
 
 @dtypes
-def test_gelu_tanh_mul_matches_fp64(dtype: torch.dtype) -> None:
+def test_gelu_tanh_mul_matches_fp64(dtype: torch.dtype, kernels: Kernels) -> None:
     gate, up = draw(5, 97, dtype=dtype), draw(5, 97, dtype=dtype, seed=1)
     exact = gate.double()
     inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
     due = exact / 2 * (1 + inner.tanh()) * up.double()
-    check(gelu_tanh_mul(torch.cat([gate, up], -1)), due, dtype)
+    check(gelu_tanh_mul(torch.cat([gate, up], -1), kernels=kernels), due, dtype)
 
 
 @dtypes
 @shapes
-def test_relu_squared_matches_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_relu_squared_matches_fp64(
+    shape: tuple[int, int], dtype: torch.dtype, kernels: Kernels
+) -> None:
     x = draw(*shape, dtype=dtype)
-    check(relu_squared(x), x.double().clamp(min=0).square(), dtype)
+    check(relu_squared(x, kernels=kernels), x.double().clamp(min=0).square(), dtype)
 
 
 @dtypes
@@ -151,10 +161,10 @@ def test_sigmoid_extreme_values_are_0_and_1() -> None:
 
 
 @dtypes
-def test_softcap_returns_bounded_fp32(dtype: torch.dtype) -> None:
+def test_softcap_returns_bounded_fp32(dtype: torch.dtype, kernels: Kernels) -> None:
     """In bf16, logits near the cap would become equal."""
     x = draw(5, 97, dtype=dtype, scale=30.0)
-    found = softcap(x, 30.0)
+    found = softcap(x, 30.0, kernels=kernels)
     check(found, 30 * torch.tanh(x.double() / 30), torch.float32)
     assert found.abs().max() <= 30
     assert (found.bfloat16() != found).any()
@@ -169,7 +179,7 @@ def test_gelu_tanh_differs_from_erf_gelu() -> None:
 @dtypes
 @pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 8), (12, 64), (2, 80)])
 def test_apply_rotary_matches_complex_multiplication(
-    heads: int, dim: int, dtype: torch.dtype
+    heads: int, dim: int, dtype: torch.dtype, kernels: Kernels
 ) -> None:
     """The halves of a head are real and imaginary parts. Each token has its own angles."""
     x, angles = draw(5, heads, dim, dtype=dtype), draw(5, 1, dim // 2, dtype=torch.float64)
@@ -177,7 +187,7 @@ def test_apply_rotary_matches_complex_multiplication(
     sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
     first, second = x.double().chunk(2, -1)
     turned = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
-    found = apply_rotary(x, cos, sin)
+    found = apply_rotary(x, cos, sin, kernels=kernels)
     assert found.dtype == dtype
     atol = 2e-6 if dtype == torch.float32 else 6e-2  # table and products are rounded in bf16
     torch.testing.assert_close(
@@ -185,25 +195,28 @@ def test_apply_rotary_matches_complex_multiplication(
     )
 
 
-def test_apply_rotary_strided_input_equals_contiguous() -> None:
+def test_apply_rotary_strided_input_equals_contiguous(kernels: Kernels) -> None:
     """Some models rotate only part of each head. The heads of a token are then not contiguous."""
     x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
     part = x[..., :8]
-    assert torch.equal(apply_rotary(part, angles, angles), apply_rotary(+part, angles, angles))
+    assert torch.equal(
+        apply_rotary(part, angles, angles, kernels=kernels),
+        apply_rotary(+part, angles, angles, kernels=kernels),
+    )
 
 
-def test_ops_do_not_modify_their_inputs() -> None:
+def test_ops_do_not_modify_their_inputs(kernels: Kernels) -> None:
     x = draw(4, 2, 8, dtype=torch.float32)
     before = x.clone()
-    rms_norm(x, torch.ones(8), 1e-5)
-    rms_norm(x, None, 1e-5)
-    layer_norm(x, torch.ones(8), torch.zeros(8), 1e-5)
-    rms_norm(x, torch.ones(8), 1e-5, offset=True)
-    softcap(x, 2.0)
-    silu_mul(x)
-    gelu_tanh_mul(x)
+    rms_norm(x, torch.ones(8), 1e-5, kernels=kernels)
+    rms_norm(x, None, 1e-5, kernels=kernels)
+    layer_norm(x, torch.ones(8), torch.zeros(8), 1e-5, kernels=kernels)
+    rms_norm(x, torch.ones(8), 1e-5, offset=True, kernels=kernels)
+    softcap(x, 2.0, kernels=kernels)
+    silu_mul(x, kernels=kernels)
+    gelu_tanh_mul(x, kernels=kernels)
     gelu_tanh(x)
-    relu_squared(x)
+    relu_squared(x, kernels=kernels)
     sigmoid(x)
-    apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8))
+    apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
     assert torch.equal(x, before)

@@ -17,6 +17,7 @@ from engine.kernels.numba.linear import FEW_ROWS, few_rows
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.onednn import PACKING_ROWS, PackedWeight
+from engine.ops.kernels import use_kernels
 from tests.engine.ops.test_invariance import cancelling
 
 pytestmark = [
@@ -48,7 +49,7 @@ def test_few_rows_equals_onednn_bitwise(sizes: tuple[int, int], biased: bool) ->
         [tensor.bfloat16() for tensor in cancelling(128, *sizes)],
         [bf16(128, inputs, seed=2), bf16(outputs, inputs, seed=3)],
     ):
-        ours = PackedWeight(weight, bias, compiled=True)
+        ours = PackedWeight(weight, bias, kernels="numba")
         assert ours._most == FEW_ROWS, "the kernel is not used"
         together = PackedWeight(weight, bias)(x)
         assert together.any()
@@ -86,7 +87,7 @@ def test_few_rows_in_many_threads_equals_onednn() -> None:
     expected = PackedWeight(weight)(x)
     for threads in (1, 2, 7):
         torch.set_num_threads(threads)
-        ours = PackedWeight(weight, compiled=True)
+        ours = PackedWeight(weight, kernels="numba")
         for _ in range(20):
             assert torch.equal(ours(x), expected)
 
@@ -101,7 +102,8 @@ def test_linear_and_lm_head_prepacked_use_few_rows_kernel() -> None:
         for parameter in module.parameters():
             parameter.data = bf16(*parameter.shape, seed=1)
         expected = module(x).bfloat16()
-        module.prepack(compiled=True)
+        use_kernels(module, "numba")
+        module.prepack()
         assert module._packed
         assert module._packed._few_rows
         torch.testing.assert_close(module(x), expected, rtol=2**-6, atol=2**-6)
@@ -140,7 +142,7 @@ from engine.layers.weights.onednn import PackedWeight
 from tests.engine.kernels.numba.test_linear import SIZES, bf16
 for inputs, outputs in SIZES:
     x, weight, bias = bf16(4, inputs), bf16(outputs, inputs, seed=1), bf16(outputs, seed=2)
-    ours = PackedWeight(weight, bias, compiled=True)
+    ours = PackedWeight(weight, bias, kernels="numba")
     assert ours._most == 4, (inputs, outputs, ours._most)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     for rows in range(1, 5):

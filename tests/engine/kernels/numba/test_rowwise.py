@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.kernels.numba import rowwise as rows
-from engine.ops.dispatch import compiled_kernels
 from engine.ops.gated import gelu_tanh_mul, silu_mul
+from engine.ops.kernels import Kernels
 from engine.ops.norm import add_rms_norm, rms_norm
 from engine.ops.rotary import apply_rotary
 from tests.support.driver import tiny_llama
@@ -24,13 +24,32 @@ def bf16(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 WEIGHT, ANGLES = bf16(256, seed=1), bf16(2, COUNT, 1, 64, seed=2)
-OPERATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "rms_norm": lambda x: rms_norm(x, WEIGHT, 1e-5),
-    "add_rms_norm": lambda x: torch.stack(add_rms_norm(x, x.flip(1), WEIGHT, 1e-5, offset=True)),
-    "post_norm": lambda x: torch.stack(add_rms_norm(x, x.flip(1), None, 1e-5, post=WEIGHT)),
+
+
+def rms_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return rms_norm(x, WEIGHT, 1e-5, kernels=kernels)
+
+
+def add_rms_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return torch.stack(add_rms_norm(x, x.flip(1), WEIGHT, 1e-5, offset=True, kernels=kernels))
+
+
+def post_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return torch.stack(add_rms_norm(x, x.flip(1), None, 1e-5, post=WEIGHT, kernels=kernels))
+
+
+def rotary_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return apply_rotary(x.view(-1, 4, 64), ANGLES[0], ANGLES[1], kernels=kernels)
+
+
+Operation = Callable[..., torch.Tensor]  # of x and `kernels`
+OPERATIONS: dict[str, Operation] = {
+    "rms_norm": rms_norm_op,
+    "add_rms_norm": add_rms_norm_op,
+    "post_norm": post_norm_op,
     "silu_mul": silu_mul,
     "gelu_tanh_mul": gelu_tanh_mul,
-    "rotary": lambda x: apply_rotary(x.view(-1, 4, 64), ANGLES[0], ANGLES[1]),
+    "rotary": rotary_op,
 }
 operations = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
@@ -49,50 +68,41 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @operations
-def test_row_kernels_are_used_only_if_enabled(
-    operation: Callable[[torch.Tensor], torch.Tensor], calls: list[object]
-) -> None:
+def test_row_kernels_are_used_only_with_numba(operation: Operation, calls: list[object]) -> None:
     x = bf16(COUNT, 256)
-    expected = operation(x)
-    assert not calls, "Numba's kernels are not enabled"
-    with compiled_kernels(True):
-        found = operation(x)
-        assert calls
-        del calls[:]
-        with compiled_kernels(False):
-            operation(x)
-    operation(x)
+    expected = operation(x, kernels="torch")
     assert not calls
+    found = operation(x, kernels="numba")
+    assert calls
+    del calls[:]
+    assert torch.equal(operation(x, kernels="torch"), expected)
+    assert not calls, "a call must not change the implementation of later calls"
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
 
 
 @operations
 def test_row_kernels_in_many_threads_are_bitwise_equal(
-    operation: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    operation: Operation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "PART", 2**10)  # so that many threads have work
     before, x = torch.get_num_threads(), bf16(COUNT, 256)
     try:
-        with compiled_kernels(True):
-            torch.set_num_threads(1)
-            expected = operation(x)
-            for threads in (2, 7):
-                torch.set_num_threads(threads)
-                for _ in range(20):
-                    assert torch.equal(operation(x), expected)
+        torch.set_num_threads(1)
+        expected = operation(x, kernels="numba")
+        for threads in (2, 7):
+            torch.set_num_threads(threads)
+            for _ in range(20):
+                assert torch.equal(operation(x, kernels="numba"), expected)
     finally:
         torch.set_num_threads(before)
 
 
 @operations
-def test_row_kernels_nan_row_leaves_others_unchanged(
-    operation: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+def test_row_kernels_nan_row_leaves_others_unchanged(operation: Operation) -> None:
     x = bf16(COUNT, 256)
-    with compiled_kernels(True):
-        expected = operation(x)
-        x[7] = float("nan")
-        found = operation(x)
+    expected = operation(x, kernels="numba")
+    x[7] = float("nan")
+    found = operation(x, kernels="numba")
     dim = found.shape.index(COUNT)
     assert found.select(dim, 7).isnan().all()
     rest = torch.tensor([row for row in range(COUNT) if row != 7])
@@ -104,23 +114,25 @@ def test_row_kernels_strided_input_equals_contiguous() -> None:
     wide = bf16(COUNT, 1000)
     x, delta, heads = wide[:, 10:266], wide[:, 300:556], wide[:, 600:].view(COUNT, 5, 80)[:, 1:3]
     angles = bf16(2, COUNT, 1, 80, seed=3)
-    with compiled_kernels(True):
-        for operation in (silu_mul, gelu_tanh_mul):
-            assert torch.equal(operation(x), operation(x.contiguous()))
-            assert torch.equal(operation(x.view(3, 100, 256)), operation(x).view(3, 100, 128))
-        for found, due in zip(
-            add_rms_norm(x, delta, WEIGHT, 1e-5),
-            add_rms_norm(x.contiguous(), delta.contiguous(), WEIGHT, 1e-5),
-            strict=True,
-        ):
-            assert torch.equal(found, due)
-        assert torch.equal(
-            rms_norm(heads, WEIGHT[:80], 1e-5), rms_norm(heads.contiguous(), WEIGHT[:80], 1e-5)
-        )
-        assert torch.equal(
-            apply_rotary(heads, angles[0], angles[1]),
-            apply_rotary(heads.contiguous(), angles[0], angles[1]),
-        )
+    for operation in (silu_mul, gelu_tanh_mul):
+        due = operation(x.contiguous(), kernels="numba")
+        assert torch.equal(operation(x, kernels="numba"), due)
+        parts = operation(x.view(3, 100, 256), kernels="numba")
+        assert torch.equal(parts, due.view(3, 100, 128))
+    for found, due in zip(
+        add_rms_norm(x, delta, WEIGHT, 1e-5, kernels="numba"),
+        add_rms_norm(x.contiguous(), delta.contiguous(), WEIGHT, 1e-5, kernels="numba"),
+        strict=True,
+    ):
+        assert torch.equal(found, due)
+    assert torch.equal(
+        rms_norm(heads, WEIGHT[:80], 1e-5, kernels="numba"),
+        rms_norm(heads.contiguous(), WEIGHT[:80], 1e-5, kernels="numba"),
+    )
+    assert torch.equal(
+        apply_rotary(heads, angles[0], angles[1], kernels="numba"),
+        apply_rotary(heads.contiguous(), angles[0], angles[1], kernels="numba"),
+    )
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -128,8 +140,9 @@ def test_runner_uses_row_kernels_only_with_numba_backend(
     backend: str, calls: list[object], tmp_path: Path
 ) -> None:
     """Its warm-up calls all kernels of the model."""
-    load(tiny_llama(tmp_path), attention_backend=backend)
+    runner = load(tiny_llama(tmp_path), attention_backend=backend)
+    assert runner.rows.kernels == backend
     assert len(set(calls)) == (3 if backend == "numba" else 0)
     del calls[:]
-    silu_mul(bf16(2, 64))
-    assert not calls, "a runner must not leave the kernels enabled"
+    silu_mul(bf16(2, 64), kernels="torch")
+    assert not calls, "a runner must not change the implementation of other calls"

@@ -15,7 +15,7 @@ from engine.attention.kv_cache import KVCache, LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.layers.attention import kv_specs
 from engine.models.registry import model_class
-from engine.ops.dispatch import kernels_everywhere
+from engine.ops.kernels import use_kernels
 from engine.ops.sequence_rows import append, gather_decode_inputs
 from engine.sampling.sampler import DrawParams, draw
 from tests.support.published import PUBLISHED
@@ -67,8 +67,9 @@ def around(groups: int) -> None:
     """Gather a captured step's inputs from the rows, and append its tokens to them."""
     row_ids, lengths = meta(5), meta(257, dtype=torch.int32)
     tokens = meta(257, 8193, dtype=torch.int32)
-    gather_decode_inputs(row_ids, tokens, lengths, meta(groups, 257, 128), 64)
-    append(row_ids, meta(5), tokens, lengths, 256)
+    tables = meta(groups, 257, 128)
+    gather_decode_inputs(row_ids, tokens, lengths, tables, 64, kernels="triton")
+    append(row_ids, meta(5), tokens, lengths, 256, kernels="triton")
 
 
 def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:
@@ -77,8 +78,9 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
     device = torch.device("meta")
     with device:
         model = build(config, max_positions=512, dtype=dtype).to(device, dtype)
+    use_kernels(model, "triton")
     kv = KVCache(kv_specs(model), 9, 64, dtype, device)
-    with kernels_everywhere(), torch.inference_mode():
+    with torch.inference_mode():
         for tokens in TOKENS:
             step(model, kind, kv, tokens)
         around(len(kv.groups))

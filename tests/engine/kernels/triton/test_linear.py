@@ -9,7 +9,7 @@ from engine.kernels.triton import linear as kernel
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.ops import linear as op
-from engine.ops.dispatch import kernels_everywhere
+from engine.ops.kernels import use_kernels
 from engine.ops.linear import linear
 from tests.support.tolerances import TOLERANCE
 
@@ -35,25 +35,23 @@ def test_linear_kernel_every_row_count_equals_torch(rows: int, dtype: torch.dtyp
     inputs = 2 * kernel.BLOCKS[1 << (rows - 1).bit_length()][1] + 24
     x, weight = draw(rows, inputs, dtype=dtype), draw(37, inputs, dtype=dtype, seed=1)
     bias = draw(37, dtype=dtype, seed=2)
-    with kernels_everywhere():
-        check(linear(x, weight), x, weight)
-        check(linear(x, weight, bias), x, weight, bias.double())
-        check(linear(x, weight, dtype=torch.float32), x, weight)
+    check(linear(x, weight, kernels="triton"), x, weight)
+    check(linear(x, weight, bias, kernels="triton"), x, weight, bias.double())
+    check(linear(x, weight, dtype=torch.float32, kernels="triton"), x, weight)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (12, 3), (1000, 5)], ids=str)
 def test_linear_kernel_odd_sizes_and_strides_equal_torch(sizes: tuple[int, int]) -> None:
     weight = draw(sizes[1], sizes[0], dtype=torch.bfloat16)
     wide = draw(6, 2 * sizes[0], dtype=torch.bfloat16, seed=1)
-    with kernels_everywhere():
-        for x in (wide[:3, : sizes[0]], wide[:1, ::2], wide[::2, sizes[0] :]):
-            check(linear(x, weight), x, weight)
+    for x in (wide[:3, : sizes[0]], wide[:1, ::2], wide[::2, sizes[0] :]):
+        check(linear(x, weight, kernels="triton"), x, weight)
 
 
 def test_linear_up_to_max_rows_of_16_bit_weights_uses_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More rows and fp32 weights go to torch, as does everything on a CPU."""
+    """More rows and fp32 weights go to torch, as does everything without Triton's kernels."""
     taken: list[int] = []
     whole = kernel.few_rows_linear
 
@@ -69,11 +67,14 @@ def test_linear_up_to_max_rows_of_16_bit_weights_uses_kernel(
     assert op.FEW_ROWS == kernel.MAX_ROWS
     for rows in (1, op.FEW_ROWS, op.FEW_ROWS + 1):
         x = draw(rows, 24, dtype=torch.bfloat16)
-        layer(x)
-        with kernels_everywhere():
-            check(layer(x), x, layer.weight, layer.bias.double())
-            assert head(x).dtype == torch.float32
-            if rows <= op.FEW_ROWS:  # torch rounds to bf16 before it widens to fp32
-                check(head(x), x, head.weight)
-            linear(x.float(), layer.weight.float())
+        for kernels in ("torch", "numba"):
+            use_kernels(layer, kernels)
+            layer(x)
+        use_kernels(layer, "triton")
+        use_kernels(head, "triton")
+        check(layer(x), x, layer.weight, layer.bias.double())
+        assert head(x).dtype == torch.float32
+        if rows <= op.FEW_ROWS:  # torch rounds to bf16 before it widens to fp32
+            check(head(x), x, head.weight)
+        linear(x.float(), layer.weight.float(), kernels="triton")
     assert taken == [1] * 3 + [op.FEW_ROWS] * 3

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from triton.runtime.interpreter import InterpretedFunction
 
-from engine.ops.dispatch import kernels_everywhere
+from engine.ops.kernels import use_kernels
 from tests.engine.models import (
     test_gemma2,
     test_gemma3,
@@ -24,6 +19,7 @@ from tests.engine.models import (
 from tests.engine.models import test_t5 as t5
 from tests.support.forward import forward
 from tests.support.golden import Golden, load
+from tests.support.interpreter import launches
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 NORM, EMBED, ROTATE = "_norm_kernel", "_gather_kernel", "_rotate_kernel"
@@ -40,20 +36,6 @@ CASES = {
 }
 
 
-@contextmanager
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Count the launches of each kernel."""
-    counted: Counter[str] = Counter()
-    launch = InterpretedFunction.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        counted[self.fn.__name__] += 1
-        return launch(self, *args, **kwargs)
-
-    monkeypatch.setattr(InterpretedFunction, "run", run)
-    yield counted
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_logits_with_kernels_equal_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,8 +48,9 @@ def test_logits_with_kernels_equal_torch(
     sources = [source[:3] for source in golden.sources[:2]]
     plan = [[(1, 1)], [(1, 1), (0, 3)], [(0, 1)]]
     due = forward(runner, prompts, plan, sources)
-    with kernels_everywhere(), launches(monkeypatch) as counted:
-        found = forward(runner, prompts, plan, sources)
+    use_kernels(runner.model, "triton")
+    counted = launches(monkeypatch)
+    found = forward(runner, prompts, plan, sources)
     assert due_kernels <= counted.keys()
     for one, other in zip(found, due, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

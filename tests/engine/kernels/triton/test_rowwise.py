@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from engine.ops.dispatch import kernels_everywhere, kernels_for
 from engine.ops.embedding import embed
 from engine.ops.gated import gelu_tanh_mul, relu_squared, silu_mul
 from engine.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from engine.ops.softcap import softcap
+from tests.support.interpreter import launches
 from tests.support.tolerances import TOLERANCE, check
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
@@ -29,10 +30,9 @@ def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 def same(operation: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], *args, **kwargs):
     """Check that the op's kernel equals torch and leaves the arguments unchanged."""
-    due = operation(*args, **kwargs)
+    due = operation(*args, **kwargs, kernels="torch")
     before = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
-    with kernels_everywhere():
-        found = operation(*args, **kwargs)
+    found = operation(*args, **kwargs, kernels="triton")
     if isinstance(due, torch.Tensor):
         due, found = (due,), (found,)
     for one, other in zip(found, due, strict=True):
@@ -128,9 +128,24 @@ def test_kernels_without_rows_return_empty_tensors() -> None:
     same(embed, torch.empty(0, dtype=torch.int64), torch.ones(3, 8))
 
 
-def test_kernels_for_cpu_tensor_needs_kernels_everywhere() -> None:
-    x = torch.ones(2)
-    assert not kernels_for(x)
-    with kernels_everywhere():
-        assert kernels_for(x)
-    assert not kernels_for(x)
+def test_ops_launch_kernels_only_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, table = torch.ones(3, 8), torch.ones(5, 8)
+    operations = [
+        partial(rms_norm, x, None, 1e-5),
+        partial(add_rms_norm, x, x, None, 1e-5),
+        partial(layer_norm, x, x[0], x[0], 1e-5),
+        partial(add_layer_norm, x, x, x[0], x[0], 1e-5),
+        partial(silu_mul, x),
+        partial(gelu_tanh_mul, x),
+        partial(relu_squared, x),
+        partial(softcap, x, 2.0),
+        partial(embed, torch.tensor([4]), table),
+    ]
+    counted = launches(monkeypatch)
+    for operation in operations:
+        for kernels in ("torch", "numba"):
+            operation(kernels=kernels)
+            assert not counted, operation
+        operation(kernels="triton")
+        assert counted.total() == 1, operation
+        counted.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.ops.dispatch import kernels_everywhere
 from engine.ops.sequence_rows import append, gather_decode_inputs
 from engine.sampling.sampler import INVALID
 
@@ -30,9 +29,8 @@ def state(groups: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("row_ids", [[4], [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8], [7, 0, 8]], ids=str)
 def test_gather_inputs_kernel_equals_torch(row_ids: list[int], groups: int) -> None:
     ids, held = torch.tensor(row_ids), state(groups)
-    due = gather_decode_inputs(ids, *held, SIZE)
-    with kernels_everywhere():
-        found = gather_decode_inputs(ids, *held, SIZE)
+    due = gather_decode_inputs(ids, *held, SIZE, kernels="torch")
+    found = gather_decode_inputs(ids, *held, SIZE, kernels="triton")
     for name, one, other in zip(due._fields, found, due, strict=True):
         assert one.dtype == other.dtype, name
         assert torch.equal(one, other), name
@@ -43,8 +41,8 @@ def test_gather_inputs_kernel_copies_wide_tables() -> None:
     """The tables have more entries than one program copies at a time."""
     tables = torch.arange(2 * 3 * 1500).view(2, 3, 1500)
     tokens, lengths = torch.zeros(3, 24_001, dtype=torch.int32), torch.tensor([24_000, 5, 1]).int()
-    with kernels_everywhere():
-        found = gather_decode_inputs(torch.tensor([1, 0]), tokens, lengths, tables, SIZE)
+    row_ids = torch.tensor([1, 0])
+    found = gather_decode_inputs(row_ids, tokens, lengths, tables, SIZE, kernels="triton")
     assert torch.equal(found.block_tables, tables[:, [1, 0]])
     assert found.blocks.tolist() == [[1500, 1499], [6000, 5999]]
 
@@ -53,9 +51,8 @@ def test_append_kernel_equals_torch() -> None:
     """Other rows do not change. The padding row keeps its length even if it occurs twice."""
     ids, new = torch.tensor([6, 0, 8, 3, 8]), torch.tensor([41, 42, 43, INVALID, 44])
     states = state()[:2], state()[:2]
-    append(ids, new, *states[0], 8)
-    with kernels_everywhere():
-        append(ids, new, *states[1], 8)
+    append(ids, new, *states[0], 8, kernels="torch")
+    append(ids, new, *states[1], 8, kernels="triton")
     (due, due_lengths), (found, found_lengths) = states
     assert torch.equal(found_lengths, due_lengths)
     assert torch.equal(found[:-1], due[:-1])
