@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,19 +13,13 @@ from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
 from engine.ops.kernels import Kernels
 
 
-class Activation(Protocol):
-    """A function from [..., N] to [..., N], or to [..., N / 2] if it is gated."""
-
-    def __call__(self, x: torch.Tensor, /, *, kernels: Kernels) -> torch.Tensor: ...
+# A function from [..., N] to [..., N], or to [..., N / 2] if it is gated.
+Activation = Callable[[torch.Tensor, Kernels], torch.Tensor]
 
 
 def in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation:
     """Return `function`, for which there is no kernel, as an Activation."""
-
-    def activation(x: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
-        return function(x)
-
-    return activation
+    return lambda x, kernels: function(x)
 
 
 # Keys are the names in config.json.
@@ -60,7 +53,7 @@ class MLP(nn.Module):
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.activation(self.up(x), kernels=self.kernels))
+        return self.down(self.activation(self.up(x), self.kernels))
 
 
 class GatedMLP(MLP):

@@ -12,12 +12,12 @@ from engine.device.facts import emulates_bf16
 from engine.ops.kernels import Kernels
 
 
-def silu_mul(gate_up: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return silu(gate) * up [..., F], for gate and up concatenated in [..., 2F] (SwiGLU)."""
     return _gated(gate_up, "silu", silu, kernels)
 
 
-def gelu_tanh_mul(gate_up: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
+def gelu_tanh_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return gelu_tanh(gate) * up, with the layout of silu_mul (GeGLU, arXiv 2002.05202)."""
     return _gated(gate_up, "gelu_tanh", gelu_tanh, kernels)
 
@@ -77,7 +77,7 @@ def _splits_change_bits(x: torch.Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def relu_squared(x: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
+def relu_squared(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return max(x, 0) squared (Primer, arXiv 2109.08668)."""
     if kernels == "triton":
         from engine.kernels.triton.gated import activate
