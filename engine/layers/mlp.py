@@ -12,7 +12,6 @@ from engine.layers.linear import Linear
 from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
 from engine.ops.kernels import Kernels
 
-
 # A function from [..., N] to [..., N], or to [..., N / 2] if it is gated.
 Activation = Callable[[torch.Tensor, Kernels], torch.Tensor]
 
