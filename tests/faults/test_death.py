@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.protocol import DUMP_STACKS, FromEngine, GenerateRequest, SamplingParams
 from server.cli import exit_codes
-from server.cli.main import LONGEST_TMPDIR
+from server.cli.serve import LONGEST_TMPDIR
 from server.lifetime import ECHO_S
 from tests.faults.test_drain import half_sent
 from tests.support.process import START_S, eventually

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from engine.attention.spec import AttentionSpec
+from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.memory.model_plan import ModelPlan
 from engine.models.t5 import T5
 from engine.ops.gated import gelu_tanh_mul
 from engine.ops.relative_bias import relative_buckets
@@ -23,7 +26,6 @@ from tests.support.golden import (
     Tensors,
     full_prefill,
     golden_tests,
-    load,
     of_transformers,
     refusal,
 )
@@ -195,18 +197,22 @@ def finds_its_start(golden: Golden) -> None:
     for start in ({"decoder_start_token_id": 7}, {"decoder_start_token_id": None}):
         (folder / "config.json").write_text(json.dumps(config | start))
         generation.write_text(json.dumps({"decoder_start_token_id": 6}))
-        assert load(folder).facts().start_token == (7 if start["decoder_start_token_id"] else 6)
+        assert plan(folder).start_token == (7 if start["decoder_start_token_id"] else 6)
     generation.unlink()
-    assert load(folder).facts().start_token == 5
+    assert plan(folder).start_token == 5
     for wrong in ({"pad_token_id": None}, {"decoder_start_token_id": 211}):
         (folder / "config.json").write_text(json.dumps(config | start | wrong))
         with pytest.raises(ConfigError, match="decoder_start_token_id"):
-            load(folder)
+            plan(folder)
+
+
+def plan(folder: Path, **config: Any) -> ModelPlan:
+    return ModelPlan(EngineConfig(model=str(folder), device="cpu", **config))
 
 
 def takes_any_context(golden: Golden) -> None:
-    assert load(golden.folder).max_model_len == 512
-    assert load(golden.folder, max_model_len=700).max_model_len == 700
+    assert plan(golden.folder).max_model_len == 512
+    assert plan(golden.folder, max_model_len=700).max_model_len == 700
 
 
 @golden_tests(

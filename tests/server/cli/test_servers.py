@@ -80,7 +80,7 @@ def test_run_with_text_answers_once_and_leaves_no_server() -> None:
     answer = penstock("run", "demo", "What is the capital of France?")
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout
-    assert not children_that_serve()
+    assert not servers_below()
 
 
 def test_run_ends_its_server_when_it_is_terminated() -> None:
@@ -89,24 +89,26 @@ def test_run_ends_its_server_when_it_is_terminated() -> None:
         command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         deadline = time.monotonic() + 60
-        while not psutil.Process(process.pid).children() and time.monotonic() < deadline:
+        while not (servers := servers_below(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        [child] = psutil.Process(process.pid).children()
-        assert is_serve_command(child.cmdline())
+        [server] = servers
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
-        assert not child.is_running()
+        assert not server.is_running()
 
 
 def test_run_unknown_model_exits_with_the_servers_reason() -> None:
     answer = penstock("run", "/no/such/folder", "hi")
     assert answer.returncode == 2
     assert answer.stderr.startswith("penstock: No model folder at /no/such/folder.")
-    assert not children_that_serve()
+    assert not servers_below()
 
 
-def children_that_serve() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if is_serve_command(p.cmdline())]
+def servers_below(pid: int | None = None) -> list[psutil.Process]:
+    """The servers that this process or process `pid` has started."""
+    return [
+        c for c in psutil.Process(pid).children(recursive=True) if is_serve_command(c.cmdline())
+    ]
 
 
 def test_list_shows_demo_models_and_complete_models_of_the_cache(tmp_path: Path) -> None:

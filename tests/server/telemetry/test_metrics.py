@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from loadtest.step_time import Scrape
+from server.telemetry.metrics import RUNNER_GAUGES
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.prometheus import promtool
 from tests.support.rig import Served, eventually, serving
@@ -244,7 +245,7 @@ async def test_metrics_page_lists_exactly_the_exported_series(served):
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| `(penstock:\w+|process_\w+)(?:\{(\S*)\})?` \| (\w+) \|", line):
             listed[match[1].removesuffix("_total")] = (match[2] or "", match[3])
-    served.engine.stats = replace(served.engine.stats, gauges={"engine_cpu_contention": 0.0})
+    served.engine.stats = replace(served.engine.stats, gauges=dict.fromkeys(RUNNER_GAUGES, 0.0))
     found = await families(served)
     assert listed.keys() == found.keys()
     for name, (labels, kind) in listed.items():
