@@ -1,4 +1,4 @@
-"""Bytes a planned model will take, foreseen from shapes alone."""
+"""The bytes that a model will take, estimated from shapes alone."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def packed_bytes(plan: ModelPlan) -> int:
 def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:
     """Device state of running sequences: SequenceRows."""
     blocks = -(-max_model_len // plan.config.block_size)
-    per_row = 4 * (max_model_len + 1) + 8 * blocks * len(plan.kv_groups) + ROW_PARAMETER_BYTES
-    return (plan.config.max_num_seqs + 1) * per_row
+    token_ids = 4 * (max_model_len + 1)
+    block_ids = 8 * blocks * len(plan.kv_groups)
+    rows = plan.config.max_num_seqs + 1  # with the padding row
+    return rows * (token_ids + block_ids + ROW_PARAMETER_BYTES)
 
 
 def step_bytes(plan: ModelPlan) -> int:
@@ -68,11 +70,15 @@ def step_bytes(plan: ModelPlan) -> int:
 
 def graph_bytes(plan: ModelPlan) -> int:
     """Buffers of the largest captured step, what that step holds, and what the driver keeps."""
-    sizes, shapes = decode_sizes(plan.config.max_num_seqs), plan.mixed_graph_shapes
-    logits = sizes[-1] * plan.model.config.vocab_size * 4
-    tokens = max(sizes[-1], sum(shapes[-1]) if shapes else 0)
+    sizes = decode_sizes(plan.config.max_num_seqs)
+    shapes = plan.mixed_graph_shapes
+    tokens = sizes[-1]
+    if shapes:
+        tokens = max(tokens, sum(shapes[-1]))
+    logits = 3 * sizes[-1] * plan.model.config.vocab_size * 4
     step = plan.step_bytes * tokens // _layer_tokens(plan)
-    return 3 * logits + step + (2 * len(sizes) + len(shapes)) * GRAPH_BYTES
+    graphs = 2 * len(sizes) + len(shapes)  # a decode size has a second graph, which draws
+    return logits + step + graphs * GRAPH_BYTES
 
 
 def _layers(plan: ModelPlan, kind: type[Layer]) -> list[Layer]:
@@ -86,8 +92,11 @@ def _encoder_tokens(plan: ModelPlan) -> int:
 
 def _layer_tokens(plan: ModelPlan) -> int:
     """Most tokens that pass a layer at once."""
-    steps, texts = plan.max_num_batched_tokens, _encoder_tokens(plan)
-    return {"decoder": steps, "encoder": texts}.get(plan.kind, max(steps, texts))
+    if plan.kind == "decoder":
+        return plan.max_num_batched_tokens
+    if plan.kind == "encoder":
+        return _encoder_tokens(plan)
+    return max(plan.max_num_batched_tokens, _encoder_tokens(plan))
 
 
 def _attention_bytes(plan: ModelPlan) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 DECODE_SIZES = (*range(1, 9), *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 AT_START = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNK_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048)
-DECODES_BESIDE_CHUNKS = (0, 8, 32, 64, 128, 256)
+DECODES_WITH_CHUNKS = (0, 8, 32, 64, 128, 256)
 
 
 class GraphShape(NamedTuple):
@@ -25,7 +25,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 def mixed_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphShape]:
     """Return every captured shape with prompt chunks, the largest last."""
-    decodes = _up_to(DECODES_BESIDE_CHUNKS, max_num_seqs - 1)  # a chunk is another sequence's
+    decodes = _up_to(DECODES_WITH_CHUNKS, max_num_seqs - 1)  # a chunk is another sequence's
     chunks = _up_to(CHUNK_TOKENS, max_num_batched_tokens)
     return [GraphShape(count, tokens) for tokens in chunks for count in decodes]
 

@@ -80,24 +80,34 @@ def largest_step(plan: ModelPlan) -> Step:
 
     Every block is the null block: the results mean nothing, but the step takes the memory.
     """
-    length = plan.max_model_len
-    texts = max(1, plan.max_num_encoder_tokens // length)
     if plan.kind == "encoder":
-        return Step(encoder_inputs=tuple(_text(n, length, ()) for n in range(texts)))
+        return Step(encoder_inputs=_longest_texts(plan, ()))
+    slices = _longest_slices(plan)
+    cross = [number for number, group in enumerate(plan.kv_groups) if group.is_cross]
+    encoder_length = 0
+    texts: tuple[EncoderInput, ...] = ()
+    if cross:
+        encoder_length = plan.max_model_len
+        texts = _longest_texts(plan, cross)
+    params = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.9)
+    new_rows = [NewRow(row, (0,), 1, params, encoder_length) for row in range(len(slices))]
+    return Step(tuple(slices), tuple(new_rows), encoder_inputs=texts)
+
+
+def _longest_slices(plan: ModelPlan) -> list[ScheduledSlice]:
+    """Share the token budget among as many sequences as possible, decodes first."""
+    length = plan.max_model_len
     budget = plan.max_num_batched_tokens
     rows = min(plan.config.max_num_seqs, budget)
     share, rest = divmod(budget, rows)
     slices = []
     for row in range(rows):
-        count = min(share + (row < rest), length)
+        count = share
+        if row < rest:
+            count += 1
+        count = min(count, length)
         slices.append(ScheduledSlice(row, 0, row, length - count, count, samples=True))
-    slices.sort(key=lambda s: s.count > 1)  # decodes first
-    cross = [number for number, group in enumerate(plan.kv_groups) if group.is_cross]
-    encoder_length = length if cross else 0
-    params = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.9)
-    new_rows = tuple(NewRow(row, (0,), 1, params, encoder_length) for row in range(rows))
-    inputs = tuple(_text(n, length, cross) for n in range(texts)) if cross else ()
-    return Step(tuple(slices), new_rows, encoder_inputs=inputs)
+    return sorted(slices, key=lambda s: s.count > 1)
 
 
 def prompt_logprobs_step(plan: ModelPlan) -> Step:
@@ -109,10 +119,16 @@ def prompt_logprobs_step(plan: ModelPlan) -> Step:
     return Step((chunk,), (NewRow(0, (0,), 1, params),))
 
 
-def _text(number: int, length: int, groups: Sequence[int]) -> EncoderInput:
-    pooling: Pooling | None = None if groups else "mean"
-    blocks = tuple((group, (0,) * length) for group in groups)  # more than any block size needs
-    return EncoderInput(number, (0,) * length, pooling, blocks)
+def _longest_texts(plan: ModelPlan, cross_groups: Sequence[int]) -> tuple[EncoderInput, ...]:
+    """Return as many of the longest texts as a step encodes, with their KV in `cross_groups`."""
+    length = plan.max_model_len
+    zeros = (0,) * length
+    pooling: Pooling | None = "mean"
+    if cross_groups:
+        pooling = None
+    blocks = tuple((group, zeros) for group in cross_groups)  # more than any block size needs
+    texts = max(1, plan.max_num_encoder_tokens // length)
+    return tuple(EncoderInput(number, zeros, pooling, blocks) for number in range(texts))
 
 
 def release_memory() -> None:

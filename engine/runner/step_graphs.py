@@ -50,7 +50,10 @@ class StepGraphs:
         mixed: Sequence[GraphShape],
     ) -> None:
         """`mixed` are the shapes with chunks, the largest last."""
-        self._model, self._rows, self._kv, self._backend = model, rows, kv, backend
+        self._model = model
+        self._rows = rows
+        self._kv = kv
+        self._backend = backend
         self._recorder = recorder
         sizes = decode_sizes(rows.padding)
         first = [size for size in sizes if size in AT_START or size == sizes[-1]]
@@ -62,12 +65,15 @@ class StepGraphs:
         self._steps: dict[GraphShape, Replay] = {}
         self._draws: dict[int, Replay] = {}
         self.sizes: list[int] = []  # captured decode sizes, ascending
-        most, device = sizes[-1], rows.device
+        most = sizes[-1]
+        device = rows.device
         self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
         self.logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.empty(most, dtype=torch.int64, device=device)
-        inputs = sum(self._input_sizes(mixed[-1])) if mixed else 0
-        self.inputs = torch.zeros(inputs, dtype=torch.int64, device=device)
+        num_inputs = 0
+        if mixed:
+            num_inputs = sum(self._input_sizes(mixed[-1]))
+        self.inputs = torch.zeros(num_inputs, dtype=torch.int64, device=device)
 
     # ---- capture -----------------------------------------------------------------------------
 
@@ -147,9 +153,9 @@ class StepGraphs:
     # ---- inputs ------------------------------------------------------------------------------
 
     def _send_rows(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
-        missing = shape.decodes - len(slices)
-        padded = [*(s.row for s in slices), *[self._rows.padding] * missing]
-        (sent,) = to_device([padded], self.row_ids.device)
+        row_ids = [s.row for s in slices]
+        row_ids += [self._rows.padding] * (shape.decodes - len(slices))
+        (sent,) = to_device([row_ids], self.row_ids.device)
         self.row_ids[: shape.decodes].copy_(sent)
 
     def _padding_slice(self) -> ScheduledSlice:
@@ -161,15 +167,16 @@ class StepGraphs:
 
         Those row ids fill the whole buffer, so that none remains from the step before.
         """
+        most_sampling = len(self.row_ids)
         sequences = shape.decodes + CHUNKS + 1
         tokens = shape.decodes + shape.chunk_tokens
-        most = len(self.row_ids)
-        logits = min(shape.decodes + CHUNKS, most)
-        return [sequences, sequences, sequences + 1, tokens, tokens, logits, most]
+        logits = min(shape.decodes + CHUNKS, most_sampling)
+        return [sequences, sequences, sequences + 1, tokens, tokens, logits, most_sampling]
 
     def _send_inputs(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
         """Fill the inputs with `slices`, and up to the shape's size with padding."""
-        decodes, padding = count_decodes(slices), self._rows.padding
+        padding = self._rows.padding
+        decodes = count_decodes(slices)
         missing = [self._padding_slice()] * (shape.decodes - decodes)
         columns = input_columns([*slices[:decodes], *missing, *slices[decodes:]])
         columns.append(np.array([s.row for s in slices if s.samples], dtype=np.int64))

@@ -16,22 +16,31 @@ _MIX_2 = 0xC2B2AE35 - (1 << 32)
 
 def _mix(h: torch.Tensor) -> torch.Tensor:
     """Murmur3's 32-bit finaliser, in place; int32 arithmetic wraps around by design."""
-    for shift, multiplier in ((16, _MIX_1), (13, _MIX_2)):
-        h ^= (h >> shift) & ((1 << (32 - shift)) - 1)  # a logical shift of signed bits
-        h *= multiplier
-    h ^= (h >> 16) & 0xFFFF
+    h ^= _shifted(h, 16)
+    h *= _MIX_1
+    h ^= _shifted(h, 13)
+    h *= _MIX_2
+    h ^= _shifted(h, 16)
     return h
+
+
+def _shifted(h: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift signed int32 numbers to the right as if they were unsigned."""
+    kept = (1 << (32 - bits)) - 1
+    return (h >> bits) & kept
 
 
 def noise_bits(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """31 random bits, int32 [R, K], for int64 seeds and positions [R]; `tokens` [K] or [R, K]."""
-    low, high = seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF
+    low = seeds & 0xFFFFFFFF
+    high = (seeds >> 32) & 0xFFFFFFFF
     key = _mix(_wrap(low + positions * 0x9E3779B1))
     key = _mix(key ^ _wrap(high))
-    second = _mix(key + _TOKEN)
-    h = tokens.to(torch.int32) * _TOKEN ^ key[:, None]
-    h = _mix(h).add_(second[:, None])
-    return _mix(h) & 0x7FFFFFFF
+    second_key = _mix(key + _TOKEN)
+    bits = tokens.to(torch.int32) * _TOKEN
+    bits = _mix(bits ^ key[:, None])
+    bits = _mix(bits.add_(second_key[:, None]))
+    return bits & 0x7FFFFFFF
 
 
 def exponential_noise(
