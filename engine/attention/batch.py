@@ -32,7 +32,9 @@ class ForwardBatch:
         missing = rows - len(self.positions)
         if not missing:
             return self
-        ids, prev_ids, positions = (
-            F.pad(each, (0, missing)) for each in (self.input_ids, self.prev_ids, self.positions)
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids, (0, missing)),
+            prev_ids=F.pad(self.prev_ids, (0, missing)),
+            positions=F.pad(self.positions, (0, missing)),
         )
-        return replace(self, input_ids=ids, prev_ids=prev_ids, positions=positions)

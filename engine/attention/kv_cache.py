@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +30,20 @@ class LayerKV:
     group: int  # index of the KV group whose block tables refer to these blocks
 
 
+class LayerClass(NamedTuple):
+    """The keys that the layers of a class see."""
+
+    window: int | None
+    is_cross: bool
+
+
+class KVShape(NamedTuple):
+    """The size of one layer's keys, and of its values, of one token."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True, slots=True)
 class KVGroups:
     """The KV groups of a model's layers. Layer i is number `slots[i]` of group `owners[i]`."""
@@ -36,7 +51,7 @@ class KVGroups:
     groups: tuple[KVGroup, ...]
     owners: tuple[int, ...]
     slots: tuple[int, ...]
-    shapes: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each slot
+    shapes: tuple[KVShape, ...]  # of each slot
 
 
 def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
@@ -44,22 +59,42 @@ def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
 
     A group has as many layers as the smallest class, so that little of a block stays unused.
     """
-    classes: dict[tuple[int | None, bool], list[int]] = {}
-    for layer, spec in enumerate(specs):
-        classes.setdefault((spec.window, spec.kind == "cross"), []).append(layer)
-    shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
-    if len(set(shapes)) > 1:  # one group: blocks of different groups would differ in size
-        assert not any(cross for _, cross in classes), "cross layers must have the others' shape"
-        classes = {(None, False): list(range(len(specs)))}
+    classes = _layer_classes(specs)
     size = min(map(len, classes.values()), default=0)
     groups: list[KVGroup] = []
-    owners, slots = [0] * len(specs), [0] * len(specs)
-    for (window, cross), layers in classes.items():
+    owners = [0] * len(specs)
+    slots = [0] * len(specs)
+    for keys, layers in classes.items():
         for first in range(0, len(layers), size):
-            for slot, layer in enumerate(members := layers[first : first + size]):
-                owners[layer], slots[layer] = len(groups), slot
-            groups.append(KVGroup(len(members), window, cross))
-    return KVGroups(tuple(groups), tuple(owners), tuple(slots), tuple(shapes[:size]))
+            members = layers[first : first + size]
+            for slot, layer in enumerate(members):
+                owners[layer] = len(groups)
+                slots[layer] = slot
+            groups.append(KVGroup(len(members), keys.window, keys.is_cross))
+    shapes = [_shape(spec) for spec in specs[:size]]
+    return KVGroups(tuple(groups), tuple(owners), tuple(slots), tuple(shapes))
+
+
+def _layer_classes(specs: Sequence[AttentionSpec]) -> dict[LayerClass, list[int]]:
+    """Return the layers of each class; one class of all layers if their KV differs in shape.
+
+    Blocks of different groups would otherwise differ in size.
+    """
+    classes: dict[LayerClass, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        keys = LayerClass(spec.window, spec.kind == "cross")
+        classes.setdefault(keys, []).append(layer)
+    shapes = {_shape(spec) for spec in specs}
+    if len(shapes) <= 1:
+        return classes
+    has_cross = any(keys.is_cross for keys in classes)
+    assert not has_cross, "cross layers must have the others' shape"
+    every_key = LayerClass(window=None, is_cross=False)
+    return {every_key: list(range(len(specs)))}
+
+
+def _shape(spec: AttentionSpec) -> KVShape:
+    return KVShape(spec.num_kv_heads, spec.head_dim)
 
 
 class KVCache:
@@ -78,30 +113,32 @@ class KVCache:
         layout = group_layers(specs)
         self.groups = layout.groups
 
-        def blocks(heads: int, dim: int) -> torch.Tensor:
+        def blocks(kv: KVShape) -> torch.Tensor:
             # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
-            shape = (num_blocks + 1, heads, block_size, dim)
+            shape = (num_blocks + 1, kv.num_kv_heads, block_size, kv.head_dim)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._slots = [(blocks(*shape), blocks(*shape)) for shape in layout.shapes]
+        # One tensor per slot, which one layer of each group uses.
+        self._keys = [blocks(shape) for shape in layout.shapes]
+        self._values = [blocks(shape) for shape in layout.shapes]
         self.layers = [
-            LayerKV(*self._slots[slot], owner)
+            LayerKV(self._keys[slot], self._values[slot], owner)
             for owner, slot in zip(layout.owners, layout.slots, strict=True)
         ]
 
     @property
     def num_bytes(self) -> int:
-        return sum(keys.nbytes + values.nbytes for keys, values in self._slots)
+        return sum(blocks.nbytes for blocks in self._keys + self._values)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with zeros in all layers."""
-        (index,) = to_device([blocks], self._slots[0][0].device)
-        for keys, values in self._slots:
-            keys.index_fill_(0, index, 0)
-            values.index_fill_(0, index, 0)
+        (index,) = to_device([blocks], self._keys[0].device)
+        for slot_blocks in self._keys + self._values:
+            slot_blocks.index_fill_(0, index, 0)
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size of one block in bytes: keys and values of all layers of a group."""
-    per_token = sum(2 * heads * dim for heads, dim in group_layers(specs).shapes)
-    return per_token * block_size * dtype.itemsize
+    shapes = group_layers(specs).shapes
+    keys_per_token = sum(shape.num_kv_heads * shape.head_dim for shape in shapes)
+    return 2 * keys_per_token * block_size * dtype.itemsize

@@ -46,7 +46,3 @@ class StepLayout:
     token_offsets: torch.Tensor  # [T] int64: each token's offset in its block
     positions: torch.Tensor  # [T] int64
     block_size: int
-
-    def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the block and the offset in it of each token in a KV group, [T] int64 each."""
-        return self.groups[group].token_blocks, self.token_offsets

@@ -1,26 +1,50 @@
 """Paged attention on a CPU with kernels that Numba compiles when a model is loaded.
 
-Unlike `torch_backend`, the kernels copy no keys or values. Their cost depends on each sequence's
+Unlike the torch backend, the kernels copy no keys or values. Their cost depends on each sequence's
 own length, not on the longest one. They do not use AMX, the matrix unit of some CPUs. On a CPU with
 AMX, torch computes the prefill chunks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 import torch
+from numba.core.ccallback import CFunc
 
 from engine.attention.kv_cache import LayerKV
 from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
-from engine.attention.torch.backend import FusedAttention
 from engine.attention.torch.batching import chunk_groups
+from engine.attention.torch.fused import FusedAttention
 from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.attention import TILE, attention_kernel, store_kernel
-from engine.kernels.numba.call import LOG2_E, AttentionCall
+from engine.kernels.numba.call import LOG2_E, TASK, AttentionCall
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
+
+
+class Task(NamedTuple):
+    """The tokens of one sequence that a thread computes at a time; the fields of TASK."""
+
+    sequence: int
+    first_token: int
+    num_tokens: int
+    position: int  # of the first token
+    is_stored_ahead: bool
+
+
+@dataclass(slots=True)
+class SpecKernels:
+    """The kernels of all layers with the same spec, and the arguments of their next call."""
+
+    store: CFunc
+    attention: CFunc
+    call: AttentionCall
 
 
 class NumbaBackend:
@@ -33,8 +57,8 @@ class NumbaBackend:
         self._device = device
         # With AMX, torch computes chunks, so a token has other bits in a chunk than as a decode.
         # The linear layers have the same effect with AMX.
-        self._fuses = uses_amx(device, torch.bfloat16)
-        self.reads_masked_keys = self._fuses  # torch gathers whole blocks
+        self._fuses_chunks = uses_amx(device, torch.bfloat16)
+        self.reads_masked_keys = self._fuses_chunks  # torch gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         if self._device.type != "cpu":
@@ -50,21 +74,23 @@ class NumbaBackend:
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
-        return NumbaPlan(layout, fuses=self._fuses)
+        return NumbaPlan(layout, fuses_chunks=self._fuses_chunks)
 
 
 class NumbaPlan:
     """The tasks of one step, and the arguments that the kernels take in every layer."""
 
-    def __init__(self, layout: StepLayout, *, fuses: bool = False) -> None:
-        """With `fuses`, torch's fused attention computes the chunks of layers that it supports."""
+    def __init__(self, layout: StepLayout, *, fuses_chunks: bool) -> None:
+        """With `fuses_chunks`, torch computes the chunks of layers that FusedAttention supports."""
+        has_chunks = layout.num_decodes < len(layout.lengths)
         self.layout = layout
-        self._fuses = fuses and layout.num_decodes < len(layout.lengths)
+        self._fuses_chunks = fuses_chunks and has_chunks
+        tasks = _tasks(layout, stores_chunks=self._fuses_chunks)
+        self._tasks = np.array(tasks, dtype=TASK)
+        self._stores_ahead = bool(self._tasks["is_stored_ahead"].any())
+        # By KV group and spec.
+        self._kernels: dict[tuple[int, AttentionSpec], SpecKernels] = {}
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
-        tasks = _tasks(layout, stores_chunks=self._fuses)
-        self._tasks = torch.tensor(tasks)
-        self._stores_ahead = any(task[-1] for task in tasks)
-        self._calls: dict[tuple[int, AttentionSpec], AttentionCall] = {}
 
     def attend(
         self,
@@ -78,59 +104,80 @@ class NumbaPlan:
         assert kv is not None
         assert key is not None
         assert value is not None
-        if (call := self._calls.get((kv.group, spec))) is None:
-            call = self._calls[kv.group, spec] = self._call(spec, kv.group)
-            if self._fuses and FusedAttention.honours(spec, query.dtype, query.device):
-                call.num_attended = self.layout.num_decodes
-        shared, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
+        kernels = self._kernels.get((kv.group, spec))
+        if kernels is None:
+            kernels = self._make_kernels(kv.group, spec, query.dtype)
+            self._kernels[kv.group, spec] = kernels
+        query = _contiguous_heads(query)
+        key = _contiguous_heads(key)
+        value = _contiguous_heads(value)
         out = torch.empty(query.shape, dtype=query.dtype)
-        # The kernels expect the heads of a token to be contiguous.
-        query, key, value = (
-            x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value)
-        )
-        call.query, call.query_stride = query.data_ptr(), query.stride(0)
-        call.key, call.key_stride = key.data_ptr(), key.stride(0)
-        call.value, call.value_stride = value.data_ptr(), value.stride(0)
-        call.keys, call.values = kv.keys.data_ptr(), kv.values.data_ptr()
+        call = kernels.call
+        call.query = query.data_ptr()
+        call.query_stride = query.stride(0)
+        call.key = key.data_ptr()
+        call.key_stride = key.stride(0)
+        call.value = value.data_ptr()
+        call.value_stride = value.stride(0)
+        call.keys = kv.keys.data_ptr()
+        call.values = kv.values.data_ptr()
         call.out = out.data_ptr()
-        size, half = self.layout.block_size, query.dtype == torch.bfloat16
-        # Compile both kernels, even if only one is needed now: the first token of a model then
-        # compiles everything that later steps use.
-        store = store_kernel(dim, size, half)
-        attention = attention_kernel(shared, dim, size, half)
         if self._stores_ahead:
-            in_threads(store, call)
+            in_threads(kernels.store, call)
         if call.num_attended:
-            in_threads(attention, call)
+            in_threads(kernels.attention, call)
         if call.num_attended < call.num_tasks:
-            keys = kv.keys.view(*kv.keys.shape[:2], dim, size).transpose(2, 3)
-            turned = LayerKV(keys, kv.values, kv.group)
-            for chunks in self._fused(kv.group, spec, query.dtype):
-                chunks.attend(turned, query, out)
+            self._attend_chunks(spec, kv, query, out)
         return out
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         raise AssertionError("only cross layers use store, and this backend does not support them")
 
-    def _fused(self, group: int, spec: AttentionSpec, dtype: torch.dtype) -> list[FusedAttention]:
-        """Return the fused attention of the step's chunks in layers of this spec."""
-        if (chunks := self._chunks.get((group, spec))) is None:
-            groups = chunk_groups(self.layout, self.layout.groups[group])
+    def _attend_chunks(
+        self, spec: AttentionSpec, kv: LayerKV, query: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Compute the step's chunks with torch's kernel and write them to `out` [T, H, D]."""
+        chunks = self._chunks.get((kv.group, spec))
+        if chunks is None:
             size = self.layout.block_size
-            chunks = [FusedAttention(each, spec, size, dtype, None) for each in groups]
-            self._chunks[group, spec] = chunks
-        return chunks
+            groups = chunk_groups(self.layout, self.layout.groups[kv.group])
+            chunks = [FusedAttention(group, spec, size, query.dtype, None) for group in groups]
+            self._chunks[kv.group, spec] = chunks
+        num_blocks, heads, size, dim = kv.values.shape
+        keys = kv.keys.view(num_blocks, heads, dim, size).transpose(2, 3)
+        blocks = LayerKV(keys, kv.values, kv.group)
+        for chunk in chunks:
+            chunk.rows.write(chunk(blocks, query), out)
 
-    def _call(self, spec: AttentionSpec, group: int) -> AttentionCall:
+    def _make_kernels(self, group: int, spec: AttentionSpec, dtype: torch.dtype) -> SpecKernels:
+        """Compile both kernels, even if only one is needed now.
+
+        The first token of a model then compiles everything that later steps use.
+        """
+        size = self.layout.block_size
+        is_half = dtype == torch.bfloat16
+        shared = spec.num_heads // spec.num_kv_heads
+        call = self._make_call(group, spec)
+        device = self.layout.positions.device
+        if self._fuses_chunks and FusedAttention.supports(spec, dtype, device):
+            call.num_attended = self.layout.num_decodes
+        return SpecKernels(
+            store=store_kernel(spec.head_dim, size, is_half),
+            attention=attention_kernel(shared, spec.head_dim, size, is_half),
+            call=call,
+        )
+
+    def _make_call(self, group: int, spec: AttentionSpec) -> AttentionCall:
         tables = self.layout.groups[group].block_tables
-        blocks, offsets = self.layout.slots(group)
+        blocks = self.layout.groups[group].token_blocks
+        offsets = self.layout.token_offsets
         for tensor in (tables[0], blocks, offsets):
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
         return AttentionCall(
             num_tasks=len(self._tasks),
             num_attended=len(self._tasks),
-            tasks=self._tasks.data_ptr(),
+            tasks=self._tasks.ctypes.data,
             heads=spec.num_kv_heads,
             tables=tables.data_ptr(),
             table_stride=tables.stride(0),
@@ -142,22 +189,34 @@ class NumbaPlan:
         )
 
 
-def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[tuple[int, int, int, int, bool]]:
-    """Return the units of work of a step, with the fields of TASK. Decodes come first, a task each.
+def _contiguous_heads(x: torch.Tensor) -> torch.Tensor:
+    """Return x [T, H, D] such that the heads of each token are contiguous, as kernels expect."""
+    return x if x[0].is_contiguous() else x.contiguous()
 
-    The last field says whether the task's KV is stored before any task attends. Tokens of a chunk
-    need this because later ones read earlier ones. A token that fills a block needs it because
-    another sequence of this step may read the block as a cached prefix. The KV of any other single
-    token is read only by its own task, which stores it and so loads the block once.
+
+def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
+    """Return the units of work of a step. Decodes come first, a task each.
+
+    With `is_stored_ahead`, the task's KV is stored before any task attends. Tokens of a chunk need
+    this because later ones read earlier ones. A token that fills a block needs it because another
+    sequence of this step may read the block as a cached prefix. The KV of any other single token is
+    read only by its own task, which stores it and so loads the block once. With `stores_chunks`,
+    the KV of every chunk is stored ahead.
     """
     assert layout.query_lens is not None, "the numba backend does not capture steps"
     assert layout.seq_lens is not None
-    tasks, token, size = [], 0, layout.block_size
-    for number, (count, length) in enumerate(zip(layout.query_lens, layout.seq_lens, strict=True)):
+    size = layout.block_size
+    tasks = []
+    first_token = 0
+    for sequence, (count, length) in enumerate(
+        zip(layout.query_lens, layout.seq_lens, strict=True)
+    ):
+        is_stored_chunk = stores_chunks and sequence >= layout.num_decodes
         for done in range(0, count, TILE):
-            some, position = min(TILE, count - done), length - count + done
-            chunk = stores_chunks and number >= layout.num_decodes
-            ahead = chunk or some > 1 or (position + 1) % size == 0
-            tasks.append((number, token + done, some, position, ahead))
-        token += count
+            num_tokens = min(TILE, count - done)
+            position = length - count + done
+            fills_block = (position + 1) % size == 0
+            is_ahead = is_stored_chunk or num_tokens > 1 or fills_block
+            tasks.append(Task(sequence, first_token + done, num_tokens, position, is_ahead))
+        first_token += count
     return tasks

@@ -23,19 +23,26 @@ def select_backend(
     """
     reasons: list[str] = []
     for name in CANDIDATES[device.type] if wanted == "auto" else (wanted,):
-        backend = _made(name, device)
+        backend = _load(name, device)
         if isinstance(backend, str):
-            refused = {backend}
+            refusals = [backend]
         else:
-            refused = {r for spec in specs if (r := backend.refuses(spec, dtype))}
-            if not refused:
+            refusals = _refusals(backend, specs, dtype)
+            if not refusals:
                 return backend, f"{name} ({'; '.join(reasons)})" if reasons else name
-        reasons.append(f"not {name}: {', '.join(sorted(refused))}")
+        reasons.append(f"not {name}: {', '.join(refusals)}")
     hint = "" if wanted == "auto" else " Use --attention-backend auto."
     raise ConfigError(f"No attention backend supports this model: {'; '.join(reasons)}.{hint}")
 
 
-def _made(name: str, device: torch.device) -> AttentionBackend | str:
+def _refusals(
+    backend: AttentionBackend, specs: Sequence[AttentionSpec], dtype: torch.dtype
+) -> list[str]:
+    reasons = {backend.refuses(spec, dtype) for spec in specs}
+    return sorted(reason for reason in reasons if reason)
+
+
+def _load(name: str, device: torch.device) -> AttentionBackend | str:
     """Return the backend, or the reason why it cannot be loaded."""
     if name == "torch":
         return TorchBackend()

@@ -53,7 +53,7 @@ class TritonPlan:
 
     def __init__(self, layout: StepLayout) -> None:
         self.layout = layout
-        self._biases: dict[int, torch.Tensor] = {}
+        self._biases: dict[int, torch.Tensor] = {}  # by id of the table
 
     def attend(
         self,
@@ -64,55 +64,68 @@ class TritonPlan:
         value: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        layout = self.layout
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         features = Features(spec.scale, spec.window, spec.softcap, self._by_distance(spec, bias))
         if kv is None:
             assert key is not None
             assert value is not None
-            starts, lengths = self.layout.query_starts, self.layout.lengths
+            starts = layout.query_starts
+            lengths = layout.lengths
             extend_attention(out, query, key, value, None, starts, lengths, features, causal=False)
             return out
         if key is not None and value is not None:
             self.store(kv, key, value)
-        group, first = self.layout.groups[kv.group], self.layout.num_decodes
-        lengths = self.layout.lengths if group.key_lengths is None else group.key_lengths
-        if first:
-            tables = group.block_tables[:first]
+        group = layout.groups[kv.group]
+        tables = group.block_tables
+        lengths = layout.lengths if group.key_lengths is None else group.key_lengths
+        decodes = layout.num_decodes
+        if decodes:
             decode_attention(
-                out[:first], query[:first], kv.keys, kv.values, tables, lengths[:first], features
+                out[:decodes],
+                query[:decodes],
+                kv.keys,
+                kv.values,
+                tables[:decodes],
+                lengths[:decodes],
+                features,
             )
-        if first < len(lengths):
-            if self.layout.query_lens is None:
-                out[first:].zero_()  # the kernel does not write padding tokens: they may be NaN
+        if decodes < len(lengths):
+            if layout.query_lens is None:
+                out[decodes:].zero_()  # the kernel does not write padding tokens: they may be NaN
             extend_attention(
                 out,
                 query,
                 kv.keys,
                 kv.values,
-                group.block_tables[first:],
-                self.layout.query_starts[first:],
-                lengths[first:],
+                tables[decodes:],
+                layout.query_starts[decodes:],
+                lengths[decodes:],
                 features,
                 causal=spec.kind == "causal",
             )
         return out
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
-        store_kv(kv.keys, kv.values, key, value, *self.layout.slots(kv.group))
+        blocks = self.layout.groups[kv.group].token_blocks
+        store_kv(kv.keys, kv.values, key, value, blocks, self.layout.token_offsets)
 
     def _by_distance(self, spec: AttentionSpec, table: torch.Tensor | None) -> torch.Tensor | None:
         """Return the bias [H, 2 * max_distance + 1] fp32 per distance, from `table` [buckets, H].
 
         Distances beyond max_distance have the same bias as max_distance.
         """
-        if (relative := spec.relative) is None:
+        relative = spec.relative
+        if relative is None:
             return None
         assert table is not None
-        if (bias := self._biases.get(id(table))) is None:
-            reach = relative.max_distance
-            distance = torch.arange(-reach, reach + 1, device=table.device)
+        bias = self._biases.get(id(table))
+        if bias is None:
+            farthest = relative.max_distance
+            distance = torch.arange(-farthest, farthest + 1, device=table.device)
             buckets = relative_buckets(
-                distance, relative.num_buckets, reach, relative.bidirectional
+                distance, relative.num_buckets, farthest, relative.bidirectional
             )
-            bias = self._biases[id(table)] = table[buckets].T.float().contiguous()
+            bias = table[buckets].T.float().contiguous()
+            self._biases[id(table)] = bias
         return bias

@@ -59,7 +59,9 @@ class Attention(nn.Module):
             qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         kv = batch.kv.layers[self.index]
-        cache = kv.keys, kv.values, *batch.plan.layout.slots(kv.group)
+        layout = batch.plan.layout
+        blocks = layout.groups[kv.group].token_blocks
+        cache = (kv.keys, kv.values, blocks, layout.token_offsets)
         q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
         return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
 

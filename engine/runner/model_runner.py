@@ -104,7 +104,9 @@ class ModelRunner:
 
     def _captured_shape(self, step: Step) -> GraphShape | None:
         """Return the shape of the graph that computes this step, or None if none does."""
-        if self.graphs is None or any(s.num_prompt_logprobs for s in step.slices):
+        if self.graphs is None:
+            return None
+        if step.prefills and any(s.num_prompt_logprobs for s in step.slices):
             return None  # prompt logprobs need more logits than a graph leaves
         shape = self.graphs.shape_for(step)
         return shape if shape is not None and self.graphs.is_captured(shape) else None

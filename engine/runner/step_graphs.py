@@ -135,10 +135,12 @@ class StepGraphs:
         """Replay a step: logits [R, V] of the slices that sample. The next call overwrites them."""
         if shape.chunk_tokens:
             self._send_inputs(shape, slices)
+            num_sampling = len([1 for s in slices if s.samples])
         else:
             self._send_rows(shape, slices)
+            num_sampling = len(slices)
         self._steps[shape]()
-        return self.logits[: len([1 for s in slices if s.samples])]
+        return self.logits[:num_sampling]
 
     def draw(self, count: int) -> torch.Tensor:
         """Draw tokens [count] from the logits that `compute` left, and append them to their rows.

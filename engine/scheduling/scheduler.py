@@ -261,22 +261,17 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         sampling = [s for s in step.slices if s.samples]
         for scheduled, result in zip(sampling, sampled, strict=True):
-            sequence = self._current(scheduled)
-            if sequence is not None:
-                outputs.append(self._retire_token(sequence, result))
+            sequence = self.sequences.get(scheduled.id)
+            if sequence is None or sequence.epoch != scheduled.epoch:
+                continue  # aborted or preempted since
+            outputs.append(self._retire_token(sequence, result))
         return outputs
-
-    def _current(self, scheduled: ScheduledSlice) -> Sequence | None:
-        """Return the slice's sequence, or None if its results are stale."""
-        sequence = self.sequences.get(scheduled.id)
-        if sequence is None or sequence.epoch != scheduled.epoch:
-            return None
-        return sequence
 
     def _retire_token(self, sequence: Sequence, sampled: SampledToken) -> TokenOutput:
         token = sampled.token
-        logprobs = tuple(sequence.prompt_logprobs)
-        if logprobs:
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if sequence.prompt_logprobs:
+            logprobs = tuple(sequence.prompt_logprobs)
             sequence.prompt_logprobs = []
             if any(math.isnan(entry.logprob) for entry in logprobs):
                 token = -1
@@ -290,8 +285,8 @@ class Scheduler:
     def _take_prompt_logprobs(self, step: Step, found: Seq[Seq[TokenLogprobs]]) -> None:
         slices = [s for s in step.slices if s.num_prompt_logprobs]
         for scheduled, logprobs in zip(slices, found, strict=True):
-            sequence = self._current(scheduled)
-            if sequence is not None:
+            sequence = self.sequences.get(scheduled.id)
+            if sequence is not None and sequence.epoch == scheduled.epoch:
                 known = sequence.num_prompt_logprobs - scheduled.start  # from before a preemption
                 sequence.prompt_logprobs += logprobs[known:]
                 sequence.num_prompt_logprobs = len(sequence.prompt_logprobs)

@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.support.captured_groups import captured_groups
+
 # The results of these ops, or their shapes, depend on tensor values: a device cannot replay them.
 HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = torch.ops.aten.index, torch.ops.aten.index_put_
@@ -86,13 +88,14 @@ class TapeRecorder:
         def forbidden(self: torch.Tensor, *args: Any) -> Any:
             raise AssertionError("a tensor is read on the host")
 
-        compute()
-        with (
-            mock.patch.object(torch.Tensor, "tolist", forbidden),
-            mock.patch.object(torch.Tensor, "numpy", forbidden),
-            Tape() as tape,
-        ):
+        with mock.patch("engine.attention.torch.backend.query_groups", captured_groups):
             compute()
+            with (
+                mock.patch.object(torch.Tensor, "tolist", forbidden),
+                mock.patch.object(torch.Tensor, "numpy", forbidden),
+                Tape() as tape,
+            ):
+                compute()
         self.tapes.append(tape)
         self._spoil(tape)
 

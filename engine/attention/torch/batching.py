@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,10 +17,6 @@ FUSED_SPLIT = 512  # in torch's fused kernel for CPUs
 # A group ends where padding its sequences to one shape would more than double the work.
 MAX_PADDING = 2
 MAX_SCORES = 2**20  # per head: larger groups are not faster, and take more memory
-
-# For one sequence: the gathered blocks [first, end), the first block that a query sees, and the
-# index of the last key.
-Reach = tuple[int, int, int, int]  # first, seen, end, last key
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,127 +33,186 @@ class QueryGroup:
     order: torch.Tensor | None = None  # [sequences * count] tokens, if they are not contiguous
 
 
+class BlockRange(NamedTuple):
+    """The blocks [first, end) of one sequence's table that are gathered."""
+
+    first: int
+    first_seen: int  # the first block with a key that a query sees
+    end: int
+    last_key: int
+
+
+class KeyTables(NamedTuple):
+    """The gathered part of some sequences' block tables."""
+
+    tables: torch.Tensor  # [sequences, blocks]
+    first_keys: torch.Tensor | None  # [sequences] first key of each table; None: all at key 0
+    last_keys: torch.Tensor  # [sequences] index of the last key
+
+
 def query_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
     """Return the groups of a step: decodes of similar length, adjacent chunks of similar shape."""
-    if layout.query_lens is None:
-        return [_captured_group(layout, kv)]
-    decodes, reach = layout.num_decodes, _reach(layout, kv)
-    groups = _decode_groups(layout, kv, reach[:decodes]) if decodes else []
-    return groups + chunk_groups(layout, kv, reach)
-
-
-def chunk_groups(
-    layout: StepLayout, kv: GroupLayout, reach: list[Reach] | None = None
-) -> list[QueryGroup]:
-    """Return the groups of the sequences after the decodes."""
-    assert layout.query_lens is not None
-    reach = reach or _reach(layout, kv)
-    groups: list[QueryGroup] = []
-    first = token = layout.num_decodes  # index of a sequence, and of its first token
-    while first < len(reach):
-        members = slice(first, _end_of_group(layout, reach, first))
-        groups.append(_chunk_group(layout, kv, members, reach[members], token))
-        first, token = members.stop, token + sum(layout.query_lens[members])
+    ranges = _block_ranges(layout, kv)
+    num_decodes = layout.num_decodes
+    groups = []
+    if num_decodes:
+        groups = _decode_groups(layout, kv, ranges[:num_decodes])
+    if num_decodes < len(ranges):
+        groups += _chunk_groups(layout, kv, ranges)
     return groups
 
 
-def _end_of_group(layout: StepLayout, reach: list[Reach], first: int) -> int:
+def chunk_groups(layout: StepLayout, kv: GroupLayout) -> list[QueryGroup]:
+    """Return the groups of the sequences after the decodes."""
+    return _chunk_groups(layout, kv, _block_ranges(layout, kv))
+
+
+def _block_ranges(layout: StepLayout, kv: GroupLayout) -> list[BlockRange]:
+    size = layout.block_size
+    lengths = kv.key_lens or layout.seq_lens
+    assert lengths is not None, "the torch backend does not capture steps"
+    assert layout.query_lens is not None
+    if kv.window is None:
+        return [BlockRange(0, 0, -(-length // size), length - 1) for length in lengths]
+    ranges = []
+    for count, length in zip(layout.query_lens, lengths, strict=True):
+        first_query = length - count
+        first_seen = max(0, first_query - kv.window + 1)
+        first_key = first_seen // FUSED_SPLIT * FUSED_SPLIT
+        end = -(-length // size)
+        ranges.append(BlockRange(first_key // size, first_seen // size, end, length - 1))
+    return ranges
+
+
+# ---- decodes -------------------------------------------------------------------------------------
+
+
+def _decode_groups(
+    layout: StepLayout, kv: GroupLayout, ranges: Sequence[BlockRange]
+) -> list[QueryGroup]:
+    """Return one group if padding it costs little, else several by the number of blocks."""
+    widths = [blocks.end - blocks.first for blocks in ranges]
+    if max(widths) * len(widths) <= MAX_PADDING * sum(widths):
+        members = slice(0, len(widths))
+        positions = layout.positions[members]
+        return [_decode_group(positions, _key_tables(layout, kv, members, ranges))]
+    groups = []
+    by_width = sorted(range(len(widths)), key=widths.__getitem__, reverse=True)
+    while by_width:
+        widest = widths[by_width[0]]
+        near = [index for index in by_width if widths[index] * MAX_PADDING >= widest]
+        by_width = by_width[len(near) :]
+        order = torch.tensor(near, device=layout.positions.device)
+        keys = _key_tables(layout, kv, order, [ranges[index] for index in near])
+        positions = layout.positions.index_select(0, order)
+        groups.append(_decode_group(positions, keys, order))
+    return groups
+
+
+def _decode_group(
+    positions: torch.Tensor, keys: KeyTables, order: torch.Tensor | None = None
+) -> QueryGroup:
+    return QueryGroup(
+        first=0,
+        sequences=len(positions),
+        count=1,
+        positions=positions.view(-1, 1),
+        tables=keys.tables,
+        first_keys=keys.first_keys,
+        last_keys=keys.last_keys,
+        order=order,
+    )
+
+
+# ---- chunks --------------------------------------------------------------------------------------
+
+
+def _chunk_groups(
+    layout: StepLayout, kv: GroupLayout, ranges: Sequence[BlockRange]
+) -> list[QueryGroup]:
+    assert layout.query_lens is not None
+    groups = []
+    first_sequence = layout.num_decodes
+    first_token = layout.num_decodes  # a decode has one token
+    while first_sequence < len(ranges):
+        end = _end_of_group(layout, ranges, first_sequence)
+        members = slice(first_sequence, end)
+        keys = _key_tables(layout, kv, members, ranges[members])
+        counts = layout.query_lens[members]
+        groups.append(_chunk_group(layout.positions, counts, keys, first_token))
+        first_sequence = end
+        first_token += sum(counts)
+    return groups
+
+
+def _end_of_group(layout: StepLayout, ranges: Sequence[BlockRange], first: int) -> int:
     """Return the first sequence after `first` whose shape differs too much to join its group."""
-    counts, size = layout.query_lens, layout.block_size
-    assert counts is not None
-    longest = widest = work = 0
-    for index in range(first, len(reach)):
-        blocks = reach[index][2] - reach[index][0]
-        longest, widest = max(longest, counts[index]), max(widest, blocks)
-        work += counts[index] * blocks
+    assert layout.query_lens is not None
+    max_blocks = MAX_SCORES // layout.block_size
+    longest = 0
+    widest = 0
+    work = 0
+    for index in range(first, len(ranges)):
+        count = layout.query_lens[index]
+        width = ranges[index].end - ranges[index].first
+        longest = max(longest, count)
+        widest = max(widest, width)
+        work += count * width
         padded = (index - first + 1) * longest * widest
-        if index > first and padded > min(MAX_PADDING * work, MAX_SCORES // size):
+        if index > first and padded > min(MAX_PADDING * work, max_blocks):
             return index
-    return len(reach)
+    return len(ranges)
 
 
 def _chunk_group(
-    layout: StepLayout, kv: GroupLayout, members: slice, reach: list[Reach], token: int
+    all_positions: torch.Tensor, counts: Sequence[int], keys: KeyTables, first_token: int
 ) -> QueryGroup:
-    assert layout.query_lens is not None
-    counts = layout.query_lens[members]
-    longest, tables = max(counts), _tables(layout, kv, members, reach)
-    positions, order = layout.positions[token : token + sum(counts)], None
+    longest = max(counts)
+    positions = all_positions[first_token : first_token + sum(counts)]
+    order = None
     if min(counts) < longest:
-        sizes = torch.tensor(counts, device=positions.device)
-        each = torch.arange(longest, device=positions.device).minimum(sizes[:, None] - 1)
-        each += (sizes.cumsum(0) - sizes)[:, None]
-        positions, order = positions[each], (token + each).flatten()
-    positions = positions.view(-1, longest)
-    return QueryGroup(token, len(counts), longest, positions, *tables, order)
+        index = _padded_index(counts, positions.device)
+        positions = positions[index]
+        order = (first_token + index).flatten()
+    return QueryGroup(
+        first=first_token,
+        sequences=len(counts),
+        count=longest,
+        positions=positions.view(-1, longest),
+        tables=keys.tables,
+        first_keys=keys.first_keys,
+        last_keys=keys.last_keys,
+        order=order,
+    )
 
 
-def _captured_group(layout: StepLayout, kv: GroupLayout) -> QueryGroup:
-    """Return one group in which each token has its sequence's whole block table.
+def _padded_index(counts: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return the index [sequences, longest] of each token among those of the group.
 
-    The shapes and values depend on no data of the host, so that the step can be captured.
+    Sequences with fewer tokens repeat their last one.
     """
-    positions, tables = layout.positions[:, None], kv.block_tables
-    last = (layout.lengths if kv.key_lengths is None else kv.key_lengths) - 1
-    if layout.num_decodes < len(tables):
-        tokens = torch.arange(len(positions), dtype=torch.int32, device=tables.device)
-        owners = torch.searchsorted(layout.query_starts[1:], tokens, right=True)
-        owners.clamp_(max=len(tables) - 1)
-        tables, last = tables.index_select(0, owners), last.index_select(0, owners)
+    sizes = torch.tensor(counts, device=device)
+    offsets = torch.arange(max(counts), device=device)
+    starts = sizes.cumsum(0) - sizes
+    return offsets.minimum(sizes[:, None] - 1) + starts[:, None]
+
+
+# ---- block tables --------------------------------------------------------------------------------
+
+
+def _key_tables(
+    layout: StepLayout,
+    kv: GroupLayout,
+    members: slice | torch.Tensor,
+    ranges: Sequence[BlockRange],
+) -> KeyTables:
+    """Return the part of the members' block tables that their queries see."""
+    tables = kv.block_tables[members]
+    width = max([blocks.end - blocks.first for blocks in ranges])
+    first, first_seen, end, last_keys = torch.tensor(ranges, device=tables.device).T
     if kv.window is None:
-        return QueryGroup(0, len(tables), 1, positions, tables, None, last)
-    # Blocks before the window may belong to another sequence by now. A NaN in them would pass the
-    # mask, so read the null block instead.
-    seen = (positions - kv.window + 1).clamp(min=0) // layout.block_size
-    entries = torch.arange(tables.shape[1], device=tables.device)
-    tables = tables.where(entries >= seen, 0)
-    return QueryGroup(0, len(tables), 1, positions, tables, torch.zeros_like(last), last)
-
-
-def _reach(layout: StepLayout, kv: GroupLayout) -> list[Reach]:
-    size, window, lengths = layout.block_size, kv.window, kv.key_lens or layout.seq_lens
-    assert lengths is not None
-    assert layout.query_lens is not None
-    reach = []
-    for count, length in zip(layout.query_lens, lengths, strict=True):
-        seen = 0 if window is None else max(0, length - count - window + 1)
-        begin = seen // FUSED_SPLIT * FUSED_SPLIT
-        reach.append((begin // size, seen // size, -(-length // size), length - 1))
-    return reach
-
-
-def _decode_groups(layout: StepLayout, kv: GroupLayout, reach: list[Reach]) -> list[QueryGroup]:
-    blocks = [end - first for first, _, end, _ in reach]
-    if max(blocks) * len(blocks) <= MAX_PADDING * sum(blocks):
-        everyone = slice(0, len(blocks))
-        positions = layout.positions[everyone].view(-1, 1)
-        tables = _tables(layout, kv, everyone, reach)
-        return [QueryGroup(0, len(blocks), 1, positions, *tables)]
-    groups: list[QueryGroup] = []
-    order = sorted(range(len(blocks)), key=blocks.__getitem__, reverse=True)
-    while order:
-        longest = blocks[order[0]]
-        near = [i for i in order if blocks[i] * MAX_PADDING >= longest]
-        order = order[len(near) :]
-        index = torch.tensor(near, device=layout.positions.device)
-        positions = layout.positions.index_select(0, index).view(-1, 1)
-        tables = _tables(layout, kv, index, [reach[i] for i in near])
-        groups.append(QueryGroup(0, len(near), 1, positions, *tables, index))
-    return groups
-
-
-def _tables(
-    layout: StepLayout, kv: GroupLayout, members: slice | torch.Tensor, reach: list[Reach]
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Return the part of the members' block tables that their queries see.
-
-    Also returns the first key of each table (None without a window) and the last key.
-    """
-    tables, width = kv.block_tables[members], max(end - first for first, _, end, _ in reach)
-    first, seen, end, last = torch.tensor(reach, device=tables.device).T
-    if kv.window is None:
-        return tables[:, :width], None, last
+        return KeyTables(tables[:, :width], None, last_keys)
     entries = first[:, None] + torch.arange(width, device=tables.device)
-    visible = (entries >= seen[:, None]) & (entries < end[:, None])
-    tables = tables.gather(1, entries.clamp(max=tables.shape[1] - 1))
-    return tables.where(visible, 0), first * layout.block_size, last
+    is_visible = (entries >= first_seen[:, None]) & (entries < end[:, None])
+    gathered = tables.gather(1, entries.clamp(max=tables.shape[1] - 1))
+    return KeyTables(gathered.where(is_visible, 0), first * layout.block_size, last_keys)

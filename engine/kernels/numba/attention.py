@@ -7,11 +7,15 @@ in a batch, in a chunk and as a decode.
 Keys are stored transposed in their block, [head_dim, block_size]. A query's scores are then a sum
 over head_dim, just as its output is a sum over keys. Both are weights times the rows of a matrix,
 so one function (`sum_rows`) computes both.
+
+NOTE: Passing an array, or a tuple of arrays, through two levels of inlined functions makes Numba
+count references with atomic instructions in the inner loop.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
@@ -20,18 +24,30 @@ from numba.core.ccallback import CFunc
 from engine.kernels.numba.call import LOG2_E, TASK, AttentionCall, signature
 from engine.kernels.numba.compile import EXACT, compiled
 from engine.kernels.numba.exp2 import exp2
-from engine.kernels.numba.intrinsics import (
-    at,
-    highest,
-    sum_rows,
-    take,
-    to_element,
-    to_fp32,
-    total,
-)
+from engine.kernels.numba.intrinsics import array_at, highest, take, to_element, to_fp32, total
+from engine.kernels.numba.sum_rows import sum_rows
 
 SIGNATURE = signature(AttentionCall)
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
+
+
+class Softmax(NamedTuple):
+    """The softmax of a task, in fp32. A token has a row for each of the `shared` query heads."""
+
+    queries: np.ndarray  # [rows, dim], scaled
+    outputs: np.ndarray  # [rows, dim]: sums of weighted values
+    tops: np.ndarray  # [rows]: highest scores so far
+    totals: np.ndarray  # [rows]: sums of weights
+    keep: np.ndarray  # [shared]: factors of older sums once a token's highest scores have risen
+    scores: np.ndarray  # [shared, block_size]: a token's scores in one block, then their weights
+
+
+class Block(NamedTuple):
+    """Addresses of one kv head's part of a block."""
+
+    keys: int
+    values: int
+    next_keys: int  # those of the sequence's next block, to prefetch
 
 
 # ---- arithmetic ------------------------------------------------------------------------------
@@ -42,9 +58,11 @@ def cap(scores, softcap):
     """Compute softcap * tanh(scores / softcap), in place."""
     for k in range(len(scores)):
         x = scores[k] / softcap
-        e = exp2(np.float32(-2 * LOG2_E) * abs(x))
-        t = (np.float32(1) - e) / (np.float32(1) + e)
-        scores[k] = softcap * (t if x > 0 else -t)
+        exponent = np.float32(-2 * LOG2_E) * abs(x)
+        e = exp2(exponent)
+        magnitude = (np.float32(1) - e) / (np.float32(1) + e)
+        tanh = magnitude if x > 0 else -magnitude
+        scores[k] = softcap * tanh
 
 
 @njit(fastmath=EXACT, error_model="numpy")
@@ -57,21 +75,26 @@ def to_weights(scores, top):
         scores[k] = exp2(scores[k] - top)
 
 
-# ---- the kernels -----------------------------------------------------------------------------
+# ---- the kernel that stores keys and values --------------------------------------------------
 
 
 @njit(inline="always")
 def store_token(call, token, head, dim, block_size, kind):
     """Store one head of the token's key and value in the token's slot."""
-    block = carray(at(call.token_blocks), (1,), np.int64)[token]
-    offset = carray(at(call.token_offsets), (1,), np.int64)[token]
-    key, value = carray(at(call.key), (1,), kind), carray(at(call.value), (1,), kind)
-    keys = carray(at(call.keys), (1, call.heads, dim, block_size), kind)
-    values = carray(at(call.values), (1, call.heads, block_size, dim), kind)
+    blocks = array_at(call.token_blocks, (1,), np.int64)
+    offsets = array_at(call.token_offsets, (1,), np.int64)
+    block = blocks[token]
+    offset = offsets[token]
+    key = array_at(call.key, (1,), kind)
+    value = array_at(call.value, (1,), kind)
+    keys = array_at(call.keys, (1, call.heads, dim, block_size), kind)
+    values = array_at(call.values, (1, call.heads, block_size, dim), kind)
     for d in range(dim):
-        keys[block, head, d, offset] = key[token * call.key_stride + head * dim + d]
+        place = token * call.key_stride + head * dim + d
+        keys[block, head, d, offset] = key[place]
     for d in range(dim):
-        values[block, head, offset, d] = value[token * call.value_stride + head * dim + d]
+        place = token * call.value_stride + head * dim + d
+        values[block, head, offset, d] = value[place]
 
 
 @cache
@@ -81,68 +104,136 @@ def store_kernel(dim: int, block_size: int, half: bool) -> CFunc:
 
     def store(pointer):
         call = carray(pointer, 1)[0]
-        tasks = carray(at(call.tasks), (1, TASK), np.int64)
+        tasks = array_at(call.tasks, (1,), TASK)
         while True:
             number = take(call.counter)
             if number >= call.num_tasks * call.heads:
                 return
             task = tasks[number // call.heads]
-            if task[4]:
-                for token in range(task[1], task[1] + task[2]):
-                    store_token(call, token, number % call.heads, dim, block_size, kind)
+            head = number % call.heads
+            if task.is_stored_ahead:
+                end = task.first_token + task.num_tokens
+                for token in range(task.first_token, end):
+                    store_token(call, token, head, dim, block_size, kind)
 
     return compiled(store, SIGNATURE, dim, block_size, half)
 
 
-@njit(inline="always")
-def see_block(softmax, row, blocks, begin, end, softcap, shape):
-    """Let a token's `shared` queries, from `row` on, attend to the keys [begin, end) of a block.
+# ---- the kernel that attends -----------------------------------------------------------------
 
-    `blocks` holds the addresses of the block's keys, its values, and the keys to prefetch.
-    """
-    q, sums, tops, totals, keep, scores = softmax
-    keys, values, following = blocks
-    shared, dim, block_size, half = shape
-    queries = q.ctypes.data + 4 * dim * row
-    sum_rows(scores.ctypes.data, 0, queries, dim, keys, values, dim, shared, block_size, half)
+
+@njit(inline="always")
+def load_queries(call, task, head, queries, shared, dim, kind):
+    """Load and scale the task's queries of one kv head."""
+    query = array_at(call.query, (1,), kind)
+    scale = np.float32(call.scale)
+    for t in range(task.num_tokens):
+        token = task.first_token + t
+        for g in range(shared):
+            row = t * shared + g
+            query_head = head * shared + g
+            begin = token * call.query_stride + query_head * dim
+            for d in range(dim):
+                queries[row, d] = to_fp32(query[begin + d]) * scale
+
+
+@njit(inline="always")
+def block_at(call, table, head, index, last, block_bytes):
+    """Return the sequence's block `index`. The last block prefetches its own keys."""
+    following = min(index + 1, last)
+    here = block_bytes * (table[index] * call.heads + head)
+    ahead = block_bytes * (table[following] * call.heads + head)
+    return Block(call.keys + here, call.values + here, call.keys + ahead)
+
+
+@njit(inline="always")
+def visible_keys(task, t, index, window, block_size):
+    """Return the range of keys in the sequence's block `index` that the task's token `t` sees."""
+    end = task.position + t + 1 - index * block_size
+    begin = max(0, end - window)
+    return begin, min(end, block_size)
+
+
+@njit(inline="always")
+def see_block(softmax, row, block, begin, end, softcap, shape):
+    """Let a token's queries, from `row` on, attend to the keys [begin, end) of a block."""
+    queries, outputs, tops, totals, keep, scores = softmax
+    shared, dim, block_size, _ = shape
+    query = queries.ctypes.data + 4 * dim * row
+    output = outputs.ctypes.data + 4 * dim * row
+    sum_scores(scores.ctypes.data, query, block, shape)
     for r in range(shared):
         if softcap > 0:
             cap(scores[r], softcap)
         scores[r, :begin] = -np.inf
         scores[r, end:] = -np.inf
-        top = max(tops[row + r], highest(scores[r].ctypes.data, block_size))
-        keep[r] = exp2(tops[row + r] - top)
-        tops[row + r] = top
-        to_weights(scores[r], top)
-        totals[row + r] = totals[row + r] * keep[r] + total(scores[r].ctypes.data, block_size)
-    seen = values + (2 if half else 4) * dim * begin
-    weights, outputs = scores.ctypes.data + 4 * begin, sums.ctypes.data + 4 * dim * row
-    count = end - begin
+        weigh(scores[r], tops, totals, keep, row, r, block_size)
+    sum_values(output, keep.ctypes.data, scores.ctypes.data, block, begin, end, shape)
+
+
+@njit(inline="always")
+def sum_scores(scores, query, block, shape):
+    """Compute a token's scores for all keys of the block; arguments are addresses."""
+    shared, dim, block_size, half = shape
     sum_rows(
-        outputs, keep.ctypes.data, weights, block_size, seen, following, count, shared, dim, half
+        out=scores,
+        keep=0,
+        weights=query,
+        stride=dim,
+        matrix=block.keys,
+        ahead=block.values,
+        count=dim,
+        rows=shared,
+        width=block_size,
+        half=half,
     )
 
 
 @njit(inline="always")
-def load_queries(call, task, head, q, shared, dim, kind):
-    """Load and scale the task's queries of one kv head."""
-    query, scale = carray(at(call.query), (1,), kind), np.float32(call.scale)
-    for t in range(task[2]):
-        for g in range(shared):
-            place = (task[1] + t) * call.query_stride + (head * shared + g) * dim
-            for d in range(dim):
-                q[t * shared + g, d] = to_fp32(query[place + d]) * scale
+def sum_values(output, keep, weights, block, begin, end, shape):
+    """Add the weighted values of the keys [begin, end) to the outputs; arguments are addresses."""
+    shared, dim, block_size, half = shape
+    item = 2 if half else 4
+    first_value = block.values + item * dim * begin
+    sum_rows(
+        out=output,
+        keep=keep,
+        weights=weights + 4 * begin,
+        stride=block_size,
+        matrix=first_value,
+        ahead=block.next_keys,
+        count=end - begin,
+        rows=shared,
+        width=dim,
+        half=half,
+    )
 
 
 @njit(inline="always")
-def write_outputs(call, task, head, sums, totals, shared, dim, kind):
-    out = carray(at(call.out), (1, call.heads, shared, dim), kind)
-    for t in range(task[2]):
+def weigh(scores, tops, totals, keep, row, r, block_size):
+    """Turn the scores of a token's query `r` into weights, and add them to the query's total."""
+    old_top = tops[row + r]
+    new_top = highest(scores.ctypes.data, block_size)
+    top = max(old_top, new_top)
+    keep[r] = exp2(old_top - top)
+    tops[row + r] = top
+    to_weights(scores, top)
+    kept = totals[row + r] * keep[r]
+    weight = total(scores.ctypes.data, block_size)
+    totals[row + r] = kept + weight
+
+
+@njit(inline="always")
+def write_outputs(call, task, head, outputs, totals, shared, dim, kind):
+    out = array_at(call.out, (1, call.heads, shared, dim), kind)
+    for t in range(task.num_tokens):
+        token = task.first_token + t
         for g in range(shared):
-            share = np.float32(1) / totals[t * shared + g]
+            row = t * shared + g
+            share = np.float32(1) / totals[row]
             for d in range(dim):
-                number = sums[t * shared + g, d] * share
-                out[task[1] + t, head, g, d] = to_element(number, out)
+                number = outputs[row, d] * share
+                out[token, head, g, d] = to_element(number, out)
 
 
 @cache
@@ -152,39 +243,46 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFun
     A kv head has `shared` query heads.
     """
     assert dim % 8 == block_size % 8 == 0
-    kind, block_bytes = np.uint16 if half else np.float32, (2 if half else 4) * dim * block_size
-    shape, rows = (shared, dim, block_size, half), TILE * shared
+    kind = np.uint16 if half else np.float32
+    item = 2 if half else 4
+    block_bytes = item * dim * block_size
+    shape = (shared, dim, block_size, half)
+    rows = TILE * shared
 
     def attend(pointer):
         call = carray(pointer, 1)[0]
         softcap = np.float32(call.softcap)
-        tasks = carray(at(call.tasks), (1, TASK), np.int64)
-        tables = carray(at(call.tables), (1, call.table_stride), np.int64)
-        q, sums = np.empty((rows, dim), np.float32), np.empty((rows, dim), np.float32)
-        tops, totals = np.empty(rows, np.float32), np.empty(rows, np.float32)
-        keep, scores = np.empty(shared, np.float32), np.empty((shared, block_size), np.float32)
-        softmax = q, sums, tops, totals, keep, scores
+        tasks = array_at(call.tasks, (1,), TASK)
+        tables = array_at(call.tables, (1, call.table_stride), np.int64)
+        queries = np.empty((rows, dim), np.float32)
+        outputs = np.empty((rows, dim), np.float32)
+        tops = np.empty(rows, np.float32)
+        totals = np.empty(rows, np.float32)
+        keep = np.empty(shared, np.float32)
+        scores = np.empty((shared, block_size), np.float32)
+        softmax = Softmax(queries, outputs, tops, totals, keep, scores)
         while True:
             number = take(call.counter)
             if number >= call.num_attended * call.heads:
                 return
-            head, task = number % call.heads, tasks[number // call.heads]
-            table, count, position = tables[task[0]], task[2], task[3]
-            if not task[4]:
-                store_token(call, task[1], head, dim, block_size, kind)
-            load_queries(call, task, head, q, shared, dim, kind)
-            now = count * shared
-            sums[:now], tops[:now], totals[:now] = np.float32(0), np.float32(-np.inf), np.float32(0)
-            last = (position + count - 1) // block_size
-            for index in range(max(0, position - call.window + 1) // block_size, last + 1):
-                here = block_bytes * (table[index] * call.heads + head)
-                then = block_bytes * (table[min(index + 1, last)] * call.heads + head)
-                blocks = call.keys + here, call.values + here, call.keys + then
-                for t in range(count):
-                    end = position + t + 1 - index * block_size
-                    begin, end = max(0, end - call.window), min(end, block_size)
+            task = tasks[number // call.heads]
+            head = number % call.heads
+            if not task.is_stored_ahead:
+                store_token(call, task.first_token, head, dim, block_size, kind)
+            load_queries(call, task, head, queries, shared, dim, kind)
+            used = task.num_tokens * shared
+            outputs[:used] = np.float32(0)
+            tops[:used] = np.float32(-np.inf)
+            totals[:used] = np.float32(0)
+            table = tables[task.sequence]
+            first = max(0, task.position - call.window + 1) // block_size
+            last = (task.position + task.num_tokens - 1) // block_size
+            for index in range(first, last + 1):
+                block = block_at(call, table, head, index, last, block_bytes)
+                for t in range(task.num_tokens):
+                    begin, end = visible_keys(task, t, index, call.window, block_size)
                     if begin < end:
-                        see_block(softmax, t * shared, blocks, begin, end, softcap, shape)
-            write_outputs(call, task, head, sums, totals, shared, dim, kind)
+                        see_block(softmax, t * shared, block, begin, end, softcap, shape)
+            write_outputs(call, task, head, outputs, totals, shared, dim, kind)
 
     return compiled(attend, SIGNATURE, shared, dim, block_size, half)

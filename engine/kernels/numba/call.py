@@ -8,14 +8,22 @@ from __future__ import annotations
 import ctypes
 import math
 
+import numpy as np
 from numba import types
 
 INT, FLOAT = ctypes.c_int64, ctypes.c_double
 KINDS = {INT: types.int64, FLOAT: types.float64}
 LOG2_E = math.log2(math.e)
-# Fields of an attention task: sequence, first token, number of tokens, first position, and whether
-# its keys and values must be stored before any task attends.
-TASK = 5
+TASK = np.dtype(
+    [
+        ("sequence", np.int64),
+        ("first_token", np.int64),
+        ("num_tokens", np.int64),
+        ("position", np.int64),  # of the first token
+        ("is_stored_ahead", np.int64),  # keys and values are stored before any task attends
+    ],
+    align=True,
+)
 
 
 def signature(call: type[ctypes.Structure]) -> types.Type:
@@ -31,7 +39,7 @@ class AttentionCall(ctypes.Structure):
         ("counter", INT),  # address of the index of the next task
         ("num_tasks", INT),
         ("num_attended", INT),  # only the first tasks attend; the others only store their KV
-        ("tasks", INT),  # address of [tasks, TASK]
+        ("tasks", INT),  # address of [tasks] TASK
         ("heads", INT),  # kv heads; each task runs once per kv head
         ("tables", INT),  # address of [sequences, table_stride] block ids
         ("table_stride", INT),

@@ -13,7 +13,7 @@ from numba import cfunc
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
-from engine.kernels.numba.intrinsics import FEATURES
+from engine.kernels.numba.cpu import cpu_features
 
 EXACT = {"contract"}  # a product and a sum may fuse (one rounding); nothing is reordered
 
@@ -25,7 +25,7 @@ def compiled(body, signature, *shape: int) -> CFunc:
     of a name and its code separately. If two processes write at once, the index may come from one
     and the code from the other. Under a unique name, both are the same.
     """
-    target = f"{numba.__version__} {binding.get_host_cpu_name()} {FEATURES}".encode()
+    target = f"{numba.__version__} {binding.get_host_cpu_name()} {cpu_features()}".encode()
     digest = hashlib.sha256(_source() + target).hexdigest()[:16]
     body.__qualname__ = "_".join([body.__name__, *map(str, map(int, shape)), digest])
     options = {"fastmath": EXACT, "error_model": "numpy"}

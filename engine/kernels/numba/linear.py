@@ -8,7 +8,9 @@ oneDNN's order, so that a row has the same bits in small and large batches.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from numba import carray, njit
@@ -18,7 +20,10 @@ from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import LinearCall, signature
 from engine.kernels.numba.compile import compiled
-from engine.kernels.numba.intrinsics import AVX512_BF16, CACHE_LINE, multiply_panel, take
+from engine.kernels.numba.cpu import has_avx512_bf16
+from engine.kernels.numba.intrinsics import take
+from engine.kernels.numba.llvm import CACHE_LINE
+from engine.kernels.numba.multiply_panel import multiply_panel
 
 SIGNATURE = signature(LinearCall)
 # Up to this many rows, reading the weight dominates. With AMX, oneDNN catches up at fewer rows.
@@ -29,37 +34,70 @@ SHARES = 4  # a thread takes its panels in about this number of parts
 PROBES = 128  # rows whose results are compared with oneDNN's
 
 
-class FewRows:
-    """y = x W^T + b for up to `most` rows of x, W packed by oneDNN in panels of `width`."""
+@dataclass(frozen=True, eq=False)
+class PackedLinear:
+    """A linear layer whose weight oneDNN has packed in panels of `width` outputs."""
 
-    def __init__(
-        self, packed: torch.Tensor, outputs: int, bias: torch.Tensor | None, width: int, split: int
-    ) -> None:
-        self._packed, self._bias = packed, bias  # the call holds only their addresses
-        self._outputs = outputs
-        self.most = FEW_ROWS_AMX if uses_amx(packed.device, packed.dtype) else FEW_ROWS
-        self._kernel = few_rows_kernel(width, bias is not None)
+    weight: torch.Tensor  # [out, in]
+    packed: torch.Tensor  # [out, in], in oneDNN's order
+    bias: torch.Tensor | None  # [out]
+    width: int
+
+    @property
+    def shape(self) -> LinearShape:
+        outputs, inputs = self.weight.shape
+        return LinearShape(outputs, inputs, self.width, self.bias is not None)
+
+
+class LinearShape(NamedTuple):
+    """The properties of a packed layer that oneDNN's order of summation depends on."""
+
+    outputs: int
+    inputs: int
+    width: int
+    has_bias: bool
+
+
+class FewRows:
+    """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs."""
+
+    def __init__(self, layer: PackedLinear, split: int) -> None:
+        outputs, inputs, width, has_bias = layer.shape
         panels = outputs // width
+        shares = SHARES * torch.get_num_threads()
+        # The call holds only their addresses.
+        self._packed = layer.packed
+        self._bias = layer.bias
+        self._outputs = outputs
+        self._kernel = few_rows_kernel(width, has_bias)
         self._call = LinearCall(
             panels=panels,
-            at_once=max(1, panels // (SHARES * torch.get_num_threads())),
-            weight=torch.ops.mkldnn.data_ptr(packed),
-            bias=0 if bias is None else bias.data_ptr(),
-            pairs=packed.shape[1] // 2,
+            at_once=max(1, panels // shares),
+            weight=torch.ops.mkldnn.data_ptr(layer.packed),
+            bias=0 if layer.bias is None else layer.bias.data_ptr(),
+            pairs=inputs // 2,
             split=split,
             out_bytes=2 * outputs,
         )
+        amx = uses_amx(layer.packed.device, layer.packed.dtype)
+        self.most = FEW_ROWS_AMX if amx else FEW_ROWS
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs] for x [rows, inputs]."""
-        rows, call = x.shape[0], self._call
+        rows = x.shape[0]
         assert rows <= self.most
         assert x.stride(1) == 1
         out = torch.empty(rows, self._outputs, dtype=torch.bfloat16)
-        call.x, call.x_bytes, call.rows = x.data_ptr(), 2 * x.stride(0), rows
+        call = self._call
+        call.x = x.data_ptr()
+        call.x_bytes = 2 * x.stride(0)
+        call.rows = rows
         call.out = out.data_ptr()
         in_threads(self._kernel, call)
         return out
+
+
+# ---- recognizing oneDNN's format and order ---------------------------------------------------
 
 
 def few_rows(
@@ -70,70 +108,129 @@ def few_rows(
     Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
     close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
     """
-    bf16 = weight.dtype == torch.bfloat16 and AVX512_BF16
-    if not bf16 or parallel() is None or not hasattr(torch.ops.mkldnn, "data_ptr"):
+    if not _has_kernel(weight) or not _is_plain(weight, packed):
         return None
-    aligned = torch.ops.mkldnn.data_ptr(packed) % CACHE_LINE == 0
-    if torch.ops.mkldnn._nbytes(packed) != weight.nbytes or not aligned:
+    width = _panel_width(weight, packed)
+    if width is None:
         return None
-    if (width := _width(weight, packed)) is None:
-        return None
-    shape = (*weight.shape, width, bias is not None)
-    if shape not in _splits:
-        _splits[shape] = next((s for s in SPLITS if _agrees(packed, weight, bias, width, s)), None)
-    split = _splits[shape]
-    return None if split is None else FewRows(packed, len(weight), bias, width, split)
+    layer = PackedLinear(weight, packed, bias, width)
+    split = known_splits().find(layer)
+    return None if split is None else FewRows(layer, split)
 
 
-_splits: dict[tuple[int, int, int, bool], int | None] = {}  # one for all layers of the same shape
+def _has_kernel(weight: torch.Tensor) -> bool:
+    """Whether this CPU and this build of torch can run the kernel for weights of this dtype."""
+    if weight.dtype != torch.bfloat16 or not has_avx512_bf16():
+        return False
+    return parallel() is not None and hasattr(torch.ops.mkldnn, "data_ptr")
 
 
-def _width(weight: torch.Tensor, packed: torch.Tensor) -> int | None:
+def _is_plain(weight: torch.Tensor, packed: torch.Tensor) -> bool:
+    """Whether `packed` is aligned and has the size of `weight`: oneDNN has added no padding."""
+    size = torch.ops.mkldnn._nbytes(packed)
+    address = torch.ops.mkldnn.data_ptr(packed)
+    return size == weight.nbytes and address % CACHE_LINE == 0
+
+
+def _panel_width(weight: torch.Tensor, packed: torch.Tensor) -> int | None:
     """Return the outputs per panel, or None unless exactly one known width explains the bytes.
 
     A panel stores the first pair of inputs for all its outputs, then the second pair, and so on.
     """
-    if weight.shape[1] % 2 or len(weight) % (most := max(WIDTHS)):
+    most = max(WIDTHS)
+    outputs, inputs = weight.shape
+    if inputs % 2 or outputs % most:
         return None
-    begin = (ctypes.c_int16 * weight[:most].numel()).from_address(torch.ops.mkldnn.data_ptr(packed))
-    found, bits = torch.frombuffer(begin, dtype=torch.int16), weight[:most].view(torch.int16)
-    panels = {w: bits.view(most // w, w, -1, 2).transpose(1, 2).flatten() for w in WIDTHS}
-    widths = [width for width, expected in panels.items() if torch.equal(found, expected)]
+    first = weight[:most].view(torch.int16)
+    address = torch.ops.mkldnn.data_ptr(packed)
+    memory = (ctypes.c_int16 * first.numel()).from_address(address)
+    found = torch.frombuffer(memory, dtype=torch.int16)
+    widths = [width for width in WIDTHS if torch.equal(found, _in_panels(first, width))]
     return widths[0] if len(widths) == 1 else None
 
 
-def _agrees(
-    packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, width: int, split: int
-) -> bool:
+def _in_panels(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the elements of `rows` [outputs, inputs] in the order of panels of `width` outputs."""
+    panels = rows.view(len(rows) // width, width, -1, 2)  # [panels, outputs, pairs, 2]
+    return panels.transpose(1, 2).flatten()
+
+
+class KnownSplits:
+    """The split that oneDNN uses for each shape, found by comparing results with it once."""
+
+    def __init__(self) -> None:
+        self._found: dict[LinearShape, int | None] = {}
+
+    def find(self, layer: PackedLinear) -> int | None:
+        """Return the split, or None if no known split gives oneDNN's results."""
+        shape = layer.shape
+        if shape not in self._found:
+            agreeing = (split for split in SPLITS if _agrees(layer, split))
+            self._found[shape] = next(agreeing, None)
+        return self._found[shape]
+
+
+@cache
+def known_splits() -> KnownSplits:
+    """Return the splits that all layers of this process share."""
+    return KnownSplits()
+
+
+def _agrees(layer: PackedLinear, split: int) -> bool:
+    weight = layer.weight
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(PROBES, weight.shape[1], generator=generator).to(weight.dtype)
-    right = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    ours = FewRows(packed, len(weight), bias, width, split)
-    found = torch.cat([ours(some) for some in x.split(ours.most)])
-    if uses_amx(weight.device, weight.dtype):
-        return torch.allclose(found, right, rtol=2**-6, atol=2**-6 * right.abs().max().item())
-    return torch.equal(found, right)
+    right = torch.ops.mkldnn._linear_pointwise(x, layer.packed, layer.bias, "none", [], "")
+    ours = FewRows(layer, split)
+    found = torch.cat([ours(rows) for rows in x.split(ours.most)])
+    if not uses_amx(weight.device, weight.dtype):
+        return torch.equal(found, right)
+    largest = right.abs().max().item()
+    return torch.allclose(found, right, rtol=2**-6, atol=2**-6 * largest)
+
+
+# ---- the kernel ------------------------------------------------------------------------------
 
 
 @njit(inline="always")
 def multiply_rows(call, panel, row, rows, width, biased):
-    weight = call.weight + 4 * width * call.pairs * panel
-    bias = call.bias + 2 * width * panel
-    x = call.x + call.x_bytes * row
-    out = call.out + call.out_bytes * row + 2 * width * panel
+    first_output = width * panel
     multiply_panel(
-        weight,
-        bias,
-        call.pairs,
-        call.split,
-        x,
-        call.x_bytes,
-        out,
-        call.out_bytes,
-        rows,
-        width,
-        biased,
+        weight=call.weight + 4 * first_output * call.pairs,
+        bias=call.bias + 2 * first_output,
+        pairs=call.pairs,
+        split=call.split,
+        x=call.x + call.x_bytes * row,
+        x_bytes=call.x_bytes,
+        out=call.out + call.out_bytes * row + 2 * first_output,
+        out_bytes=call.out_bytes,
+        rows=rows,
+        width=width,
+        biased=biased,
     )
+
+
+@njit(inline="always")
+def multiply_all_rows(call, panel, together, width, biased):
+    """Multiply up to `together` rows at a time, and at most 8. The counts must be literals."""
+    row = 0
+    while row < call.rows:
+        left = call.rows - row
+        if together >= 8 and left >= 8:
+            multiply_rows(call, panel, row, 8, width, biased)
+            row += 8
+        elif left >= 4:
+            multiply_rows(call, panel, row, 4, width, biased)
+            row += 4
+        elif left == 3:
+            multiply_rows(call, panel, row, 3, width, biased)
+            row += 3
+        elif left == 2:
+            multiply_rows(call, panel, row, 2, width, biased)
+            row += 2
+        else:
+            multiply_rows(call, panel, row, 1, width, biased)
+            row += 1
 
 
 @cache
@@ -147,24 +244,8 @@ def few_rows_kernel(width: int, biased: bool) -> CFunc:
             first = take(call.counter) * call.at_once
             if first >= call.panels:
                 return
-            for panel in range(first, min(first + call.at_once, call.panels)):
-                row = 0
-                while row < call.rows:
-                    left = call.rows - row
-                    if together >= 8 and left >= 8:
-                        multiply_rows(call, panel, row, 8, width, biased)
-                        row += 8
-                    elif left >= 4:
-                        multiply_rows(call, panel, row, 4, width, biased)
-                        row += 4
-                    elif left == 3:
-                        multiply_rows(call, panel, row, 3, width, biased)
-                        row += 3
-                    elif left == 2:
-                        multiply_rows(call, panel, row, 2, width, biased)
-                        row += 2
-                    else:
-                        multiply_rows(call, panel, row, 1, width, biased)
-                        row += 1
+            end = min(first + call.at_once, call.panels)
+            for panel in range(first, end):
+                multiply_all_rows(call, panel, together, width, biased)
 
     return compiled(multiply, SIGNATURE, width, biased)

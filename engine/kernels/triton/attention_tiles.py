@@ -44,15 +44,22 @@ def keys_per_tile(head_dim: int, dtype: torch.dtype) -> int:
 
     It depends only on (head_dim, dtype), so that no result depends on the rest of the batch.
     """
-    return _fitting(head_dim, 8192 if dtype.itemsize == 2 else 2048, 64)
+    elements = 8192 if dtype.itemsize == 2 else 2048
+    return _fitting(head_dim, elements, 64)
 
 
 def rows_per_tile(shared: int, head_dim: int, dtype: torch.dtype) -> int:
     """Return the rows of an extend tile: queries times the `shared` query heads of a kv head."""
-    elements, most = (16384, 128) if dtype.itemsize == 2 else (2048, 64)
+    if dtype.itemsize == 2:
+        elements = 16384
+        most = 128
+    else:
+        elements = 2048
+        most = 64
     if head_dim % 8:  # rows cannot be copied 16 bytes at a time: loads pass through registers
         elements //= 2
-    return max(padded(shared), _fitting(head_dim, elements, most))
+    rows = _fitting(head_dim, elements, most)
+    return max(padded(shared), rows)
 
 
 def shared_memory(device: torch.device) -> int | None:
@@ -67,20 +74,24 @@ def _fitting(head_dim: int, elements: int, most: int) -> int:
 
     Callers pass lower limits for fp32, which uses no tensor cores.
     """
-    return min(max(elements // padded(head_dim), MIN_DOT), most)
+    rows = elements // padded(head_dim)
+    return min(max(rows, MIN_DOT), most)
 
 
 @triton.jit
 def query_heads(kv_head, rows, SHARED: tl.constexpr):
     """Return (query head, whether it exists) for each of a kv head's `rows`."""
-    return kv_head * SHARED + tl.minimum(rows, SHARED - 1), rows < SHARED
+    shared_head = tl.minimum(rows, SHARED - 1)
+    head = kv_head * SHARED + shared_head
+    return head, rows < SHARED
 
 
 @triton.jit
 def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
     """Load [R, DIMS] from the pointers `rows` [R, 1]; zeros in the rows that are not `real` [R]."""
     dims = tl.arange(0, DIMS)
-    mask = real[:, None] & (dims < HEAD_DIM)[None, :]
+    is_dim = dims < HEAD_DIM
+    mask = real[:, None] & is_dim[None, :]
     return tl.load(rows + dims[None, :], mask=mask, other=0.0)
 
 
@@ -88,7 +99,8 @@ def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
 def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
     """Store `values` [R, DIMS] in the `rows` [R] of `out` [.., HEAD_DIM] that are `real` [R]."""
     dims = tl.arange(0, values.shape[1])
-    mask = real[:, None] & (dims < HEAD_DIM)[None, :]
+    is_dim = dims < HEAD_DIM
+    mask = real[:, None] & is_dim[None, :]
     target = out + rows[:, None] * HEAD_DIM + dims[None, :]
     tl.store(target, values.to(out.dtype.element_ty), mask=mask)
 
@@ -129,12 +141,26 @@ def shaped(scores, key, positions, heads, bias, SOFTCAP: tl.constexpr, BIAS_REAC
     """Apply the layer's softcap and its bias by distance to `scores` [ROWS, TILE]."""
     if SOFTCAP is not None:  # tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|)
         e = tl.exp2(tl.abs(scores) * (-2 / SOFTCAP * LOG2E))
-        scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - e) / (1 + e))
+        signed_cap = tl.where(scores < 0, -SOFTCAP, SOFTCAP)
+        scores = signed_cap * ((1 - e) / (1 + e))
     if BIAS_REACH is not None:
         distance = key[None, :] - positions[:, None]
-        distance = tl.minimum(tl.maximum(distance, -BIAS_REACH), BIAS_REACH) + BIAS_REACH
-        scores += tl.load(bias + heads[:, None] * (2 * BIAS_REACH + 1) + distance)
+        column = tl.minimum(tl.maximum(distance, -BIAS_REACH), BIAS_REACH) + BIAS_REACH
+        width = 2 * BIAS_REACH + 1
+        row = bias + heads[:, None] * width
+        scores += tl.load(row + column)
     return scores
+
+
+@triton.jit
+def visible_keys(key, there, positions, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Return which of the keys [TILE] the queries see, [ROWS, TILE] or [1, TILE]."""
+    visible = there[None, :]
+    if CAUSAL:
+        visible &= key[None, :] <= positions[:, None]
+    if WINDOW is not None:
+        visible &= key[None, :] > positions[:, None] - WINDOW
+    return visible
 
 
 @triton.jit
@@ -164,23 +190,21 @@ def attend_keys(
     begin, end = span
     keys, values, table, block_stride, key_stride = source
     dims = tl.arange(0, query.shape[1])
+    is_dim = dims < HEAD_DIM
     highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     out = tl.zeros(query.shape, tl.float32)
-    for first in range(begin // TILE * TILE, end, TILE):
+    origin = begin // TILE * TILE
+    for first in range(origin, end, TILE):
         key = first + tl.arange(0, TILE)
         there = (key >= begin) & (key < end)
         offsets = key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
-        offsets = offsets[:, None] + dims[None, :]
-        read = there[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(keys + offsets, mask=read, other=0.0)
+        places = offsets[:, None] + dims[None, :]
+        is_read = there[:, None] & is_dim[None, :]
+        k = tl.load(keys + places, mask=is_read, other=0.0)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
-        visible = there[None, :]
-        if CAUSAL:
-            visible &= key[None, :] <= positions[:, None]
-        if WINDOW is not None:
-            visible &= key[None, :] > positions[:, None] - WINDOW
+        visible = visible_keys(key, there, positions, CAUSAL, WINDOW)
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         # The maximum of a row without a visible key so far is -inf, and -inf - -inf would be NaN.
@@ -188,7 +212,8 @@ def attend_keys(
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(highest - finite)
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(values + offsets, mask=read, other=0.0)
-        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
+        v = tl.load(values + places, mask=is_read, other=0.0)
+        weights = weights.to(v.dtype)
+        out = tl.dot(weights, v, out * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, total, out

@@ -25,20 +25,41 @@ HIGHEST = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
-def _order(x):
+def _order(logits):
     """Map fp32 to int32 of the same order, -0.0 like 0.0; on the bits it is its own inverse."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    no_negative_zero = tl.where(logits == 0.0, 0.0, logits)
+    bits = no_negative_zero.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _logit(order):
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    bits = order ^ ((order >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _filtered(temperature, top_k, top_p, min_p, greedy_below):
-    return (temperature >= greedy_below) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
+def _is_filtered(temperature, top_k, top_p, min_p, greedy_below):
+    is_sampled = temperature >= greedy_below
+    has_filter = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
+    return is_sampled & has_filter
+
+
+@triton.jit
+def _load_logits(row_ptr, tokens, size):
+    return tl.load(row_ptr + tokens, tokens < size, float("-inf"))
+
+
+@triton.jit
+def _exp(logits, peak, temperature):
+    """Return the weights of logits, relative to the weight of the highest logit, `peak`."""
+    return tl.exp((logits - peak) / temperature)
+
+
+@triton.jit
+def _highest(scores):
+    """Return the highest score and its index, the lowest index of equal scores."""
+    return tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
 
 
 @triton.jit
@@ -58,57 +79,63 @@ def _chunk_kernel(
     greedy_below,
     CHUNK: tl.constexpr,
 ):
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits_ptr + row * stride + at, at < size, float("-inf"))
-    broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32))
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    scores = _load_logits(logits_ptr + row * stride, tokens, size)
+    broken = (scores != scores) | (scores == float("inf"))
+    is_broken = tl.max(broken.to(tl.int32)) > 0
     place = row * tl.num_programs(1) + chunk
-    tl.store(peak_ptr + place, tl.where(broken > 0, float("inf"), tl.max(x)))
+    tl.store(peak_ptr + place, tl.where(is_broken, float("inf"), tl.max(scores)))
     temperature = tl.load(temperature_ptr + row)
-    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    if not _filtered(temperature, top_k, top_p, tl.load(min_p_ptr + row), greedy_below):
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    if not _is_filtered(temperature, top_k, top_p, min_p, greedy_below):
         if temperature >= greedy_below:
             key = noise_key(tl.load(seed_ptr + row), tl.load(position_ptr + row))
-            x = tl.div_rn(x, temperature) - log_noise(key, at)
-        best, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
+            scores = tl.div_rn(scores, temperature) - log_noise(key, tokens)
+        best, index = _highest(scores)
         tl.store(best_ptr + place, best)
         tl.store(token_ptr + place, chunk * CHUNK + index)
 
 
 @triton.jit
-def _survey(row_ptr, size, temperature, peak, bound, BLOCK: tl.constexpr):
+def _survey(row, bound, BLOCK: tl.constexpr):
     """Split the logits at `bound`, an order, and return (count, mass, least, below).
 
-    `count`, `mass` and `least` describe the logits at or above `bound`. `mass` is the sum of
-    exp((x - peak) / temperature), and `least` is their smallest order. `below` is the greatest
-    order of the other logits.
+    `row` is (row_ptr, size, temperature, peak). `count`, `mass` and `least` describe the logits at
+    or above `bound`. `mass` is the sum of exp((x - peak) / temperature), and `least` is their
+    smallest order. `below` is the greatest order of the other logits.
     """
+    row_ptr, size, temperature, peak = row
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     least = tl.full([BLOCK], HIGHEST, tl.int32)
     below = tl.full([BLOCK], LOWEST, tl.int32)
     for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + at, at < size, float("-inf"))
-        order = tl.where(at < size, _order(x), LOWEST)
-        inside = (order >= bound) & (at < size)
+        tokens = start + tl.arange(0, BLOCK)
+        is_token = tokens < size
+        logits = _load_logits(row_ptr, tokens, size)
+        order = tl.where(is_token, _order(logits), LOWEST)
+        inside = (order >= bound) & is_token
         count += inside.to(tl.int32)
-        mass += tl.where(inside, tl.exp((x - peak) / temperature), 0.0)
+        weights = _exp(logits, peak, temperature)
+        mass += tl.where(inside, weights, 0.0)
         least = tl.minimum(least, tl.where(inside, order, HIGHEST))
         below = tl.maximum(below, tl.where(inside, LOWEST, order))
     return tl.sum(count), tl.sum(mass), tl.min(least), tl.max(below)
 
 
 @triton.jit
-def _threshold(
-    row_ptr, size, temperature, peak, target, low, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
-):
+def _threshold(row, target, low, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Return the greatest order, at least `low`, such that it and all above weigh `target`."""
+    _row_ptr, _size, _temperature, peak = row
     low = low.to(tl.int64)
     high = _order(peak).to(tl.int64) + 1
     while high - low > 1:
-        bound = ((low + high) >> 1).to(tl.int32)
-        count, mass, least, below = _survey(row_ptr, size, temperature, peak, bound, BLOCK)
+        middle = (low + high) >> 1
+        count, mass, least, below = _survey(row, middle.to(tl.int32), BLOCK)
         weight = mass if BY_MASS else count.to(tl.float32)
         if weight >= target:
             low = least.to(tl.int64)
@@ -120,42 +147,63 @@ def _threshold(
 
 
 @triton.jit
-def _draw_filtered(row_ptr, size, temperature, top_k, top_p, min_p, key, peak, BLOCK: tl.constexpr):
+def _equal_logits(row, limit, target, BLOCK: tl.constexpr):
+    """Return how many logits equal to `limit` top-p adds to those above it to reach `target`."""
+    _row_ptr, _size, temperature, peak = row
+    _, mass, _, _ = _survey(row, limit + 1, BLOCK)
+    weight = _exp(_logit(limit), peak, temperature)
+    needed = (target - mass) / tl.maximum(weight, 1e-37)
+    return tl.ceil(tl.minimum(needed, 1e9)).to(tl.int32)
+
+
+@triton.jit
+def _kept_logits(row, top_k, top_p, BLOCK: tl.constexpr):
+    """Return the order of the smallest logit that top-k and top-p keep, and how many equal it."""
+    _row_ptr, size, temperature, peak = row
+    has_top_k = (top_k > 0) & (top_k < size)
     limit = tl.full([], LOWEST, tl.int32)
-    room = tl.full([], size, tl.int32)  # how many logits equal to the limit are kept
-    if (top_k > 0) & (top_k < size):
-        target = top_k.to(tl.float32)
-        limit = _threshold(row_ptr, size, temperature, peak, target, limit, False, BLOCK)
+    room = tl.full([], size, tl.int32)
+    if has_top_k:
+        limit = _threshold(row, top_k.to(tl.float32), limit, False, BLOCK)
     if top_p < 1.0:
-        count, mass, _, _ = _survey(row_ptr, size, temperature, peak, limit + 1, BLOCK)
-        if (top_k > 0) & (top_k < size):
+        count, mass, _, _ = _survey(row, limit + 1, BLOCK)
+        if has_top_k:
             room = top_k - count
-            mass += room * tl.exp((_logit(limit) - peak) / temperature)
+            mass += room * _exp(_logit(limit), peak, temperature)
         target = top_p * mass
         lower = limit
-        limit = _threshold(row_ptr, size, temperature, peak, target, lower, True, BLOCK)
-        _, mass, _, _ = _survey(row_ptr, size, temperature, peak, limit + 1, BLOCK)
-        each = tl.maximum(tl.exp((_logit(limit) - peak) / temperature), 1e-37)
-        reached = tl.ceil(tl.minimum((target - mass) / each, 1e9)).to(tl.int32)
-        room = tl.maximum(tl.where(limit == lower, tl.minimum(room, reached), reached), 1)
-    elif (top_k > 0) & (top_k < size):
-        count, _, _, _ = _survey(row_ptr, size, temperature, peak, limit + 1, BLOCK)
+        limit = _threshold(row, target, lower, True, BLOCK)
+        reached = _equal_logits(row, limit, target, BLOCK)
+        room = tl.where(limit == lower, tl.minimum(room, reached), reached)
+        room = tl.maximum(room, 1)
+    elif has_top_k:
+        count, _, _, _ = _survey(row, limit + 1, BLOCK)
         room = top_k - count
-    best, token = float("-inf"), 0
+    return limit, room
+
+
+@triton.jit
+def _draw_filtered(row, top_k, top_p, min_p, key, BLOCK: tl.constexpr):
+    row_ptr, size, temperature, peak = row
+    limit, room = _kept_logits(row, top_k, top_p, BLOCK)
+    best = float("-inf")
+    token = 0
     for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + at, at < size, float("-inf"))
-        order = tl.where(at < size, _order(x), LOWEST)
-        equal = ((order == limit) & (at < size)).to(tl.int32)
-        stays = (order > limit) | ((equal > 0) & (tl.cumsum(equal, 0) <= room))
-        stays = stays & (tl.exp((x - peak) / temperature) >= min_p)
+        tokens = start + tl.arange(0, BLOCK)
+        is_token = tokens < size
+        logits = _load_logits(row_ptr, tokens, size)
+        order = tl.where(is_token, _order(logits), LOWEST)
+        equal = ((order == limit) & is_token).to(tl.int32)
+        has_room = (equal > 0) & (tl.cumsum(equal, 0) <= room)
+        is_likely = _exp(logits, peak, temperature) >= min_p
+        is_kept = ((order > limit) | has_room) & is_likely
         room -= tl.sum(equal)
-        if tl.max(stays.to(tl.int32)) > 0:
-            score = tl.div_rn(x, temperature) - log_noise(key, at)
-            score = tl.where(stays, score, float("-inf"))
-            here, index = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
-            token = tl.where(here > best, start + index, token)
-            best = tl.maximum(here, best)
+        if tl.max(is_kept.to(tl.int32)) > 0:
+            scores = tl.div_rn(logits, temperature) - log_noise(key, tokens)
+            scores = tl.where(is_kept, scores, float("-inf"))
+            score, index = _highest(scores)
+            token = tl.where(score > best, start + index, token)
+            best = tl.maximum(score, best)
     return token
 
 
@@ -181,22 +229,26 @@ def _pick_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, CHUNKS)
-    places = row * chunks + at
-    peak = tl.max(tl.load(peak_ptr + places, at < chunks, float("-inf")))
-    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
-    top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    chunk = tl.arange(0, CHUNKS)
+    is_chunk = chunk < chunks
+    places = row * chunks + chunk
+    peak = tl.max(tl.load(peak_ptr + places, is_chunk, float("-inf")))
+    temperature = tl.load(temperature_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
     if (peak == float("inf")) | (peak == float("-inf")):
         tl.store(out_ptr + row, tl.full([], invalid, tl.int64))
-    elif _filtered(temperature, top_k, top_p, min_p, greedy_below):
+    elif _is_filtered(temperature, top_k, top_p, min_p, greedy_below):
         key = noise_key(tl.load(seed_ptr + row), tl.load(position_ptr + row))
-        row_ptr = logits_ptr + row * stride
-        token = _draw_filtered(row_ptr, size, temperature, top_k, top_p, min_p, key, peak, BLOCK)
+        filtered = (logits_ptr + row * stride, size, temperature, peak)
+        token = _draw_filtered(filtered, top_k, top_p, min_p, key, BLOCK)
         tl.store(out_ptr + row, token.to(tl.int64))
     else:
-        best = tl.load(best_ptr + places, at < chunks, float("-inf"))
-        chunk = tl.argmax(best, 0, tie_break_left=True)
-        tl.store(out_ptr + row, tl.load(token_ptr + row * chunks + chunk).to(tl.int64))
+        scores = tl.load(best_ptr + places, is_chunk, float("-inf"))
+        best = tl.argmax(scores, 0, tie_break_left=True)
+        token = tl.load(token_ptr + row * chunks + best)
+        tl.store(out_ptr + row, token.to(tl.int64))
 
 
 def draw_tokens(
@@ -222,28 +274,28 @@ def draw_tokens(
     block = min(BLOCK, triton.next_power_of_2(size))
     chunks = triton.cdiv(size, chunk)
     device = logits.device
-    best, peak = (torch.empty(rows, chunks, device=device) for _ in range(2))
+    best = torch.empty(rows, chunks, device=device)
+    peak = torch.empty(rows, chunks, device=device)
     token = torch.empty(rows, chunks, dtype=torch.int32, device=device)
     out = torch.empty(rows, dtype=torch.int64, device=device)
-    params = temperature, top_k, top_p, min_p, seeds, positions
-    found = best, token, peak
+    if rows == 0:
+        return out
+    params = (temperature, top_k, top_p, min_p, seeds, positions)
+    found = (best, token, peak)
     stride = logits.stride(0)
-    if rows:
-        _chunk_kernel[(rows, chunks)](
-            logits, *params, *found, stride, size, greedy_below, CHUNK=chunk
-        )
-        _pick_kernel[(rows,)](
-            logits,
-            *params,
-            *found,
-            out,
-            stride,
-            size,
-            chunks,
-            greedy_below,
-            invalid,
-            CHUNKS=triton.next_power_of_2(chunks),
-            BLOCK=block,
-            num_warps=max(block // 256, 1),
-        )
+    _chunk_kernel[(rows, chunks)](logits, *params, *found, stride, size, greedy_below, CHUNK=chunk)
+    _pick_kernel[(rows,)](
+        logits,
+        *params,
+        *found,
+        out,
+        stride,
+        size,
+        chunks,
+        greedy_below,
+        invalid,
+        CHUNKS=triton.next_power_of_2(chunks),
+        BLOCK=block,
+        num_warps=max(block // 256, 1),
+    )
     return out

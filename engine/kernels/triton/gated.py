@@ -19,7 +19,22 @@ def tanh(x):
 @triton.jit
 def _sigmoid(x):
     e = tl.exp(-tl.abs(x))
-    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+    numerator = tl.where(x < 0, e, 1.0)
+    return numerator / (1.0 + e)
+
+
+@triton.jit
+def _activated(x, KIND: tl.constexpr):
+    if KIND == "silu":
+        return x * _sigmoid(x)
+    elif KIND == "gelu_tanh":
+        half = 0.5 * x
+        cube = 0.044715 * x * x * x
+        return half * (1.0 + tanh(0.7978845608028654 * (x + cube)))
+    else:
+        tl.static_assert(KIND == "relu_squared")
+        positive = tl.maximum(x, 0.0)
+        return positive * positive
 
 
 @triton.jit
@@ -33,19 +48,16 @@ def _activation_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
-    x = tl.load(x_ptr + row * stride + at, mask, 0.0).to(tl.float32)
-    if KIND == "silu":
-        y = x * _sigmoid(x)
-    elif KIND == "gelu_tanh":
-        y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    else:
-        tl.static_assert(KIND == "relu_squared")
-        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    block = tl.program_id(1)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    row_ptr = x_ptr + row * stride
+    x = tl.load(row_ptr + columns, mask, 0.0).to(tl.float32)
+    y = _activated(x, KIND)
     if GATED:
-        y *= tl.load(x_ptr + row * stride + size + at, mask, 0.0).to(tl.float32)
-    tl.store(out_ptr + row * size + at, y.to(out_ptr.dtype.element_ty), mask)
+        up = tl.load(row_ptr + size + columns, mask, 0.0)
+        y *= up.to(tl.float32)
+    tl.store(out_ptr + row * size + columns, y.to(out_ptr.dtype.element_ty), mask)
 
 
 def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:
@@ -60,6 +72,7 @@ def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:
         rows = rows.contiguous()
     out = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
     if len(rows):
-        grid = len(rows), triton.cdiv(size, BLOCK)
+        blocks = triton.cdiv(size, BLOCK)
+        grid = (len(rows), blocks)
         _activation_kernel[grid](rows, out, rows.stride(0), size, kind, gated, BLOCK)
     return out

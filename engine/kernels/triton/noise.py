@@ -9,8 +9,10 @@ import triton.language as tl
 @triton.jit
 def mix(h):
     """Apply murmur3's 32-bit finaliser to uint32."""
-    h = (h ^ (h >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
-    h = (h ^ (h >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
+    h ^= h >> 16
+    h *= tl.full([], 0x85EBCA6B, tl.uint32)
+    h ^= h >> 13
+    h *= tl.full([], 0xC2B2AE35, tl.uint32)
     return h ^ (h >> 16)
 
 
@@ -18,17 +20,20 @@ def mix(h):
 def noise_key(seed, position):
     """Return the part of the hash that all tokens of a row share, uint32, from int64 arguments."""
     golden = tl.full([], 0x9E3779B1, tl.int64)
-    key = mix(((seed & 0xFFFFFFFF) + position * golden).to(tl.uint32))
-    return mix(key ^ (seed >> 32).to(tl.uint32))
+    low = seed & 0xFFFFFFFF
+    key = mix((low + position * golden).to(tl.uint32))
+    high = (seed >> 32).to(tl.uint32)
+    return mix(key ^ high)
 
 
 @triton.jit
 def noise_bits(key, tokens):
     """Return 31 random bits as int32 for each of the int32 `tokens`."""
     golden = tl.full([], 0x9E3779B1, tl.uint32)
-    second = mix(key + golden)
-    h = mix(tokens.to(tl.uint32) * golden ^ key) + second
-    return (mix(h) & 0x7FFFFFFF).to(tl.int32)
+    second_key = mix(key + golden)
+    first = mix(tokens.to(tl.uint32) * golden ^ key)
+    second = mix(first + second_key)
+    return (second & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
@@ -38,7 +43,8 @@ def log_noise(key, tokens):
     A draw is -log1p(-u). Up to u = 1/2 it is computed by the series of the inverse hyperbolic
     tangent: a GPU's logarithm is too inaccurate for small draws, and the smallest draw wins.
     """
-    u = (noise_bits(key, tokens).to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
+    numbers = noise_bits(key, tokens).to(tl.float32) + 0.5
+    u = numbers * 4.656612873077393e-10  # 2^-31
     z = u / (2.0 - u)
     square = z * z
     series = 1 / 11 + square / 13
@@ -47,5 +53,8 @@ def log_noise(key, tokens):
     series = 1 / 5 + square * series
     series = 1 / 3 + square * series
     near = 2.0 * z * (1.0 + square * series)
-    far = tl.minimum(-tl.log(tl.maximum(1.0 - u, 1e-30)), 32.0)
-    return tl.log(tl.maximum(tl.where(u < 0.5, near, far), 1.1641532182693481e-10))  # 2^-33
+    rest = tl.maximum(1.0 - u, 1e-30)
+    far = tl.minimum(-tl.log(rest), 32.0)
+    draws = tl.where(u < 0.5, near, far)
+    smallest = 1.1641532182693481e-10  # 2^-33
+    return tl.log(tl.maximum(draws, smallest))

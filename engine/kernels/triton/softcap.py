@@ -13,15 +13,20 @@ BLOCK = 2048
 
 @triton.jit
 def _softcap_kernel(x_ptr, out_ptr, count, cap, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, at < count, 0.0).to(tl.float32)
-    tl.store(out_ptr + at, tanh(x / cap) * cap, at < count)
+    block = tl.program_id(0).to(tl.int64)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
+    capped = tanh(x / cap) * cap
+    tl.store(out_ptr + at, capped, mask)
 
 
 def cap_softly(x: torch.Tensor, cap: float) -> torch.Tensor:
     """Return cap * tanh(x / cap) in fp32, in the shape of x."""
     x = x.contiguous()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    if x.numel():
-        _softcap_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), cap, BLOCK)
+    count = x.numel()
+    if count:
+        blocks = triton.cdiv(count, BLOCK)
+        _softcap_kernel[(blocks,)](x, out, count, cap, BLOCK)
     return out

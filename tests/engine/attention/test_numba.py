@@ -23,12 +23,13 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.numba import NumbaBackend
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
-from engine.attention.torch.backend import FusedAttention
+from engine.attention.torch.fused import FusedAttention
 from engine.device.openmp import parallel
 from engine.errors import ConfigError
 from engine.kernels.numba.attention import TILE, attention_kernel
+from engine.kernels.numba.cpu import has_avx512, has_avx512_bf16
 from engine.kernels.numba.exp2 import exp2
-from engine.kernels.numba.intrinsics import AVX512, AVX512_BF16, to_element
+from engine.kernels.numba.intrinsics import to_element
 from tests.engine.attention.test_torch import FEATURES as EVERY_FEATURE
 from tests.engine.attention.test_torch import LENGTHS, PLAIN, TOLERANCE, check
 from tests.engine.ops.test_invariance import noisy_scores, noisy_values
@@ -131,16 +132,16 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pretend to have AMX. Returns the number of sequences in each call of torch's kernel."""
     calls: list[int] = []
 
-    def honours(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
+    def supports(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
         return dtype == torch.bfloat16 and not spec.softcap
 
     def attend(self: FusedAttention, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
-        calls.append(self._shape[0])
+        calls.append(self.num_sequences)
         return compute(self, kv, query)
 
     compute = FusedAttention.__call__
     monkeypatch.setattr(numba_backend, "uses_amx", lambda device, dtype: True)
-    monkeypatch.setattr(FusedAttention, "honours", honours)
+    monkeypatch.setattr(FusedAttention, "supports", supports)
     monkeypatch.setattr(FusedAttention, "__call__", attend)
     return calls
 
@@ -385,7 +386,7 @@ def test_compile_cache_truncated_file_is_compiled_again(
 
 def test_compile_cache_is_reused_by_next_process(tmp_path: Path) -> None:
     """The cache key is the same in every process, and the loaded code works."""
-    count = 6 + AVX512_BF16
+    count = 6 + has_avx512_bf16()
     for hits in (0, count):
         ran = python({"NUMBA_CACHE_DIR": str(tmp_path)}, "-c", KERNELS_AT_WORK)
         assert ran.stdout.split() == [str(hits), "True"], ran.stderr
@@ -396,7 +397,7 @@ def test_compile_cache_is_reused_by_next_process(tmp_path: Path) -> None:
 KERNELS_AT_WORK = """
 import torch
 from engine.kernels.numba.attention import attention_kernel, store_kernel
-from engine.kernels.numba.intrinsics import AVX512_BF16
+from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.linear import few_rows_kernel
 from engine.kernels.numba.rowwise import GELU_TANH, NORM, ROTATION, SILU, rows_kernel
 from tests.engine.attention.test_numba import PLAIN, dense, paged, random_sequences
@@ -404,13 +405,13 @@ sequences = random_sequences(PLAIN, [20])
 found = paged(sequences, 16).whole()
 kernels = [attention_kernel(1, 8, 16, False), store_kernel(8, 16, False)]
 kernels += [rows_kernel(what, False) for what in (NORM, SILU, GELU_TANH, ROTATION)]
-kernels += [few_rows_kernel(64, True)] if AVX512_BF16 else []
+kernels += [few_rows_kernel(64, True)] if has_avx512_bf16() else []
 right = torch.allclose(found[0].double(), dense(sequences)[0], atol=1e-5)
 print(sum(kernel.cache_hits for kernel in kernels), right)
 """
 
 
-@pytest.mark.skipif(not AVX512, reason="without AVX-512, all tests here cover this already")
+@pytest.mark.skipif(not has_avx512(), reason="without AVX-512, all tests here cover this already")
 def test_numba_without_avx512_passes(tmp_path: Path) -> None:
     """Without AVX-512, kernels use vectors of eight lanes."""
     environment = {
@@ -418,7 +419,9 @@ def test_numba_without_avx512_passes(tmp_path: Path) -> None:
         "NUMBA_CPU_FEATURES": "+avx2,+fma",
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
-    narrow = "from engine.kernels.numba.intrinsics import LANES; print(LANES)"
+    narrow = (
+        "from engine.kernels.numba.sum_rows import register_tile; print(register_tile(64).lanes)"
+    )
     assert python(environment, "-c", narrow).stdout.split() == ["8"]
     some = "shapes_match_dense or depend and gqa-3 and scores and 64"
     ran = python(environment, "-m", "pytest", "-q", "-p", "no:xdist", __file__, "-k", some)

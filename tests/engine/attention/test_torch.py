@@ -11,8 +11,8 @@ import torch
 from engine.attention.kv_cache import KVCache, block_bytes
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
-from engine.attention.torch.backend import FusedAttention
 from engine.attention.torch.batching import MAX_PADDING, SPLIT, query_groups
+from engine.attention.torch.fused import FusedAttention
 from tests.support.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -211,15 +211,15 @@ FUSED = {
 def amx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the CPU has AMX. Without AMX, the fused kernel is correct within tolerance too,
     but slow and not bitwise stable."""
-    monkeypatch.setattr("engine.attention.torch.backend.cpu_has_amx", lambda: True)
-    monkeypatch.setattr("engine.attention.torch.backend.onednn_has_matmul", lambda *_: True)
+    monkeypatch.setattr("engine.attention.torch.fused.cpu_has_amx", lambda: True)
+    monkeypatch.setattr("engine.attention.torch.fused.onednn_has_matmul", lambda *_: True)
 
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("spec", FUSED.values(), ids=FUSED)
 def test_fused_attention_matches_dense(spec: AttentionSpec) -> None:
     """Lengths go beyond the number of keys in one split of torch's fused kernel."""
-    assert FusedAttention.honours(spec, torch.bfloat16, torch.device("cpu"))
+    assert FusedAttention.supports(spec, torch.bfloat16, torch.device("cpu"))
     lengths = [1, 40, 65, 600]
     sequences = random_sequences(spec, lengths, torch.bfloat16)
     check(sequences, PagedRun(sequences, 64).whole())
@@ -244,7 +244,7 @@ def test_fused_attention_relative_bias_equals_matmul_attention(
 
     fused = attended(table)
     assert (fused - attended(torch.zeros_like(table))).abs().max() > 0.2, "the bias has no effect"
-    monkeypatch.setattr(FusedAttention, "honours", lambda *_: False)
+    monkeypatch.setattr(FusedAttention, "supports", lambda *_: False)
     rtol, atol = TOLERANCE[torch.bfloat16]
     torch.testing.assert_close(fused, attended(table), rtol=rtol, atol=atol)
 
@@ -264,15 +264,15 @@ def test_fused_attention_unsupported_spec_or_dtype_is_refused(
     change: dict[str, Any], dtype: torch.dtype
 ) -> None:
     spec = replace(FUSED["causal"], **change)
-    assert not FusedAttention.honours(spec, dtype, torch.device("cpu"))
+    assert not FusedAttention.supports(spec, dtype, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("amx")
 def test_fused_attention_without_amx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = FUSED["causal"], torch.bfloat16, torch.device("cpu")
-    assert FusedAttention.honours(*arguments)
-    monkeypatch.setattr("engine.attention.torch.backend.cpu_has_amx", lambda: False)
-    assert not FusedAttention.honours(*arguments)
+    assert FusedAttention.supports(*arguments)
+    monkeypatch.setattr("engine.attention.torch.fused.cpu_has_amx", lambda: False)
+    assert not FusedAttention.supports(*arguments)
 
 
 def last_tokens(sequences: Sequences) -> Sequences:

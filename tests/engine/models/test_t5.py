@@ -116,7 +116,7 @@ CASES = [
         without={"scale_decoder_outputs": False},
         zeroed=PARTS,
         replaced={
-            "engine.attention.torch.backend.relative_buckets": no_distance,
+            "engine.attention.torch.mask.relative_buckets": no_distance,
             "engine.models.t5.AttentionSpec": scaled,
             "engine.ops.norm.F.rms_norm": centred,
         },

@@ -12,8 +12,8 @@ import torch
 
 from engine.device.facts import uses_amx
 from engine.kernels.numba import linear
-from engine.kernels.numba.intrinsics import AVX512_BF16
-from engine.kernels.numba.linear import FEW_ROWS, few_rows
+from engine.kernels.numba.cpu import has_avx512_bf16
+from engine.kernels.numba.linear import FEW_ROWS, KnownSplits, few_rows
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.onednn import PACKING_ROWS, PackedWeight
@@ -22,7 +22,9 @@ from tests.engine.ops.test_invariance import cancelling
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not AVX512_BF16, reason="this CPU does not multiply bf16 (AVX512_BF16)"),
+    pytest.mark.skipif(
+        not has_avx512_bf16(), reason="this CPU does not multiply bf16 (AVX512_BF16)"
+    ),
 ]
 # (inputs, outputs): sizes of real layers, sums in two and more splits, and an odd remainder.
 SIZES = [(64, 64), (576, 960), (1216, 128), (1536, 576), (2048, 512), (4096, 128), (576, 32000)]
@@ -119,13 +121,13 @@ def test_few_rows_unsupported_weight_returns_none(monkeypatch: pytest.MonkeyPatc
     assert not used(bf16(128, 63)), "inputs must fill whole pairs"
     assert not used(bf16(128, 1000)), "oneDNN pads rows of this size"
     assert not used(torch.ones(128, 64).bfloat16()), "equal weights do not show the panel width"
-    monkeypatch.setattr(linear, "AVX512_BF16", False)
+    monkeypatch.setattr(linear, "has_avx512_bf16", lambda: False)
     assert not used(bf16(128, 64)), "the CPU must have AVX512_BF16"
 
 
 def test_few_rows_unknown_summation_order_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """If oneDNN's order of summation is unknown, the kernel is not used."""
-    monkeypatch.setattr(linear, "_splits", {})
+    monkeypatch.setattr(linear, "known_splits", KnownSplits)
     monkeypatch.setattr(linear, "SPLITS", (8,))
     weight = bf16(512, 1024)
     assert few_rows(weight, packed(weight), None) is None

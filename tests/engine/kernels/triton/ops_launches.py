@@ -6,12 +6,14 @@ Whole steps of decodes and chunks run with an attention that launches nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache, LayerKV
+from engine.attention.layout import GroupLayout
 from engine.attention.spec import AttentionSpec
 from engine.layers.attention import kv_specs
 from engine.models.registry import model_class
@@ -30,20 +32,16 @@ def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 class NoAttention:
     """A plan for `tokens` whose attention launches nothing."""
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: int, num_groups: int) -> None:
+        slots = meta(tokens)
+        groups = [GroupLayout(block_tables=meta(tokens, 1), token_blocks=slots)] * num_groups
+        # The kernels that are launched here read the slots and nothing else of a layout.
+        self.layout = SimpleNamespace(groups=groups, token_offsets=slots)
 
     def attend(
         self, spec: AttentionSpec, kv: LayerKV | None, query: torch.Tensor, *rest: Any
     ) -> torch.Tensor:
         return torch.empty_like(query, memory_format=torch.contiguous_format)
-
-    @property
-    def layout(self) -> NoAttention:
-        return self
-
-    def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return meta(self._tokens), meta(self._tokens)
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         pass
@@ -52,7 +50,7 @@ class NoAttention:
 def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
     """Run everything a model computes for `tokens` tokens, and draw one token for each."""
     ids = (meta(tokens) for _ in range(4))
-    batch = ForwardBatch(*ids, kv, NoAttention(tokens), tokens)
+    batch = ForwardBatch(*ids, kv, NoAttention(tokens, len(kv.groups)), tokens)
     if kind != "decoder":
         model.encode(batch)
     if kind != "encoder":
