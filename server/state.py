@@ -1,4 +1,4 @@
-"""Service: the objects that every route uses, created once by `create_app`."""
+"""AppState: the objects that every route uses, created once by `create_app`."""
 
 from __future__ import annotations
 
@@ -91,20 +91,20 @@ class AppState:
 
 
 async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[AppState, BodyType]:
-    """Return the service and the validated body of a request for `task`.
+    """Return the AppState and the validated body of a request for `task`.
 
     A full queue refuses the request before its body is read. Raises ApiError, EngineError or
     pydantic.ValidationError, which `to_api_error` converts.
     """
-    service = state_of(request)
-    service.client.admit()
-    service.check_task(task)
-    body = await read_body(request, kind, service.large_bodies)
-    service.model_name(body.model)
-    return service, body
+    state = state_of(request)
+    state.client.admit()
+    state.check_task(task)
+    body = await read_body(request, kind, state.large_bodies)
+    state.model_name(body.model)
+    return state, body
 
 
 def state_of(request: Request) -> AppState:
-    service = request.app.state.penstock
-    assert isinstance(service, AppState)
-    return service
+    state = request.app.state.penstock
+    assert isinstance(state, AppState)
+    return state

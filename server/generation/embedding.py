@@ -20,12 +20,12 @@ Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimension
 
 
 async def token_lists(
-    service: AppState, body: EncoderBody, texts: Sequence[str | list[int]], param: str
+    state: AppState, body: EncoderBody, texts: Sequence[str | list[int]], param: str
 ) -> list[list[int]]:
     """The ids of each text, special tokens included; ids are taken as they are. Raises ApiError
     where one is too long and truncation was not asked for. `param` names the texts' field."""
-    most = _truncation(service, body)
-    lowercase, tokenizer = service.pooling.lowercase, service.tokenizer
+    most = _truncation(state, body)
+    lowercase, tokenizer = state.pooling.lowercase, state.tokenizer
     names = [param if len(texts) == 1 else f"{param}.{index}" for index in range(len(texts))]
 
     def ids(text: str | list[int], name: str) -> list[int]:
@@ -34,40 +34,40 @@ async def token_lists(
         text = text.lower() if lowercase else text
         if most is not None:
             return tokenizer.encode_start(text, most)
-        if count := tokenizer.far_over(text, service.max_length()):
-            raise _too_long(service, count, name)
+        if count := tokenizer.far_over(text, state.max_length()):
+            raise _too_long(state, count, name)
         return tokenizer.encode(text)
 
     lists = await off_loop(sum(map(len, texts)), lambda: list(map(ids, texts, names)))
     for tokens, name in zip(lists, names, strict=True):
-        check_token_ids(service, tokens, name)
-        if len(tokens) > service.max_length():
-            raise _too_long(service, str(len(tokens)), name)
+        check_token_ids(state, tokens, name)
+        if len(tokens) > state.max_length():
+            raise _too_long(state, str(len(tokens)), name)
     return lists
 
 
-def _truncation(service: AppState, body: EncoderBody) -> int | None:
-    asked, longest = body.truncate_prompt_tokens, service.max_length()
+def _truncation(state: AppState, body: EncoderBody) -> int | None:
+    asked, longest = body.truncate_prompt_tokens, state.max_length()
     if asked is None:
         return None
     if asked == -1:
         return longest
-    if not (added := service.tokenizer.added_tokens) < asked <= longest:
+    if not (added := state.tokenizer.added_tokens) < asked <= longest:
         message = f"must be -1, or above {added} and at most {longest} here, not {asked}"
         raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
     return asked
 
 
-def _too_long(service: AppState, count: str, param: str) -> ApiError:
+def _too_long(state: AppState, count: str, param: str) -> ApiError:
     advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
-    return too_long(service.max_length(), f"this text has {count}: {advice}", param)
+    return too_long(state.max_length(), f"this text has {count}: {advice}", param)
 
 
 async def embed(
-    request: Request, service: AppState, body: EncoderBody, lists: list[list[int]]
+    request: Request, state: AppState, body: EncoderBody, lists: list[list[int]]
 ) -> Vectors:
     """One vector for each list of tokens, as pooled; aborts where the client leaves first."""
-    embedding = Embedding(service, lists, request.state.arrival, body.priority or 0)
+    embedding = Embedding(state, lists, request.state.arrival, body.priority or 0)
     try:
         return await cancel_on_disconnect(request, embedding.collect())
     except BaseException as error:
@@ -86,11 +86,11 @@ class Embedding:
     """The texts of one HTTP request; raises as EngineClient.embed where there is no room."""
 
     def __init__(
-        self, service: AppState, lists: list[list[int]], arrival: float, priority: int
+        self, state: AppState, lists: list[list[int]], arrival: float, priority: int
     ) -> None:
-        self._metrics, self._client = service.metrics, service.client
+        self._metrics, self._client = state.metrics, state.client
         self._arrival, self._submitted = arrival, time.monotonic()
-        pooling, next_id = service.pooling.mode, self._client.next_id
+        pooling, next_id = state.pooling.mode, self._client.next_id
         requests = [EmbedRequest(next_id(), ids, pooling, arrival, priority) for ids in lists]
         self._texts = {request.id: request for request in requests}
         self._stream = self._client.embed(requests)

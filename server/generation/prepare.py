@@ -96,18 +96,18 @@ def template_arguments(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     return arguments
 
 
-def unread_arguments(service: AppState, body: ChatBody | TokenizeBody) -> list[str]:
+def unread_arguments(state: AppState, body: ChatBody | TokenizeBody) -> list[str]:
     """Arguments the model's template never looks at: they change nothing."""
-    read = service.template.variables if service.template else frozenset()
+    read = state.template.variables if state.template else frozenset()
     return [name for name in template_arguments(body) if name not in read]
 
 
-def render(service: AppState, body: ChatBody | TokenizeBody) -> str:
+def render(state: AppState, body: ChatBody | TokenizeBody) -> str:
     """The prompt text of a chat; raises TemplateError or ApiError."""
-    if service.template is None:
+    if state.template is None:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
-    return service.template.render(
+    return state.template.render(
         [message_dict(message) for message in body.messages or ()],
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
@@ -132,38 +132,38 @@ def source_text(body: ChatBody | TokenizeBody) -> str:
 
 
 async def chat_prompt(
-    service: AppState, body: ChatBody | TokenizeBody, body_bytes: int
+    state: AppState, body: ChatBody | TokenizeBody, body_bytes: int
 ) -> list[int]:
     """The prompt of a chat. `body_bytes`, the length of the request, bounds what there is to
     render: long are not only texts but tool calls, too."""
-    if service.template is None and service.start_token is not None:
+    if state.template is None and state.start_token is not None:
         text = source_text(body)
         add = isinstance(body, ChatBody) or body.add_special_tokens is not False
     else:
-        text = await off_loop(body_bytes, lambda: render(service, body))
+        text = await off_loop(body_bytes, lambda: render(state, body))
         # The template has written the special tokens: adding them again would double the BOS.
         add = isinstance(body, TokenizeBody) and bool(body.add_special_tokens)
 
     def work() -> list[int]:
         if isinstance(body, TokenizeBody):
-            return service.tokenizer.encode(text, add_special_tokens=add)
-        return encode_prompt(service, text, "messages", add=add)
+            return state.tokenizer.encode(text, add_special_tokens=add)
+        return encode_prompt(state, text, "messages", add=add)
 
     return await off_loop(len(text), work)
 
 
 async def text_prompts(
-    service: AppState, prompts: Sequence[str] | Sequence[list[int]]
+    state: AppState, prompts: Sequence[str] | Sequence[list[int]]
 ) -> list[list[int]]:
     def work() -> list[list[int]]:
-        return [encode_prompt(service, p, "prompt") if isinstance(p, str) else p for p in prompts]
+        return [encode_prompt(state, p, "prompt") if isinstance(p, str) else p for p in prompts]
 
     return await off_loop(sum(len(prompt) for prompt in prompts), work)
 
 
-async def make_echoes(service: AppState, body: CompletionBody) -> list[Echo]:
+async def make_echoes(state: AppState, body: CompletionBody) -> list[Echo]:
     """The prompts as texts, of token ids as the answer's are decoded."""
-    tokenizer, skip = service.tokenizer, body.skip_special_tokens is not False
+    tokenizer, skip = state.tokenizer, body.skip_special_tokens is not False
 
     def echo(prompt: str | list[int]) -> Echo:
         if isinstance(prompt, str):
@@ -179,7 +179,7 @@ async def make_echoes(service: AppState, body: CompletionBody) -> list[Echo]:
 
 
 def prepare(
-    service: AppState,
+    state: AppState,
     request: Request,
     body: GenerateBody,
     prompts: list[list[int]],
@@ -190,27 +190,27 @@ def prepare(
 ) -> PreparedRequest:
     """Checks everything that needs the model's facts. `param` names the prompt's field."""
     for name, wanted in (("echo", echoes), ("prompt_logprobs", body.num_prompt_logprobs >= 0)):
-        if wanted and service.start_token is not None:
+        if wanted and state.start_token is not None:
             raise unsupported(name, "This model's answers do not continue the prompt.")
     for prompt in prompts:
-        check_token_ids(service, prompt, param)
-    check_token_ids(service, body.stop_token_ids or (), "stop_token_ids")
-    _check_logit_bias(service, body.logit_bias or ())
+        check_token_ids(state, prompt, param)
+    check_token_ids(state, body.stop_token_ids or (), "stop_token_ids")
+    _check_logit_bias(state, body.logit_bias or ())
     # As in vLLM and llama.cpp -1 is none: front ends send it who want another answer each time.
     seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
-    limits = [_token_limit(service, body, prompt, param) for prompt in prompts]
+    limits = [_token_limit(state, body, prompt, param) for prompt in prompts]
     _check_scores(body, sum(map(len, prompts)))
     _check_answer_scores(body, limits)
-    base = _sampling(service, body, seed)
+    base = _sampling(state, body, seed)
     if body.min_tokens and body.min_tokens > min(limits):
         raise invalid("min_tokens", f"min_tokens must be at most {min(limits)} here.")
-    if body.min_tokens and not _leaves_a_token(service, base):
+    if body.min_tokens and not _leaves_a_token(state, base):
         message = "stop_token_ids hold every token there is, so that none is left to begin with."
         raise invalid("stop_token_ids", message)
     return PreparedRequest(
-        model=service.model_name(body.model),
+        model=state.model_name(body.model),
         prompts=prompts,
-        start_token=service.start_token,
+        start_token=state.start_token,
         params=[msgspec.structs.replace(base, max_tokens=limit) for limit in limits],
         body=body,
         echoes=echoes,
@@ -222,13 +222,13 @@ def prepare(
     )
 
 
-def encode_prompt(service: AppState, text: str, param: str, *, add: bool = True) -> list[int]:
+def encode_prompt(state: AppState, text: str, param: str, *, add: bool = True) -> list[int]:
     """The ids of `text`, with special tokens if `add`. Raises a 400 where its beginning is too long
     by itself."""
-    longest = service.max_length()
-    if count := service.tokenizer.far_over(text, longest):
+    longest = state.max_length()
+    if count := state.tokenizer.far_over(text, longest):
         raise too_long(longest, f"the prompt alone has {count}", param)
-    return service.tokenizer.encode(text, add_special_tokens=add)
+    return state.tokenizer.encode(text, add_special_tokens=add)
 
 
 def too_long(longest: int, requested: str, param: str) -> ApiError:
@@ -237,15 +237,15 @@ def too_long(longest: int, requested: str, param: str) -> ApiError:
     return invalid(param, message, "context_length_exceeded")
 
 
-def check_token_ids(service: AppState, ids: Sequence[int], param: str) -> None:
-    vocab_size = service.loaded().vocab_size
+def check_token_ids(state: AppState, ids: Sequence[int], param: str) -> None:
+    vocab_size = state.loaded().vocab_size
     if (largest := max(ids, default=0)) >= vocab_size:
         message = f"Token id {largest} is not below the vocabulary size {vocab_size}."
         raise invalid(param, message)
 
 
-def _check_logit_bias(service: AppState, keys: Iterable[str]) -> None:
-    vocab_size = service.loaded().vocab_size
+def _check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
+    vocab_size = state.loaded().vocab_size
     for key in keys:
         # "07" would be token 7 a second time.
         if not (TOKEN_ID.fullmatch(key) and int(key) < vocab_size):
@@ -279,20 +279,20 @@ def _check_answer_scores(body: GenerateBody, limits: list[int]) -> None:
         raise invalid("logprobs", message)
 
 
-def _leaves_a_token(service: AppState, params: SamplingParams) -> bool:
+def _leaves_a_token(state: AppState, params: SamplingParams) -> bool:
     """Whether one can be drawn before `min_tokens`; vocabularies of bytes are small."""
-    vocab_size = service.loaded().vocab_size
+    vocab_size = state.loaded().vocab_size
     never = (token for token, bias in params.logit_bias if bias == float("-inf"))
     return sum(token < vocab_size for token in {*never, *params.stop_token_ids}) < vocab_size
 
 
-def _token_limit(service: AppState, body: GenerateBody, prompt: list[int], param: str) -> int:
+def _token_limit(state: AppState, body: GenerateBody, prompt: list[int], param: str) -> int:
     """How many tokens may be generated after `prompt`, or beside it and after a start token."""
-    longest, length = service.max_length(), len(prompt)
+    longest, length = state.max_length(), len(prompt)
     if not length:
         raise invalid(param, "The prompt has no tokens.")
     asked, begun, beginning = body.max_new_tokens, length, "in the prompt"
-    if service.start_token is not None:
+    if state.start_token is not None:
         begun, beginning = 1, "its start"
     if max(length, begun + (asked or 1)) > longest:
         requested = (
@@ -306,18 +306,18 @@ def _token_limit(service: AppState, body: GenerateBody, prompt: list[int], param
     return longest - begun if asked is None else asked
 
 
-def _sampling(service: AppState, body: GenerateBody, seed: int) -> SamplingParams:
+def _sampling(state: AppState, body: GenerateBody, seed: int) -> SamplingParams:
     """What is absent comes from the checkpoint's generation_config.json, else from OpenAI."""
 
     def chosen(name: str, fallback: float) -> Any:
         value = getattr(body, name)
-        return service.tokenizer.defaults.get(name, fallback) if value is None else value
+        return state.tokenizer.defaults.get(name, fallback) if value is None else value
 
     top_k, top_p = max(int(chosen("top_k", 0)), 0), float(chosen("top_p", 1.0))
-    ends = () if body.ignore_eos else service.tokenizer.eos_token_ids
+    ends = () if body.ignore_eos else state.tokenizer.eos_token_ids
     bias = {int(key): float(value) for key, value in (body.logit_bias or {}).items()}
-    vocab_size = service.loaded().vocab_size
-    bias |= {i: float("-inf") for i in service.tokenizer.suppressed_ids if i < vocab_size}
+    vocab_size = state.loaded().vocab_size
+    bias |= {i: float("-inf") for i in state.tokenizer.suppressed_ids if i < vocab_size}
     return SamplingParams(
         max_tokens=1,
         temperature=float(chosen("temperature", 1.0)),

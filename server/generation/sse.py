@@ -33,7 +33,7 @@ class TokenStream(EventSourceResponse):
 
     def __init__(self, answer: Answer) -> None:
         self._answer, self._generation = answer, answer.generation
-        config = answer.service.config
+        config = answer.state.config
         super().__init__(
             self._events(),
             headers={"cache-control": "no-cache", **answer.headers()},
@@ -53,7 +53,7 @@ class TokenStream(EventSourceResponse):
             yield self._answer.ending()
         except Exception as error:
             self._generation.close(error)
-            failure = self._answer.service.api_error(error)
+            failure = self._answer.state.api_error(error)
             log.warning("stream broken", code=failure.code, exc_info=failure.status == 500)
             yield b"data: " + failure.body(self._generation.plan.request_id) + b"\n\n"
             raise StreamBroken from error
@@ -70,7 +70,7 @@ class TokenStream(EventSourceResponse):
 
     def _in_pieces(self, send: Send) -> Send:
         """`send` with a clock for each piece: what has gathered for a slow reader may take long."""
-        limit = self._answer.service.config.send_timeout + AFTER_KERNEL_S
+        limit = self._answer.state.config.send_timeout + AFTER_KERNEL_S
         sending = asyncio.Lock()  # a ping between two pieces would break an event
 
         async def send_in_pieces(message: Message) -> None:

@@ -49,7 +49,7 @@ class Delta:
 class Choice:
     """One sequence of a request while it grows."""
 
-    def __init__(self, service: AppState, plan: PreparedRequest, index: int) -> None:
+    def __init__(self, state: AppState, plan: PreparedRequest, index: int) -> None:
         body = plan.body
         self.index = index
         self.prompt = index // plan.n
@@ -65,7 +65,7 @@ class Choice:
         self._min_tokens = body.min_tokens or 0
         self._shows_end = bool(body.include_stop_str_in_output)
         self._detokenizer = Detokenizer(
-            service.tokenizer,
+            state.tokenizer,
             skip_special_tokens=body.skip_special_tokens is not False,
             continues=plan.start_token is None,
         )
@@ -111,11 +111,11 @@ class Choice:
 class Generation:
     """The sequences of one HTTP request; raises as EngineClient.submit where there is no room."""
 
-    def __init__(self, service: AppState, plan: PreparedRequest) -> None:
+    def __init__(self, state: AppState, plan: PreparedRequest) -> None:
         self.plan = plan
-        self._metrics, self._client = service.metrics, service.client
-        self._tracing = service.tracing
-        self.choices = [Choice(service, plan, i) for i in range(len(plan.prompts) * plan.n)]
+        self._metrics, self._client = state.metrics, state.client
+        self._tracing = state.tracing
+        self.choices = [Choice(state, plan, i) for i in range(len(plan.prompts) * plan.n)]
         self._by_id = {self._client.next_id(): choice for choice in self.choices}
         self._submitted = time.monotonic()
         self._stream = self._client.submit(

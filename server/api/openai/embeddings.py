@@ -25,20 +25,20 @@ router = APIRouter()
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
-    service, body = await accept(request, EmbeddingBody, "embed")
-    size, wanted = service.loaded().embedding_size, body.dimensions
+    state, body = await accept(request, EmbeddingBody, "embed")
+    size, wanted = state.loaded().embedding_size, body.dimensions
     if wanted and wanted > size:
         message = f"dimensions must be from 1 to {size} (the model's vector size), not {wanted}."
         raise invalid("dimensions", message)
-    with service.client.reserve():
-        lists = await token_lists(service, body, body.inputs, "input")
-    vectors = (await embed(request, service, body, lists))[:, :wanted]
-    if service.pooling.normalised:
+    with state.client.reserve():
+        lists = await token_lists(state, body, body.inputs, "input")
+    vectors = (await embed(request, state, body, lists))[:, :wanted]
+    if state.pooling.normalised:
         vectors = normalised(vectors)
     as_text = body.encoding_format == "base64"
     head = {
         "object": "list",
-        "model": service.model_name(body.model),
+        "model": state.model_name(body.model),
         "usage": encoder_usage(lists),
     }
 

@@ -27,35 +27,35 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody, streams=True))
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
-    service, body = await accept(request, ChatBody, "generate")
-    with service.client.reserve():
-        prompts = [await chat_prompt(service, body, len(await request.body()))]
-    ignored = unread_arguments(service, body)
-    plan = prepare(service, request, body, prompts, param="messages", ignored=ignored)
-    return await _respond(request, service, plan, CHAT)
+    state, body = await accept(request, ChatBody, "generate")
+    with state.client.reserve():
+        prompts = [await chat_prompt(state, body, len(await request.body()))]
+    ignored = unread_arguments(state, body)
+    plan = prepare(state, request, body, prompts, param="messages", ignored=ignored)
+    return await _respond(request, state, plan, CHAT)
 
 
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody, streams=True))
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
-    service, body = await accept(request, CompletionBody, "generate")
-    with service.client.reserve():
-        prompts = await text_prompts(service, body.prompts)
-        echoes = await make_echoes(service, body) if body.echo else None
-    plan = prepare(service, request, body, prompts, param="prompt", echoes=echoes)
-    return await _respond(request, service, plan, COMPLETION)
+    state, body = await accept(request, CompletionBody, "generate")
+    with state.client.reserve():
+        prompts = await text_prompts(state, body.prompts)
+        echoes = await make_echoes(state, body) if body.echo else None
+    plan = prepare(state, request, body, prompts, param="prompt", echoes=echoes)
+    return await _respond(request, state, plan, COMPLETION)
 
 
 async def _respond(
-    request: Request, service: AppState, plan: PreparedRequest, dialect: Dialect
+    request: Request, state: AppState, plan: PreparedRequest, dialect: Dialect
 ) -> Response:
     """Submits the plan; a stream's headers wait for its first token, at most a ping's time, so
     that an early failure still has a status."""
-    answer = Answer(service, plan, dialect)
+    answer = Answer(state, plan, dialect)
     try:
         if plan.body.stream:
             await cancel_on_disconnect(
-                request, answer.generation.begin(service.config.ping_interval)
+                request, answer.generation.begin(state.config.ping_interval)
             )
             return TokenStream(answer)
         response = await answer.whole(request)

@@ -23,18 +23,18 @@ router = APIRouter()
 @router.post("/score", include_in_schema=False)
 async def score(request: Request) -> Response:
     """Compute the cosine similarity of each pair of texts; each text is encoded once."""
-    service, body = await accept(request, ScoreBody, "embed")
+    state, body = await accept(request, ScoreBody, "embed")
     first, second = body.sides
-    with service.client.reserve():
-        lists = await token_lists(service, body, first, "text_1")
-        lists += await token_lists(service, body, second, "text_2")
-    vectors = normalised(await embed(request, service, body, lists))
+    with state.client.reserve():
+        lists = await token_lists(state, body, first, "text_1")
+        lists += await token_lists(state, body, second, "text_2")
+    vectors = normalised(await embed(request, state, body, lists))
     cosines = (vectors[: len(first)] * vectors[len(first) :]).sum(1)
     answer = {
         "id": f"score-{secrets.token_hex(16)}",
         "object": "list",
         "created": int(time.time()),
-        "model": service.model_name(body.model),
+        "model": state.model_name(body.model),
         "data": [{"index": i, "object": "score", "score": float(c)} for i, c in enumerate(cosines)],
         "usage": encoder_usage(lists),
     }

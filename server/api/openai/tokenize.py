@@ -30,50 +30,50 @@ router = APIRouter()
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text, or of a chat rendered by the chat template."""
-    service = state_of(request)
-    service.loaded()
-    body = await read_body(request, TokenizeBody, service.large_bodies)
-    service.model_name(body.model)
-    encode, token_text = service.tokenizer.encode, service.tokenizer.token_text
+    state = state_of(request)
+    state.loaded()
+    body = await read_body(request, TokenizeBody, state.large_bodies)
+    state.model_name(body.model)
+    encode, token_text = state.tokenizer.encode, state.tokenizer.token_text
     size = len(await request.body())
-    async with _turn(service, size):
+    async with _turn(state, size):
         if (text := body.prompt) is None:
-            ids = await chat_prompt(service, body, size)
+            ids = await chat_prompt(state, body, size)
         else:
             add = body.add_special_tokens is not False
             ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
     answer: dict[str, Any] = {
         "count": len(ids),
-        "max_model_len": service.max_length(),
+        "max_model_len": state.max_length(),
         "tokens": ids,
         "token_strs": None,
     }
     if body.return_token_strs:
-        async with _turn(service, len(ids)):
+        async with _turn(state, len(ids)):
             answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
-    return _json(answer, [*body.ignored, *unread_arguments(service, body)])
+    return _json(answer, [*body.ignored, *unread_arguments(state, body)])
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
     """Return the text of a list of tokens."""
-    service = state_of(request)
-    service.loaded()
-    body = await read_body(request, DetokenizeBody, service.large_bodies)
-    service.model_name(body.model)
-    check_token_ids(service, body.tokens, "tokens")
-    ids, decode = body.tokens, service.tokenizer.decode
-    async with _turn(service, len(ids)):
+    state = state_of(request)
+    state.loaded()
+    body = await read_body(request, DetokenizeBody, state.large_bodies)
+    state.model_name(body.model)
+    check_token_ids(state, body.tokens, "tokens")
+    ids, decode = body.tokens, state.tokenizer.decode
+    async with _turn(state, len(ids)):
         text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
     return _json({"prompt": text}, body.ignored)
 
 
-def _turn(service: AppState, size: int) -> AbstractAsyncContextManager[None]:
+def _turn(state: AppState, size: int) -> AbstractAsyncContextManager[None]:
     """Return a context that limits how many of these requests use a thread at once.
 
     No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
     """
-    return service.spare_threads if size >= INLINE_CHARS else contextlib.nullcontext()
+    return state.spare_threads if size >= INLINE_CHARS else contextlib.nullcontext()
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

@@ -50,9 +50,9 @@ async def _gone(request: Request) -> None:
 class Answer:
     """One answer as the client gets it; owns its Generation."""
 
-    def __init__(self, service: AppState, plan: PreparedRequest, dialect: Dialect) -> None:
-        self.service, self._dialect, self._tokenizer = service, dialect, service.tokenizer
-        self.generation, self._plan = Generation(service, plan), plan
+    def __init__(self, state: AppState, plan: PreparedRequest, dialect: Dialect) -> None:
+        self.state, self._dialect, self._tokenizer = state, dialect, state.tokenizer
+        self.generation, self._plan = Generation(state, plan), plan
         self._id = dialect.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
 
