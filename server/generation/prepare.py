@@ -16,7 +16,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from engine.protocol import SamplingParams
-from server.api.openai.schemas.generate import ChatBody, ChatMessage, CompletionBody, GenerateBody
+from server.api.openai.schemas.chat import ChatBody, ChatMessage
+from server.api.openai.schemas.completion import CompletionBody
+from server.api.openai.schemas.generate import GenerateBody
 from server.api.openai.schemas.tokenize import TokenizeBody
 from server.http.errors import ApiError, invalid, unsupported
 from server.state import AppState
@@ -131,9 +133,7 @@ def source_text(body: ChatBody | TokenizeBody) -> str:
     return messages[0].text
 
 
-async def chat_prompt(
-    state: AppState, body: ChatBody | TokenizeBody, body_bytes: int
-) -> list[int]:
+async def chat_prompt(state: AppState, body: ChatBody | TokenizeBody, body_bytes: int) -> list[int]:
     """The prompt of a chat. `body_bytes`, the length of the request, bounds what there is to
     render: long are not only texts but tool calls, too."""
     if state.template is None and state.start_token is not None:

@@ -17,7 +17,7 @@ from sse_starlette.sse import SendTimeoutError
 
 from engine.errors import EngineError, RequestRejectedError
 from engine.protocol import GenerateRequest, TokenLogprobs, TokenOutput
-from server.api.openai.schemas.generate import ChatBody
+from server.api.openai.schemas.chat import ChatBody
 from server.generation.prepare import PreparedRequest
 from server.http.errors import ApiError, ClientGone, numerical_error
 from server.state import AppState

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.dialect import CHAT, COMPLETION, Dialect
-from server.api.openai.schemas.generate import ChatBody, CompletionBody
+from server.api.openai.schemas.chat import ChatBody
+from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.writer import Answer, cancel_on_disconnect
 from server.generation.prepare import (
     PreparedRequest,
@@ -54,9 +55,7 @@ async def _respond(
     answer = Answer(state, plan, dialect)
     try:
         if plan.body.stream:
-            await cancel_on_disconnect(
-                request, answer.generation.begin(state.config.ping_interval)
-            )
+            await cancel_on_disconnect(request, answer.generation.begin(state.config.ping_interval))
             return TokenStream(answer)
         response = await answer.whole(request)
     except BaseException as error:

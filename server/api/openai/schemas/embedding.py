@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 
-from server.api.openai.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, in_list
+from server.api.openai.schemas.fields import INT32, Count, OneOrMore, Shape, TokenIds, in_list
 from server.http.body import Body, failure
 
 MAX_TEXTS = 2048

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from server.api.openai.schemas.generate import Messages, TemplateArguments, TokenId, check_ending
+from server.api.openai.schemas.chat import Messages, TemplateArguments, check_ending
+from server.api.openai.schemas.fields import TokenId
 from server.http.body import Body, failure
 
 
