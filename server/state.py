@@ -13,7 +13,7 @@ from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
 from server.cli.config import ServerConfig
 from server.http.auth import ApiKeys
-from server.http.body import BodyType, LargeBodies, read_body
+from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -88,20 +88,6 @@ class AppState:
     def api_error(self, error: Exception) -> ApiError:
         """Return the error response for any exception."""
         return to_api_error(error, draining=self.client.state == "draining")
-
-
-async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[AppState, BodyType]:
-    """Return the AppState and the validated body of a request for `task`.
-
-    A full queue refuses the request before its body is read. Raises ApiError, EngineError or
-    pydantic.ValidationError, which `to_api_error` converts.
-    """
-    state = state_of(request)
-    state.client.admit()
-    state.check_task(task)
-    body = await read_body(request, kind, state.large_bodies)
-    state.model_name(body.model)
-    return state, body
 
 
 def state_of(request: Request) -> AppState:

@@ -10,9 +10,10 @@ from starlette.requests import Request
 
 from engine.protocol import EmbedOutput, EmbedRequest
 from server.api.openai.schemas.embedding import EncoderBody
-from server.api.openai.writer import cancel_on_disconnect
-from server.generation.prepare import check_token_ids, off_loop, too_long
+from server.generation.off_loop import off_loop
+from server.generation.prepare import check_token_ids, too_long
 from server.generation.submission import abort_reason
+from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import ApiError, invalid, numerical_error
 from server.state import AppState
 
@@ -69,7 +70,7 @@ async def embed(
     """One vector for each list of tokens, as pooled; aborts where the client leaves first."""
     embedding = Embedding(state, lists, request.state.arrival, body.priority or 0)
     try:
-        return await cancel_on_disconnect(request, embedding.collect())
+        return await cancel_on_disconnect(request.receive, embedding.collect())
     except BaseException as error:
         embedding.close(error)
         raise

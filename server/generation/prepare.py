@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import orjson
@@ -20,15 +19,14 @@ from server.api.openai.schemas.chat import ChatBody, ChatMessage
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.schemas.generate import GenerateBody
 from server.api.openai.schemas.tokenize import TokenizeBody
+from server.generation.off_loop import off_loop
 from server.http.errors import ApiError, invalid, unsupported
 from server.state import AppState
 from server.text.detokenizer import Detokenizer
 
-INLINE_CHARS = 8192  # shorter texts are rendered and tokenised faster than a thread takes them
 MAX_PROMPT_LOGPROBS = 2**18  # log-probabilities of prompts' tokens in an answer
 MAX_ANSWER_LOGPROBS = 2**22  # of its own, where it has several choices: up to 1 GB
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +56,6 @@ class PreparedRequest:
     @property
     def n(self) -> int:
         return self.body.n or 1
-
-
-async def off_loop(chars: int, work: Callable[[], Result]) -> Result:
-    """Long texts would hold up every stream: they go to a thread (Tokenizer frees the GIL)."""
-    return work() if chars < INLINE_CHARS else await asyncio.to_thread(work)
 
 
 def message_dict(message: ChatMessage) -> dict[str, Any]:

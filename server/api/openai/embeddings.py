@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.embedding import EmbeddingBody
+from server.api.receive import admit_and_read
 from server.generation.embedding import Vectors, embed, normalised, token_lists
-from server.generation.prepare import off_loop
+from server.generation.off_loop import off_loop
 from server.http.errors import invalid
 from server.http.openapi import body_schema
-from server.state import accept
+from server.state import state_of
 
 router = APIRouter()
 
@@ -25,7 +26,8 @@ router = APIRouter()
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
-    state, body = await accept(request, EmbeddingBody, "embed")
+    state = state_of(request)
+    body = await admit_and_read(request, EmbeddingBody, "embed")
     size, wanted = state.loaded().embedding_size, body.dimensions
     if wanted and wanted > size:
         message = f"dimensions must be from 1 to {size} (the model's vector size), not {wanted}."

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from server.api.openai.dialect import CHAT, COMPLETION, Dialect
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.completion import CompletionBody
-from server.api.openai.writer import Answer, cancel_on_disconnect
+from server.api.openai.writer import Answer
+from server.api.receive import admit_and_read
 from server.generation.prepare import (
     PreparedRequest,
     chat_prompt,
@@ -19,8 +20,9 @@ from server.generation.prepare import (
     unread_arguments,
 )
 from server.generation.sse import TokenStream
+from server.http.disconnect import cancel_on_disconnect
 from server.http.openapi import body_schema
-from server.state import AppState, accept
+from server.state import AppState, state_of
 
 router = APIRouter()
 
@@ -28,7 +30,8 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody, streams=True))
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
-    state, body = await accept(request, ChatBody, "generate")
+    state = state_of(request)
+    body = await admit_and_read(request, ChatBody, "generate")
     with state.client.reserve():
         prompts = [await chat_prompt(state, body, len(await request.body()))]
     ignored = unread_arguments(state, body)
@@ -39,7 +42,8 @@ async def chat_completions(request: Request) -> Response:
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody, streams=True))
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
-    state, body = await accept(request, CompletionBody, "generate")
+    state = state_of(request)
+    body = await admit_and_read(request, CompletionBody, "generate")
     with state.client.reserve():
         prompts = await text_prompts(state, body.prompts)
         echoes = await make_echoes(state, body) if body.echo else None
@@ -55,7 +59,9 @@ async def _respond(
     answer = Answer(state, plan, dialect)
     try:
         if plan.body.stream:
-            await cancel_on_disconnect(request, answer.generation.begin(state.config.ping_interval))
+            await cancel_on_disconnect(
+                request.receive, answer.generation.begin(state.config.ping_interval)
+            )
             return TokenStream(answer)
         response = await answer.whole(request)
     except BaseException as error:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from server.api.openai.embeddings import encoder_usage, json_response
 from server.api.openai.schemas.embedding import ScoreBody
+from server.api.receive import admit_and_read
 from server.generation.embedding import embed, normalised, token_lists
 from server.http.openapi import body_schema
-from server.state import accept
+from server.state import state_of
 
 router = APIRouter()
 
@@ -23,7 +24,8 @@ router = APIRouter()
 @router.post("/score", include_in_schema=False)
 async def score(request: Request) -> Response:
     """Compute the cosine similarity of each pair of texts; each text is encoded once."""
-    state, body = await accept(request, ScoreBody, "embed")
+    state = state_of(request)
+    body = await admit_and_read(request, ScoreBody, "embed")
     first, second = body.sides
     with state.client.reserve():
         lists = await token_lists(state, body, first, "text_1")

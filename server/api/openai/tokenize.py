@@ -13,13 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
-from server.generation.prepare import (
-    INLINE_CHARS,
-    chat_prompt,
-    check_token_ids,
-    off_loop,
-    unread_arguments,
-)
+from server.generation.off_loop import INLINE_CHARS, off_loop
+from server.generation.prepare import chat_prompt, check_token_ids, unread_arguments
 from server.http.body import ignored_header, read_body
 from server.http.openapi import body_schema
 from server.state import AppState, state_of

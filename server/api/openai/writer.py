@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -14,37 +13,16 @@ from starlette.responses import Response
 
 from engine.protocol import TokenLogprobs
 from server.api.openai.dialect import Dialect, by_token_id, echoed_tokens
-from server.generation.prepare import PreparedRequest, off_loop
+from server.generation.off_loop import off_loop
+from server.generation.prepare import PreparedRequest
 from server.generation.submission import Choice, Delta, Generation
 from server.http.body import ignored_header
-from server.http.errors import ClientGone
+from server.http.disconnect import cancel_on_disconnect
 from server.state import AppState
 
-Result = TypeVar("Result")
 CHARS_PER_LOGPROB = 8  # of a text that takes as long
 # Clients that read an event by text lines would end it here; JSON may have them escaped.
 LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
-
-
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs `work` while the client is there: Starlette lets a handler run on after its client has
-    gone. Raises ClientGone."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class Answer:
@@ -96,7 +74,7 @@ class Answer:
 
     async def whole(self, request: Request) -> Response:
         """Waits for everything; aborts where the client leaves first."""
-        deltas = await cancel_on_disconnect(request, self.generation.collect())
+        deltas = await cancel_on_disconnect(request.receive, self.generation.collect())
         body = await self._written(deltas, lambda: self._body(deltas))
         return Response(body, media_type="application/json", headers=self.headers())
 
