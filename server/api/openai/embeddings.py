@@ -14,11 +14,13 @@ from starlette.responses import Response
 
 from server.api.openai.schemas.embedding import EmbeddingBody
 from server.api.receive import admit_and_read
-from server.generation.embedding import Vectors, embed, normalised, token_lists
+from server.generation.embedding import Embedding, Vectors, normalised
 from server.generation.off_loop import off_loop
+from server.generation.texts import encode_texts
+from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import invalid
 from server.http.openapi import body_schema
-from server.state import state_of
+from server.state import AppState, state_of
 
 router = APIRouter()
 
@@ -28,41 +30,47 @@ async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
     state = state_of(request)
     body = await admit_and_read(request, EmbeddingBody, "embed")
-    size, wanted = state.loaded().embedding_size, body.dimensions
-    if wanted and wanted > size:
-        message = f"dimensions must be from 1 to {size} (the model's vector size), not {wanted}."
-        raise invalid("dimensions", message)
+    _check_dimensions(state, body)
     with state.client.reserve():
-        lists = await token_lists(state, body, body.inputs, "input")
-    vectors = (await embed(request, state, body, lists))[:, :wanted]
+        token_lists = await encode_texts(state, body.inputs, body.truncate_prompt_tokens, "input")
+    with Embedding(state, token_lists, request.state.arrival, body.priority or 0) as embedding:
+        vectors = await cancel_on_disconnect(request.receive, embedding.collect())
+    vectors = vectors[:, : body.dimensions]
     if state.pooling.normalised:
         vectors = normalised(vectors)
-    as_text = body.encoding_format == "base64"
-    head = {
+    answer = {
         "object": "list",
         "model": state.model_name(body.model),
-        "usage": encoder_usage(lists),
+        "usage": encoder_usage(token_lists),
     }
 
-    def render() -> bytes:
-        data = [_entry(index, vector, as_text) for index, vector in enumerate(vectors)]
-        return orjson.dumps(head | {"data": data})
+    def write() -> bytes:
+        data = [_entry(index, vector, body) for index, vector in enumerate(vectors)]
+        return orjson.dumps(answer | {"data": data})
 
-    return json_response(await off_loop(vectors.size, render))
+    return json_response(await off_loop(vectors.size, write))
 
 
-def _entry(index: int, vector: Vectors, as_text: bool) -> dict[str, Any]:
+def _check_dimensions(state: AppState, body: EmbeddingBody) -> None:
+    size = state.loaded().embedding_size
+    if body.dimensions is not None and body.dimensions > size:
+        limit = f"from 1 to {size} (the model's vector size)"
+        raise invalid("dimensions", f"dimensions must be {limit}, not {body.dimensions}.")
+
+
+def _entry(index: int, vector: Vectors, body: EmbeddingBody) -> dict[str, Any]:
     """Return one entry of `data`. Each vector is dumped by itself, to hold the GIL briefly."""
-    if as_text:
-        embedding: Any = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    embedding: Any
+    if body.encoding_format == "base64":
+        embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     else:
         numbers = orjson.dumps(np.ascontiguousarray(vector), option=orjson.OPT_SERIALIZE_NUMPY)
         embedding = orjson.Fragment(numbers)
     return {"object": "embedding", "index": index, "embedding": embedding}
 
 
-def encoder_usage(lists: Sequence[Sequence[int]]) -> dict[str, int]:
-    tokens = sum(map(len, lists))
+def encoder_usage(token_lists: Sequence[Sequence[int]]) -> dict[str, int]:
+    tokens = sum(map(len, token_lists))
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 

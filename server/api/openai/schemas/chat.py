@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import orjson
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -16,6 +17,7 @@ from pydantic import (
 
 from server.api.openai.schemas.fields import shape_of
 from server.api.openai.schemas.generate import GenerateBody
+from server.generation.chat_prompt import Chat
 from server.http.body import Part, failure
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
@@ -64,6 +66,29 @@ class ChatMessage(Part):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates read it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            value = getattr(self, name)
+            if value is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [_with_parsed_arguments(call) for call in self.tool_calls]
+        return message
+
+
+def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call whose arguments are an object, not a JSON text."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"] or "{}")
+    except orjson.JSONDecodeError:
+        return call  # the model wrote invalid JSON; the template shows it as it was
+    return {**call, "function": {**function, "arguments": arguments}}
+
 
 def _few_parts(value: Any) -> Any:
     """Limit the text parts of all messages: checking a million would stop every stream for 1 s."""
@@ -95,6 +120,9 @@ class TemplateArguments(Part):
     thinking: bool | None = None
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
 
+    def given(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
 
 def check_ending(body: Any) -> None:
     """Check that the prompt ends either with a new turn or inside the last message, not both."""
@@ -104,6 +132,7 @@ def check_ending(body: Any) -> None:
 
 
 class ChatBody(GenerateBody):
+    OPERATION = "chat"
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
         **dict.fromkeys(("tools", "functions", "documents"), ([],)),
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
@@ -135,3 +164,17 @@ class ChatBody(GenerateBody):
     @property
     def num_logprobs(self) -> int:
         return (self.top_logprobs or 0) if self.logprobs else -1
+
+    def chat(self) -> Chat:
+        """Return the conversation for the model's template. Takes long for a long body."""
+        arguments: dict[str, Any] = {}
+        if self.chat_template_kwargs is not None:
+            arguments = self.chat_template_kwargs.given()
+        if self.reasoning_effort is not None:
+            arguments.setdefault("reasoning_effort", self.reasoning_effort)
+        return Chat(
+            messages=[message.for_template() for message in self.messages],
+            arguments=arguments,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+        )

@@ -20,6 +20,7 @@ Prompts = Annotated[
 
 
 class CompletionBody(GenerateBody):
+    OPERATION = "text_completion"
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
 
     prompt: Prompts

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, StringConstraints, Tag, model_validator
 
 from server.api.openai.schemas.fields import INT32, INT64, Count, OneOrMore, TokenId
+from server.generation.options import GenerationOptions, Operation
 from server.http.body import Body, Part, failure
 
 MAX_BIASES = 1024
@@ -56,6 +57,8 @@ class GenerateBody(Body):
         "response_format": ({"type": "text"},),
     }
 
+    OPERATION: ClassVar[Operation]
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -103,7 +106,7 @@ class GenerateBody(Body):
         return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     @model_validator(mode="after")
-    def _scores_come_whole(self) -> Self:
+    def _prompt_logprobs_need_whole_answer(self) -> Self:
         if self.stream and self.prompt_logprobs is not None:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
@@ -111,3 +114,32 @@ class GenerateBody(Body):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def options(self) -> GenerationOptions:
+        """Return the parameters of the generation, independent of the API."""
+        return GenerationOptions(
+            operation=self.OPERATION,
+            model=self.model,
+            stream=bool(self.stream),
+            n=self.n or 1,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            max_tokens=self.max_new_tokens,
+            min_tokens=self.min_tokens or 0,
+            stop=self.stops,
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=bool(self.ignore_eos),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            seed=self.seed,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
+        )
