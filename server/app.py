@@ -21,7 +21,7 @@ from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from server.api import ops
-from server.api.openai import embeddings, generate, models, score, tokenize
+from server.api.openai import chat, completions, embeddings, models, score, tokenize
 from server.cli.config import ServerConfig, served_names
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
@@ -35,7 +35,8 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
-ROUTERS = [module.router for module in (generate, embeddings, score, models, tokenize, ops)]
+ROUTE_FILES = (chat, completions, embeddings, score, models, tokenize, ops)
+ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of other APIs that clients often try; the 404 names a supported path.
 FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
@@ -53,7 +54,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     folder = model_folder(engine_config.model)
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
-    service = AppState(
+    state = AppState(
         config=config,
         client=client,
         keys=ApiKeys(config),
@@ -66,7 +67,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         created=int(time.time()),
     )
     app = OpenApiApp(
-        keyed=bool(service.keys),
+        keyed=bool(state.keys),
         title="Penstock",
         version=version,
         lifespan=_lifespan,
@@ -76,14 +77,14 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         responses=RESPONSES,
         exception_handlers={HTTPException: _raise},
     )
-    app.state.penstock = service
+    app.state.penstock = state
     app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(Gate, config=config, keys=service.keys)
-    app.add_middleware(RequestBoundary, service=service)
+    app.add_middleware(Gate, config=config, keys=state.keys)
+    app.add_middleware(RequestBoundary, state=state)
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
-        app.add_middleware(CrossOrigin, service=service)
+        app.add_middleware(CrossOrigin, state=state)
     return app
 
 
@@ -116,11 +117,11 @@ def _hint(path: str) -> str:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service: AppState = app.state.penstock
-    await service.client.start()
+    state: AppState = app.state.penstock
+    await state.client.start()
     try:
         yield
     finally:
-        await service.client.stop()
-        if service.tracing:
-            await asyncio.to_thread(service.tracing.close)
+        await state.client.stop()
+        if state.tracing:
+            await asyncio.to_thread(state.tracing.close)

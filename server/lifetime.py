@@ -106,9 +106,9 @@ class Lifetime:
     def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
         self.cause = ""  # why the server stops: a signal or the engine's death
         self.server = Server(uvicorn_config(app))
-        self._service: AppState = app.state.penstock
-        self._client = self._service.client
-        self._say = logger_for(self._service.config)
+        self._state: AppState = app.state.penstock
+        self._client = self._state.client
+        self._say = logger_for(self._state.config)
         self._engine_config = engine_config
         self._listener = listener
         self._port: int = listener.getsockname()[1]
@@ -123,11 +123,11 @@ class Lifetime:
         loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        if self._service.config.api_key_file:
+        if self._state.config.api_key_file:
             loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
-        url = base_url(self._service.config.host, self._port)
+        url = base_url(self._state.config.host, self._port)
         self._say(f"penstock: listening on {url}, loading {self._engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
         for task in tasks:
@@ -161,7 +161,7 @@ class Lifetime:
         if loop.time() - self._full_logged_at >= FULL_NOTICE_S:
             self._full_logged_at = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            logger_for(self._service.config, "warning")(
+            logger_for(self._state.config, "warning")(
                 f"penstock: {error.strerror}: new connections wait until others end or have been "
                 f"idle for a second. This process may open {most} files; raise `ulimit -n`."
             )
@@ -182,7 +182,7 @@ class Lifetime:
             # stalled all streams for 25 ms or more.
             gc.freeze()
             with contextlib.suppress(EngineDeadError):  # `_watch` reports it
-                self._say(banner(self._service, self._engine_config, ready.result(), self._port))
+                self._say(banner(self._state, self._engine_config, ready.result(), self._port))
         finally:
             ready.cancel()
 
@@ -197,12 +197,12 @@ class Lifetime:
 
     def _reload_keys(self) -> None:
         try:
-            self._service.keys.reload()
+            self._state.keys.reload()
         except ConfigError as error:
             text = f"penstock: SIGHUP: the API keys are unchanged: {error}"
-            logger_for(self._service.config, "error")(text)
+            logger_for(self._state.config, "error")(text)
         else:
-            self._say(f"penstock: SIGHUP: {len(self._service.keys)} API keys read")
+            self._say(f"penstock: SIGHUP: {len(self._state.keys)} API keys read")
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = asyncio.get_running_loop().time()
@@ -218,7 +218,7 @@ class Lifetime:
 
     async def _drain_and_stop(self, name: str) -> None:
         loop = asyncio.get_running_loop()
-        timeout = self._service.config.drain_timeout
+        timeout = self._state.config.drain_timeout
         deadline = loop.time() + timeout
         grace = LAST_WORDS_S
         try:

@@ -1,4 +1,4 @@
-"""Service: the objects that every route uses, created once by `create_app`."""
+"""AppState: the objects that every route uses, created once by `create_app`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
 from server.cli.config import ServerConfig
 from server.http.auth import ApiKeys
-from server.http.body import BodyType, LargeBodies, read_body
+from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -90,21 +90,7 @@ class AppState:
         return to_api_error(error, draining=self.client.state == "draining")
 
 
-async def accept(request: Request, kind: type[BodyType], task: Task) -> tuple[AppState, BodyType]:
-    """Return the service and the validated body of a request for `task`.
-
-    A full queue refuses the request before its body is read. Raises ApiError, EngineError or
-    pydantic.ValidationError, which `to_api_error` converts.
-    """
-    service = state_of(request)
-    service.client.admit()
-    service.check_task(task)
-    body = await read_body(request, kind, service.large_bodies)
-    service.model_name(body.model)
-    return service, body
-
-
 def state_of(request: Request) -> AppState:
-    service = request.app.state.penstock
-    assert isinstance(service, AppState)
-    return service
+    state = request.app.state.penstock
+    assert isinstance(state, AppState)
+    return state

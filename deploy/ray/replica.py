@@ -34,7 +34,7 @@ class Replica:
     ) -> None:
         self._client = ProcessClient(engine_config)
         self._app = create_app(config, engine_config, self._client)
-        self._service: AppState = self._app.state.penstock
+        self._state: AppState = self._app.state.penstock
         self._open = 0
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
@@ -70,7 +70,7 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the input of `autoscaling.scale_on_queue`. Ray calls it every few seconds."""
         stats = self._client.stats
-        rows = self._service.loaded().max_num_seqs
+        rows = self._state.loaded().max_num_seqs
         return {"waiting": stats.waiting, "running": stats.running, "rows": rows}
 
     async def _leave_with_engine(self) -> None:

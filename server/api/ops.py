@@ -16,8 +16,8 @@ from server.state import AppState, state_of
 router = APIRouter()
 
 
-def _condition(service: AppState) -> dict[str, Any]:
-    client = service.client
+def _condition(state: AppState) -> dict[str, Any]:
+    client = state.client
     return {
         "status": {"ready": "ok"}.get(client.state, client.state),
         "running": client.stats.running,
@@ -36,12 +36,12 @@ async def health(request: Request) -> Response:
 @router.get("/ready", openapi_extra=PROBE)
 async def ready(request: Request) -> Response:
     """Return 200 if a new request would be accepted: loaded, not draining, room in the queue."""
-    service = state_of(request)
-    progress = service.client.progress
-    body = _condition(service) | {"stage": progress.stage, "fraction": progress.fraction}
+    state = state_of(request)
+    progress = state.client.progress
+    body = _condition(state) | {"stage": progress.stage, "fraction": progress.fraction}
     if body["status"] == "ok":
         try:
-            service.client.admit()
+            state.client.admit()
         except EngineError:
             body["status"] = "overloaded"
     return JSONResponse(body, 200 if body["status"] == "ok" else 503)

@@ -67,27 +67,27 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def banner(service: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
+def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
-    config = service.config
+    config = state.config
     has_keys = bool(config.api_key or config.api_key_file)
     access = "on" if has_keys else "off"
     key = shell_key(config, os.environ) if has_keys else ""
     url = base_url(config.host, port)
     lines = [
-        f"penstock {importlib.metadata.version('penstock')} serves {service.names[0]}: "
+        f"penstock {importlib.metadata.version('penstock')} serves {state.names[0]}: "
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
-        *(vectors(service, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *memory(ready),
         f"  access    API key {access}",
         f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
-        f"  try       {curl(service, ready, url, key)}",
+        f"  try       {curl(state, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:
         lines.append(f"            (replace {key} by one of your API keys)")
-    lines += [*arithmetic(ready), *not_followed(service.tokenizer.not_followed)]
+    lines += [*arithmetic(ready), *not_followed(state.tokenizer.not_followed)]
     if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   listening on {config.host} without an API key: everyone who can reach "
@@ -96,11 +96,11 @@ def banner(service: AppState, engine: EngineConfig, ready: Ready, port: int) -> 
     return "\n".join(lines)
 
 
-def vectors(service: AppState, ready: Ready) -> list[str]:
+def vectors(state: AppState, ready: Ready) -> list[str]:
     """Return the lines of an encoder, which has no KV cache."""
     return [
-        f"  vectors   {ready.embedding_size} dimensions, {service.pooling}",
-        f"  texts     up to {service.max_length()} tokens",
+        f"  vectors   {ready.embedding_size} dimensions, {state.pooling}",
+        f"  texts     up to {state.max_length()} tokens",
     ]
 
 
@@ -185,13 +185,13 @@ def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
     return UNKNOWN_KEY
 
 
-def curl(service: AppState, ready: Ready, url: str, key: str) -> str:
+def curl(state: AppState, ready: Ready, url: str, key: str) -> str:
     """Return a curl command that fits the model: chat, completion or embedding."""
-    body: dict[str, object] = {"model": service.names[0]}
+    body: dict[str, object] = {"model": state.names[0]}
     most = min(64, ready.max_model_len // 4)
     if ready.kind == "encoder":
         path, body["input"] = "/v1/embeddings", "Hello!"
-    elif service.template is not None or ready.kind == "encoder-decoder":
+    elif state.template is not None or ready.kind == "encoder-decoder":
         path, body["max_tokens"] = "/v1/chat/completions", most
         body["messages"] = [{"role": "user", "content": "Hello!"}]
     else:

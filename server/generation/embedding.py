@@ -1,118 +1,61 @@
-"""Texts to vectors: tokenised, checked, submitted, and ended exactly once."""
+"""Embedding: the vectors of the texts of one HTTP request."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
-from starlette.requests import Request
 
+from engine.client.output_stream import OutputStream
 from engine.protocol import EmbedOutput, EmbedRequest
-from server.api.openai.schemas.embedding import EncoderBody
-from server.api.openai.writer import cancel_on_disconnect
-from server.generation.prepare import check_token_ids, off_loop, too_long
-from server.generation.submission import abort_reason
-from server.http.errors import ApiError, invalid, numerical_error
+from server.generation.submission import Submission
+from server.http.errors import numerical_error
 from server.state import AppState
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimensions]
 
 
-async def token_lists(
-    service: AppState, body: EncoderBody, texts: Sequence[str | list[int]], param: str
-) -> list[list[int]]:
-    """The ids of each text, special tokens included; ids are taken as they are. Raises ApiError
-    where one is too long and truncation was not asked for. `param` names the texts' field."""
-    most = _truncation(service, body)
-    lowercase, tokenizer = service.pooling.lowercase, service.tokenizer
-    names = [param if len(texts) == 1 else f"{param}.{index}" for index in range(len(texts))]
-
-    def ids(text: str | list[int], name: str) -> list[int]:
-        if not isinstance(text, str):
-            return text[:most]
-        text = text.lower() if lowercase else text
-        if most is not None:
-            return tokenizer.encode_start(text, most)
-        if count := tokenizer.far_over(text, service.max_length()):
-            raise _too_long(service, count, name)
-        return tokenizer.encode(text)
-
-    lists = await off_loop(sum(map(len, texts)), lambda: list(map(ids, texts, names)))
-    for tokens, name in zip(lists, names, strict=True):
-        check_token_ids(service, tokens, name)
-        if len(tokens) > service.max_length():
-            raise _too_long(service, str(len(tokens)), name)
-    return lists
-
-
-def _truncation(service: AppState, body: EncoderBody) -> int | None:
-    asked, longest = body.truncate_prompt_tokens, service.max_length()
-    if asked is None:
-        return None
-    if asked == -1:
-        return longest
-    if not (added := service.tokenizer.added_tokens) < asked <= longest:
-        message = f"must be -1, or above {added} and at most {longest} here, not {asked}"
-        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
-    return asked
-
-
-def _too_long(service: AppState, count: str, param: str) -> ApiError:
-    advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
-    return too_long(service.max_length(), f"this text has {count}: {advice}", param)
-
-
-async def embed(
-    request: Request, service: AppState, body: EncoderBody, lists: list[list[int]]
-) -> Vectors:
-    """One vector for each list of tokens, as pooled; aborts where the client leaves first."""
-    embedding = Embedding(service, lists, request.state.arrival, body.priority or 0)
-    try:
-        return await cancel_on_disconnect(request, embedding.collect())
-    except BaseException as error:
-        embedding.close(error)
-        raise
-
-
-def normalised(vectors: Vectors) -> Vectors:
-    """Each at length 1, but a zero, as it is."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units: Vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return units
-
-
-class Embedding:
-    """The texts of one HTTP request; raises as EngineClient.embed where there is no room."""
+class Embedding(Submission[EmbedOutput]):
+    """A Submission whose outputs are vectors."""
 
     def __init__(
-        self, service: AppState, lists: list[list[int]], arrival: float, priority: int
+        self, state: AppState, token_lists: Sequence[list[int]], arrival: float, priority: int
     ) -> None:
-        self._metrics, self._client = service.metrics, service.client
-        self._arrival, self._submitted = arrival, time.monotonic()
-        pooling, next_id = service.pooling.mode, self._client.next_id
-        requests = [EmbedRequest(next_id(), ids, pooling, arrival, priority) for ids in lists]
-        self._texts = {request.id: request for request in requests}
-        self._stream = self._client.embed(requests)
+        self._arrival = arrival
+        next_id, pooling = state.client.next_id, state.pooling.mode
+        requests = [EmbedRequest(next_id(), ids, pooling, arrival, priority) for ids in token_lists]
+        self._requests = {request.id: request for request in requests}
+        super().__init__(state, self._requests)
+
+    def _send(self) -> OutputStream[EmbedOutput]:
+        return self._client.embed(list(self._requests.values()))
 
     async def collect(self) -> Vectors:
-        """All vectors in the order of the texts. Raises EngineError and ApiError."""
+        """Wait for all vectors, and return them in the order of the texts.
+
+        Raises EngineError, or ApiError if a vector is not finite.
+        """
         vectors: dict[int, bytes] = {}
-        async for batch in self._stream:
+        async for batch in self._batches():
             for at, output in batch:
                 if output.finish == "error":
                     raise numerical_error()
+                self._observe(output.id, at)
                 vectors[output.id] = output.vector
-                self._observe(at, output)
-        rows = [np.frombuffer(vectors[i], dtype="<f4") for i in self._texts]
+                self._finish(output.id)
+        rows = [np.frombuffer(vectors[request_id], dtype="<f4") for request_id in self._requests]
         return np.stack(rows).astype(np.float32, copy=False)
 
-    def _observe(self, at: float, output: EmbedOutput) -> None:
-        tokens, admission = self._texts[output.id].tokens, self._stream.admissions.get(output.id)
-        self._metrics.begin(len(tokens), self._submitted, admission, at)
+    def _observe(self, request_id: int, at: float) -> None:
+        """Record a text whose vector the engine computed at the time `at`."""
+        tokens = self._requests[request_id].tokens
+        admission = self._stream.admissions.get(request_id)
+        self._metrics.begin(len(tokens), self._submitted_at, admission, at)
         self._metrics.embedded(self._arrival)
 
-    def close(self, error: BaseException) -> None:
-        """Aborts what is unfinished, because of `error`."""
-        self._metrics.abort(abort_reason(error, draining=self._client.state == "draining"))
-        self._stream.close()
+
+def normalised(vectors: Vectors) -> Vectors:
+    """Return the vectors at length 1. A zero vector stays zero."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units: Vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return units

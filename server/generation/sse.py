@@ -1,95 +1,140 @@
-"""A Generation as server-sent events, to the byte as OpenAI's clients expect them.
+"""A generation as a stream of server-sent events, byte for byte as OpenAI's clients expect it.
 
-Order: in chats one opening chunk for each choice in ascending index, text (which begins with an
-echo), one closing chunk for each choice, usage where asked for, `[DONE]`. All chunks that are there
-at once go out together. A failure after the 200 is a `data: {"error": …}` event, the last of its
-body: an error followed by `[DONE]` reads as an empty success to some clients, and where a body
-breaks off, others and proxies forget the event they have not read yet.
+All chunks that are ready go out together. A failure after the status was sent becomes an error
+event, the last of its body. An error followed by `[DONE]` would look like an empty success to some
+clients. If the body broke off instead, other clients and proxies would lose the events that they
+have not read yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import anyio
 import structlog
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
-from server.api.openai.writer import Answer
-from server.http.errors import ClientGone, StreamBroken
+from server.generation.events import ChoiceEvents
+from server.generation.generation import Generation
+from server.generation.writer import Writer, format_events
+from server.http.body import ignored_header
+from server.http.disconnect import cancel_on_disconnect
+from server.http.errors import ClientStalled, StreamBroken
+from server.state import AppState
 
-# The kernel ends a connection for good (listen.py); this clock is for systems where it does not.
+# The kernel disconnects a client that stops reading (http/listener.py). This clock is for systems
+# whose kernel does not.
 AFTER_KERNEL_S = 5.0
-PIECE = 65536  # bytes; asyncio holds up a writer that has more waiting, until 16 KiB are left
+PIECE = 65536  # bytes; asyncio stops a writer with more unsent bytes until only 16 KiB are left
+# Clients that split a stream into text lines would split an event here. JSON can escape them.
+LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
 
 log = structlog.get_logger("server.stream")
 
 
-class TokenStream(EventSourceResponse):
-    """The streamed response; closes its Generation however it ends."""
+def sse_event(data: bytes) -> bytes:
+    """Return a server-sent event whose data is a JSON text."""
+    for separator, escape in LINE_SEPARATORS:
+        data = data.replace(separator, escape)
+    return b"data: " + data + b"\n\n"
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer, self._generation = answer, answer.generation
-        config = answer.service.config
+
+class StreamedResponse(EventSourceResponse):
+    """A response that sends the events of a generation as they come."""
+
+    def __init__(self, state: AppState, generation: Generation, writer: Writer) -> None:
+        self._state = state
+        self._generation = generation
+        self._writer = writer
+        config = state.config
         super().__init__(
-            self._events(),
-            headers={"cache-control": "no-cache", **answer.headers()},
+            self._body(),
+            headers={"cache-control": "no-cache", **ignored_header(generation.prepared.ignored)},
             ping=config.ping_interval,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            # Accepted streams go on while the server drains; who drains also ends the engine.
+            # Accepted streams continue while the server drains. The drain then ends the engine.
             shutdown_grace_period=config.drain_timeout + 10,
         )
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        try:
-            if opening := self._answer.opening():
-                yield opening
-            async for choices in self._generation:
-                if events := await self._answer.growth(choices):
-                    yield events
-            yield self._answer.ending()
-        except Exception as error:
-            self._generation.close(error)
-            failure = self._answer.service.api_error(error)
-            log.warning("stream broken", code=failure.code, exc_info=failure.status == 500)
-            yield b"data: " + failure.body(self._generation.plan.request_id) + b"\n\n"
-            raise StreamBroken from error
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the generation while its events are sent; end a failed stream with an error event."""
+        send = in_pieces(send, self._state.config.send_timeout + AFTER_KERNEL_S)
         try:
-            await super().__call__(scope, receive, self._in_pieces(send))
-        except SendTimeoutError as error:
-            self._generation.close(error)
-            raise ClientGone from None
-        finally:
-            stalled = "stalled" in scope["state"]  # as the connection ended it
-            self._generation.close(SendTimeoutError() if stalled else None)
+            with self._generation:
+                await self._stream(scope, receive, send)
+        except StreamBroken as broken:
+            await cancel_on_disconnect(receive, self._send_failure(broken.error, send))
+            raise
 
-    def _in_pieces(self, send: Send) -> Send:
-        """`send` with a clock for each piece: what has gathered for a slow reader may take long."""
-        limit = self._answer.service.config.send_timeout + AFTER_KERNEL_S
-        sending = asyncio.Lock()  # a ping between two pieces would break an event
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # An error before the first output still gets a status. Wait no longer than for a ping.
+        first = self._generation.wait_for_output(self._state.config.ping_interval)
+        await cancel_on_disconnect(receive, first)
+        await super().__call__(scope, receive, send)
+        if "stalled" in scope["state"]:  # set by Connection
+            raise ClientStalled
 
-        async def send_in_pieces(message: Message) -> None:
-            async with sending:
-                for piece in pieces(message):
-                    with anyio.move_on_after(limit) as clock:
-                        await send(piece)
-                    if clock.cancelled_caught:
-                        raise SendTimeoutError
+    async def _body(self) -> AsyncIterator[bytes]:
+        """Yield the body of the stream in parts. Raises StreamBroken from any error."""
+        try:
+            opening = self._writer.opening()
+            if opening:
+                yield opening
+            async for updates in self._generation:
+                chunks = await self._formatted(updates)
+                if chunks:
+                    yield chunks
+            yield self._writer.closing(self._generation.usage())
+        except Exception as error:
+            raise StreamBroken(error) from error
 
-        return send_in_pieces
+    async def _formatted(self, updates: Sequence[ChoiceEvents]) -> bytes:
+        def write() -> bytes:
+            return b"".join([self._writer.chunks(update) for update in updates])
+
+        return await format_events(self._generation.prepared.options, updates, write)
+
+    async def _send_failure(self, error: Exception, send: Send) -> None:
+        """Send the last event of a stream that `error` has ended."""
+        failure = self._state.api_error(error)
+        cause = None
+        if failure.status == 500:  # a fault of this program
+            cause = error
+        log.warning("stream broken", code=failure.code, exc_info=cause)
+        event = self._writer.failure(failure)
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+def in_pieces(send: Send, limit: float) -> Send:
+    """Return a `send` that splits bodies and raises ClientStalled if a piece takes too long.
+
+    `limit` is in seconds. A slow client may need longer for a whole body than for one piece.
+    """
+    sending = asyncio.Lock()  # a ping between two pieces would break an event
+
+    async def send_in_pieces(message: Message) -> None:
+        async with sending:
+            for piece in pieces(message):
+                with anyio.move_on_after(limit) as clock:
+                    await send(piece)
+                if clock.cancelled_caught:
+                    raise ClientStalled
+
+    return send_in_pieces
 
 
 def pieces(message: Message) -> Iterator[Message]:
-    """A body in parts of at most PIECE bytes: whole events, where these are not longer."""
-    body, start = message.get("body", b""), 0
+    """Split a body into pieces of at most PIECE bytes, between events if these fit."""
+    body = message.get("body", b"")
+    start = 0
     while len(body) - start > PIECE:
         end = body.rfind(b"\n\n", start, start + PIECE) + 2
-        end = end if end > start + 1 else start + PIECE
+        if end <= start + 1:  # no event ends here
+            end = start + PIECE
         yield {**message, "body": body[start:end], "more_body": True}
         start = end
-    yield {**message, "body": body[start:]} if start else message
+    if start:
+        message = {**message, "body": body[start:]}
+    yield message

@@ -36,11 +36,11 @@ class CrossOrigin(CORSMiddleware):
     A page sends its key in the Authorization header; cookies are not allowed.
     """
 
-    def __init__(self, app: ASGIApp, service: AppState) -> None:
-        self._metrics = service.metrics
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
+        self._metrics = state.metrics
         super().__init__(
             app,
-            allow_origins=service.config.allowed_origins,
+            allow_origins=state.config.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             allow_private_network=True,  # from a public page to a private network
@@ -67,21 +67,21 @@ class RequestBoundary:
     reaches the client or uvicorn's log.
     """
 
-    def __init__(self, app: ASGIApp, service: AppState) -> None:
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
-        self._service = service
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(self._service, scope, receive, send)
+        exchange = Exchange(self._state, scope, receive, send)
         try:
             await self._app(exchange.routed_scope, exchange.receive, exchange.send)
         except ClientGone:
             pass
         except StreamBroken:
-            exchange.cut = 503 if self._service.client.state == "draining" else 500
+            exchange.cut = 503 if self._state.client.state == "draining" else 500
             # End the body without the exchange, which would count the response as complete.
             await send({"type": "http.response.body"})
         except asyncio.CancelledError:  # uvicorn cancels requests that outlast the drain
@@ -95,18 +95,18 @@ class RequestBoundary:
 
     def _account(self, exchange: Exchange) -> None:
         """Count and log a finished request. Sampling of the access log does not drop errors."""
-        config, status = self._service.config, exchange.outcome
+        config, status = self._state.config, exchange.outcome
         if not exchange.is_probe:
-            self._service.metrics.request(status)
+            self._state.metrics.request(status)
         if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
             exchange.log()
 
     async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope) -> None:
-        answer = self._service.api_error(error)
+        answer = self._state.api_error(error)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
         if not exchange.is_probe:
-            self._service.metrics.reject(answer.code)
+            self._state.metrics.reject(answer.code)
         if not exchange.status:
             if answer.headers.get("connection") == "close":
                 await exchange.read_on()
@@ -131,8 +131,8 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
 class Exchange:
     """One request and its response, as RequestBoundary sees them."""
 
-    def __init__(self, service: AppState, scope: Scope, receive: Receive, send: Send) -> None:
-        self._client, self._most = service.client, service.config.max_body_bytes
+    def __init__(self, state: AppState, scope: Scope, receive: Receive, send: Send) -> None:
+        self._client, self._most = state.client, state.config.max_body_bytes
         self._scope, self._receive, self._send = scope, receive, send
         headers = Headers(scope=scope)
         # With `Expect: 100-continue` the client sends no body until `receive` is called
@@ -145,8 +145,8 @@ class Exchange:
         self.is_probe = scope["path"] in PROBED_PATHS
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
-        state = scope.setdefault("state", {})
-        state.update(arrival=self._arrival, request_id=self.id, tenant="")
+        scope_state = scope.setdefault("state", {})
+        scope_state.update(arrival=self._arrival, request_id=self.id, tenant="")
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         structlog.contextvars.clear_contextvars()

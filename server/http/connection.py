@@ -117,11 +117,11 @@ class Connection(H11Protocol):
 
         If a request is open, RequestBoundary counts it when it ends.
         """
-        service: AppState = self.config.app.state.penstock  # type: ignore[union-attr]
+        state: AppState = self.config.app.state.penstock  # type: ignore[union-attr]
         if self.cycle is None or self.cycle.response_complete:
-            service.metrics.request(answer.status)
-        service.metrics.reject(answer.code)
-        if service.config.access_log:
+            state.metrics.request(answer.status)
+        state.metrics.reject(answer.code)
+        if state.config.access_log:
             log.info("request", request_id=request_id, status=answer.status, code=answer.code)
 
     def _unsupported_upgrade_warning(self) -> None:

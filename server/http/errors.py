@@ -67,11 +67,22 @@ class ApiError(Exception):
 
 
 class StreamBroken(Exception):
-    """A stream has sent its error event; its body ends without `[DONE]`."""
+    """A stream has failed after its status was sent.
+
+    The last event of its body describes `error`. The body then ends without `[DONE]`.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class ClientGone(Exception):
     """The client has closed the connection, so no response is sent."""
+
+
+class ClientStalled(ClientGone):
+    """The client has not read its stream for --send-timeout seconds."""
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """Text that is safe to emit, and the stop string that ends it, or None."""
+
+    text: str
+    stop: str | None
 
 
 class StopMatcher:
@@ -18,13 +26,15 @@ class StopMatcher:
         self._include = include
         self._held = ""
 
-    def push(self, text: str, *, too_early: bool = False) -> tuple[str, str | None]:
-        """Return the text that is safe to emit, and the stop string that was found, or None.
+    def push(self, text: str, *, too_early: bool = False) -> Match:
+        """Return the text that is safe to emit, and the stop string if one was found.
 
         After a match the rest of the text is dropped, and nothing is left to push or flush. With
         `too_early`, a stop string that ends in this text does not match; one that only begins in
         it may match later.
         """
+        if not self._stops:
+            return Match(text, None)
         seen = len(self._held)
         text = self._held + text
         ends = [
@@ -35,10 +45,10 @@ class StopMatcher:
         if ends and not too_early:
             end, at, stop = min(ends)
             self._held = ""
-            return text[: end if self._include else at], stop
-        safe = min((self._safe_length(text, stop) for stop in self._stops), default=len(text))
+            return Match(text[: end if self._include else at], stop)
+        safe = min(self._safe_length(text, stop) for stop in self._stops)
         self._held = text[safe:]
-        return text[:safe], None
+        return Match(text[:safe], None)
 
     def flush(self) -> str:
         """Return the text held back as the possible start of a stop string."""

@@ -25,8 +25,8 @@ from engine.runner.load import LoadedEngine, load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.scheduler import Scheduler
-from server.api.openai.writer import Answer
-from server.generation.submission import Generation
+from server.api.openai.writer import OpenAIWriter
+from server.generation.generation import Generation
 from server.telemetry.metrics import Metrics
 from server.text.chat_template import ChatTemplate
 from server.text.detokenizer import Detokenizer
@@ -53,8 +53,8 @@ OF_A_REQUEST: list[Seam] = [
     (Generation, "_observe", BUG),
     (Detokenizer, "push", BUG),
     (Metrics, "finish", BUG),
-    (Answer, "_entry", BUG),
-    (Answer, "_head", BUG),
+    (OpenAIWriter, "_entry", BUG),
+    (OpenAIWriter, "_head", BUG),
 ]
 OF_THE_ENGINE: list[Seam] = [
     (ModelRunner, "launch", OOM),

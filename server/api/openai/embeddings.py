@@ -13,11 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.embedding import EmbeddingBody
-from server.generation.embedding import Vectors, embed, normalised, token_lists
-from server.generation.prepare import off_loop
+from server.api.receive import admit_and_read
+from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.off_loop import off_loop
+from server.generation.texts import encode_texts
+from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import invalid
 from server.http.openapi import body_schema
-from server.state import accept
+from server.state import AppState, state_of
 
 router = APIRouter()
 
@@ -25,42 +28,49 @@ router = APIRouter()
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
-    service, body = await accept(request, EmbeddingBody, "embed")
-    size, wanted = service.loaded().embedding_size, body.dimensions
-    if wanted and wanted > size:
-        message = f"dimensions must be from 1 to {size} (the model's vector size), not {wanted}."
-        raise invalid("dimensions", message)
-    with service.client.reserve():
-        lists = await token_lists(service, body, body.inputs, "input")
-    vectors = (await embed(request, service, body, lists))[:, :wanted]
-    if service.pooling.normalised:
+    state = state_of(request)
+    body = await admit_and_read(request, EmbeddingBody, "embed")
+    _check_dimensions(state, body)
+    with state.client.reserve():
+        token_lists = await encode_texts(state, body.inputs, body.truncate_prompt_tokens, "input")
+    with Embedding(state, token_lists, request.state.arrival, body.priority or 0) as embedding:
+        vectors = await cancel_on_disconnect(request.receive, embedding.collect())
+    vectors = vectors[:, : body.dimensions]
+    if state.pooling.normalised:
         vectors = normalised(vectors)
-    as_text = body.encoding_format == "base64"
-    head = {
+    answer = {
         "object": "list",
-        "model": service.model_name(body.model),
-        "usage": encoder_usage(lists),
+        "model": state.model_name(body.model),
+        "usage": encoder_usage(token_lists),
     }
 
-    def render() -> bytes:
-        data = [_entry(index, vector, as_text) for index, vector in enumerate(vectors)]
-        return orjson.dumps(head | {"data": data})
+    def write() -> bytes:
+        data = [_entry(index, vector, body) for index, vector in enumerate(vectors)]
+        return orjson.dumps(answer | {"data": data})
 
-    return json_response(await off_loop(vectors.size, render))
+    return json_response(await off_loop(vectors.size, write))
 
 
-def _entry(index: int, vector: Vectors, as_text: bool) -> dict[str, Any]:
+def _check_dimensions(state: AppState, body: EmbeddingBody) -> None:
+    size = state.loaded().embedding_size
+    if body.dimensions is not None and body.dimensions > size:
+        limit = f"from 1 to {size} (the model's vector size)"
+        raise invalid("dimensions", f"dimensions must be {limit}, not {body.dimensions}.")
+
+
+def _entry(index: int, vector: Vectors, body: EmbeddingBody) -> dict[str, Any]:
     """Return one entry of `data`. Each vector is dumped by itself, to hold the GIL briefly."""
-    if as_text:
-        embedding: Any = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    embedding: Any
+    if body.encoding_format == "base64":
+        embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     else:
         numbers = orjson.dumps(np.ascontiguousarray(vector), option=orjson.OPT_SERIALIZE_NUMPY)
         embedding = orjson.Fragment(numbers)
     return {"object": "embedding", "index": index, "embedding": embedding}
 
 
-def encoder_usage(lists: Sequence[Sequence[int]]) -> dict[str, int]:
-    tokens = sum(map(len, lists))
+def encoder_usage(token_lists: Sequence[Sequence[int]]) -> dict[str, int]:
+    tokens = sum(map(len, token_lists))
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 

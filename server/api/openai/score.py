@@ -12,9 +12,12 @@ from starlette.responses import Response
 
 from server.api.openai.embeddings import encoder_usage, json_response
 from server.api.openai.schemas.embedding import ScoreBody
-from server.generation.embedding import embed, normalised, token_lists
+from server.api.receive import admit_and_read
+from server.generation.embedding import Embedding, normalised
+from server.generation.texts import encode_texts
+from server.http.disconnect import cancel_on_disconnect
 from server.http.openapi import body_schema
-from server.state import accept
+from server.state import state_of
 
 router = APIRouter()
 
@@ -23,19 +26,23 @@ router = APIRouter()
 @router.post("/score", include_in_schema=False)
 async def score(request: Request) -> Response:
     """Compute the cosine similarity of each pair of texts; each text is encoded once."""
-    service, body = await accept(request, ScoreBody, "embed")
-    first, second = body.sides
-    with service.client.reserve():
-        lists = await token_lists(service, body, first, "text_1")
-        lists += await token_lists(service, body, second, "text_2")
-    vectors = normalised(await embed(request, service, body, lists))
-    cosines = (vectors[: len(first)] * vectors[len(first) :]).sum(1)
+    state = state_of(request)
+    body = await admit_and_read(request, ScoreBody, "embed")
+    truncate = body.truncate_prompt_tokens
+    with state.client.reserve():
+        first = await encode_texts(state, body.first_texts, truncate, "text_1")
+        second = await encode_texts(state, body.second_texts, truncate, "text_2")
+    token_lists = first + second
+    with Embedding(state, token_lists, request.state.arrival, body.priority or 0) as embedding:
+        vectors = await cancel_on_disconnect(request.receive, embedding.collect())
+    units = normalised(vectors)
+    cosines = (units[: len(first)] * units[len(first) :]).sum(1)
     answer = {
         "id": f"score-{secrets.token_hex(16)}",
         "object": "list",
         "created": int(time.time()),
-        "model": service.model_name(body.model),
+        "model": state.model_name(body.model),
         "data": [{"index": i, "object": "score", "score": float(c)} for i, c in enumerate(cosines)],
-        "usage": encoder_usage(lists),
+        "usage": encoder_usage(token_lists),
     }
     return json_response(orjson.dumps(answer))

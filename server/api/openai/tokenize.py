@@ -13,14 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
-from server.generation.prepare import (
-    INLINE_CHARS,
-    chat_prompt,
-    check_token_ids,
-    off_loop,
-    unread_arguments,
-)
-from server.http.body import ignored_header, read_body
+from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
+from server.generation.limits import check_token_ids
+from server.generation.off_loop import INLINE_CHARS, off_loop
+from server.http.body import BodyType, ignored_header, read_body
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
 
@@ -30,50 +26,74 @@ router = APIRouter()
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text, or of a chat rendered by the chat template."""
-    service = state_of(request)
-    service.loaded()
-    body = await read_body(request, TokenizeBody, service.large_bodies)
-    service.model_name(body.model)
-    encode, token_text = service.tokenizer.encode, service.tokenizer.token_text
+    state = state_of(request)
+    body = await _read(request, TokenizeBody)
     size = len(await request.body())
-    async with _turn(service, size):
-        if (text := body.prompt) is None:
-            ids = await chat_prompt(service, body, size)
-        else:
-            add = body.add_special_tokens is not False
-            ids = await off_loop(len(text), lambda: encode(text, add_special_tokens=add))
+    async with _turn(state, size):
+        chat = await off_loop(size, body.chat)
+        text = body.prompt
+        add = body.add_special_tokens is not False
+        if text is None:
+            text = await chat_text(state, chat, size)
+            add = adds_special_tokens(state, chat)
+        ids = await _encode(state, text, add_special_tokens=add)
     answer: dict[str, Any] = {
         "count": len(ids),
-        "max_model_len": service.max_length(),
+        "max_model_len": state.max_length(),
         "tokens": ids,
         "token_strs": None,
     }
     if body.return_token_strs:
-        async with _turn(service, len(ids)):
-            answer["token_strs"] = await off_loop(len(ids), lambda: [token_text(i) for i in ids])
-    return _json(answer, [*body.ignored, *unread_arguments(service, body)])
+        async with _turn(state, len(ids)):
+            answer["token_strs"] = await _token_texts(state, ids)
+    return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
     """Return the text of a list of tokens."""
-    service = state_of(request)
-    service.loaded()
-    body = await read_body(request, DetokenizeBody, service.large_bodies)
-    service.model_name(body.model)
-    check_token_ids(service, body.tokens, "tokens")
-    ids, decode = body.tokens, service.tokenizer.decode
-    async with _turn(service, len(ids)):
-        text = await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
+    state = state_of(request)
+    body = await _read(request, DetokenizeBody)
+    check_token_ids(state, body.tokens, "tokens")
+    async with _turn(state, len(body.tokens)):
+        text = await _decode(state, body.tokens)
     return _json({"prompt": text}, body.ignored)
 
 
-def _turn(service: AppState, size: int) -> AbstractAsyncContextManager[None]:
+async def _read(request: Request, kind: type[BodyType]) -> BodyType:
+    """Return the validated body. No admission control: the engine gets nothing to do."""
+    state = state_of(request)
+    state.loaded()
+    body = await read_body(request, kind, state.large_bodies)
+    state.model_name(body.model)
+    return body
+
+
+async def _encode(state: AppState, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode() -> list[int]:
+        return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    return await off_loop(len(text), encode)
+
+
+async def _token_texts(state: AppState, ids: Sequence[int]) -> list[str]:
+    token_text = state.tokenizer.token_text
+    return await off_loop(len(ids), lambda: [token_text(token) for token in ids])
+
+
+async def _decode(state: AppState, ids: list[int]) -> str:
+    decode = state.tokenizer.decode
+    return await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
+
+
+def _turn(state: AppState, size: int) -> AbstractAsyncContextManager[None]:
     """Return a context that limits how many of these requests use a thread at once.
 
     No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
     """
-    return service.spare_threads if size >= INLINE_CHARS else contextlib.nullcontext()
+    if size < INLINE_CHARS:
+        return contextlib.nullcontext()
+    return state.spare_threads
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

@@ -1,162 +1,314 @@
-"""A plan to its answer: one JSON object, or the chunks of a stream."""
+"""Writers of OpenAI's two APIs: chat.completion and text_completion objects, with vLLM's fields.
+
+Each event becomes a `Part` of its choice. A stream sends the parts one by one. The whole answer is
+all of them joined, as OpenAI's clients join the chunks of a stream.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
 
-from engine.protocol import TokenLogprobs
-from server.api.openai.dialect import Dialect, by_token_id, echoed_tokens
-from server.generation.prepare import PreparedRequest, off_loop
-from server.generation.submission import Choice, Delta, Generation
-from server.http.body import ignored_header
-from server.http.errors import ClientGone
-from server.state import AppState
+from server.api.openai.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echoed_tokens,
+    prompt_logprobs_by_id,
+)
+from server.api.openai.schemas.generate import GenerateBody
+from server.generation.events import (
+    ChoiceEvents,
+    Event,
+    Finish,
+    PromptLogprobs,
+    TextDelta,
+    TokenWithLogprobs,
+    Usage,
+)
+from server.generation.prepare import PreparedRequest
+from server.generation.sse import sse_event
+from server.http.errors import ApiError
+from server.text.tokenizer import Tokenizer
 
-Result = TypeVar("Result")
-CHARS_PER_LOGPROB = 8  # of a text that takes as long
-# Clients that read an event by text lines would end it here; JSON may have them escaped.
-LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
-
-
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs `work` while the client is there: Starlette lets a handler run on after its client has
-    gone. Raises ClientGone."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+DONE = b"data: [DONE]\n\n"
+Json = dict[str, Any]
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def joined(first: Any, second: Any) -> Any:
+    """Return two JSON values as one: texts and lists appended, objects joined name by name."""
+    if first is None:
+        return second
+    if second is None:
+        return first
+    if isinstance(first, dict):
+        return first | {name: joined(first.get(name), value) for name, value in second.items()}
+    return first + second
 
 
-class Answer:
-    """One answer as the client gets it; owns its Generation."""
+@dataclass(slots=True)
+class Part:
+    """A part of one choice, or several parts joined. None: not requested, or not in this part."""
 
-    def __init__(self, service: AppState, plan: PreparedRequest, dialect: Dialect) -> None:
-        self.service, self._dialect, self._tokenizer = service, dialect, service.tokenizer
-        self.generation, self._plan = Generation(service, plan), plan
-        self._id = dialect.id_prefix + secrets.token_hex(16)
+    content: Json
+    logprobs: Json | None = None
+    token_ids: Sequence[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a stream can leave the part out."""
+        if self.finish_reason is not None or self.token_ids is not None:
+            return False
+        if self.logprobs is not None and any(self.logprobs.values()):
+            return False
+        return not any(self.content.values())
+
+    def __add__(self, following: Part) -> Part:
+        return Part(
+            content=joined(self.content, following.content),
+            logprobs=joined(self.logprobs, following.logprobs),
+            token_ids=joined(self.token_ids, following.token_ids),
+            finish_reason=joined(self.finish_reason, following.finish_reason),
+        )
+
+
+class OpenAIWriter:
+    """The common parts of both writers. The interface is `server.generation.writer.Writer`.
+
+    Subclasses override the small methods at the end, and add the fields about the prompt.
+    """
+
+    id_prefix: ClassVar[str]
+    whole_object: ClassVar[str]  # `object` of a whole answer
+    chunk_object: ClassVar[str]  # `object` of a chunk
+
+    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: GenerateBody) -> None:
+        self._tokenizer = tokenizer
+        self._prepared = prepared
+        self._body = body
+        self._id = self.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        model = self._plan.model
-        return {"id": self._id, "object": kind, "created": self._created, "model": model}
+    # Bytes
 
-    def headers(self) -> dict[str, str]:
-        return ignored_header(self._plan.ignored)
+    def chunks(self, update: ChoiceEvents) -> bytes:
+        chunks = b""
+        for part in self._parts(update):
+            if not part.is_empty:
+                chunks += self._chunk([self._delta_entry(update.index, part)])
+        return chunks
 
-    def _prompt_fields(
-        self, choice: Choice, scores: Sequence[TokenLogprobs] | None = None
-    ) -> dict[str, Any]:
-        """What was asked for of the choice's prompt."""
-        body, ids = self._plan.body, self._plan.prompts[choice.prompt]
-        fields: dict[str, Any] = {"prompt_token_ids": ids} if body.return_token_ids else {}
-        if scores is not None and (count := body.prompt_logprobs) is not None:
-            fields["prompt_logprobs"] = by_token_id(self._tokenizer, ids, scores, count)
-        return fields
+    def closing(self, usage: Usage) -> bytes:
+        if not self._body.include_usage:
+            return DONE
+        return self._chunk([], usage=usage_fields(usage)) + DONE
 
-    def _entry(
-        self,
-        choice: Choice,
-        payload: dict[str, Any],
-        delta: Delta | None = None,
-        finish: str | None = None,
-    ) -> dict[str, Any]:
-        """One of `choices`, whole or streamed; `delta` where it holds tokens."""
-        body = self._plan.body
-        entry = {"index": choice.index, **payload, "logprobs": None, "finish_reason": finish}
-        if delta is not None and body.num_logprobs >= 0:
-            scored, prompt = delta.scored, choice.prompt
-            if delta.prompt is not None and self._plan.echoes:
-                ids, offsets = self._plan.prompts[prompt], self._plan.echoes[prompt].offsets
-                echo = echoed_tokens(ids, delta.prompt, offsets, body.num_logprobs)
-                scored = [*echo, *scored]
-            entry["logprobs"] = self._dialect.logprobs(self._tokenizer, scored)
-        if delta is not None and body.return_token_ids:
-            entry["token_ids"] = delta.token_ids
+    def failure(self, error: ApiError) -> bytes:
+        return sse_event(error.body(self._prepared.request_id))
+
+    def whole(self, answers: Sequence[ChoiceEvents], usage: Usage) -> bytes:
+        body = self._head(self.whole_object)
+        body["choices"] = [self._answer(answer) for answer in answers]
+        body["usage"] = usage_fields(usage)
+        return orjson.dumps(body | self._whole_fields(answers))
+
+    def _chunk(self, choices: Sequence[Json], **more: Any) -> bytes:
+        """Return the event of one chunk."""
+        chunk = self._head(self.chunk_object)
+        chunk["choices"] = choices
+        if self._body.include_usage:
+            chunk["usage"] = None
+        chunk.update(more)
+        return sse_event(orjson.dumps(chunk))
+
+    def _head(self, kind: str) -> Json:
+        """Return the first fields of every object."""
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._prepared.model,
+        }
+
+    # Choices
+
+    def _answer(self, answer: ChoiceEvents) -> Json:
+        """Return one of `choices` of a whole answer: all parts of its stream, joined."""
+        whole = Part(self._opening_content())
+        for part in self._parts(answer):
+            whole += part
+        return self._entry(answer.index, self._message(whole.content), whole)
+
+    def _delta_entry(self, index: int, part: Part) -> Json:
+        """Return one of `choices` of a chunk."""
+        return self._entry(index, self._delta(part.content), part)
+
+    def _entry(self, index: int, content: Json, part: Part) -> Json:
+        entry = {
+            "index": index,
+            **content,
+            "logprobs": part.logprobs,
+            "finish_reason": part.finish_reason,
+        }
+        if part.token_ids is not None:
+            entry["token_ids"] = part.token_ids
         return entry
 
-    async def whole(self, request: Request) -> Response:
-        """Waits for everything; aborts where the client leaves first."""
-        deltas = await cancel_on_disconnect(request, self.generation.collect())
-        body = await self._written(deltas, lambda: self._body(deltas))
-        return Response(body, media_type="application/json", headers=self.headers())
+    def _prompt_fields(self, index: int, events: Sequence[Event] = ()) -> Json:
+        """Return the requested fields about the prompt of a choice."""
+        fields: Json = {}
+        ids = self._prepared.prompts[self._prepared.prompt_of(index)]
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = ids
+        count = self._body.prompt_logprobs
+        for event in events:
+            if isinstance(event, PromptLogprobs) and count is not None:
+                logprobs = prompt_logprobs_by_id(self._tokenizer, ids, event.logprobs, count)
+                fields["prompt_logprobs"] = logprobs
+        return fields
 
-    async def _written(self, deltas: Sequence[Delta], write: Callable[[], bytes]) -> bytes:
-        """What `write` makes of them: beside the loop where they hold many log-probabilities."""
-        body, tokens = self._plan.body, sum(len(d.scored) + len(d.prompt or ()) for d in deltas)
-        entries = 2 + max(body.num_logprobs, body.num_prompt_logprobs)
-        return await off_loop(CHARS_PER_LOGPROB * entries * tokens, write)
+    # Events
 
-    def _body(self, deltas: Sequence[Delta]) -> bytes:
-        choices, entries = self.generation.choices, []
-        for choice, delta in zip(choices, deltas, strict=True):
-            message = self._dialect.message(delta.text)
-            entry = self._entry(choice, message, delta, choice.finish)
-            if self._dialect.prompt_on_choice:
-                entry |= self._prompt_fields(choice, delta.prompt)
-            entries.append(entry)
-        body = self._head(self._dialect.whole)
-        body |= {"choices": entries, "usage": self.generation.usage()}
-        if not self._dialect.prompt_on_choice:
-            body |= self._prompt_fields(choices[0], deltas[0].prompt)
-        return orjson.dumps(body)
+    def _parts(self, update: ChoiceEvents) -> Iterator[Part]:
+        """Yield the parts of a choice that the events make."""
+        echoed: Sequence[TokenWithLogprobs] = ()
+        for event in update.events:
+            match event:
+                case PromptLogprobs():
+                    echoed = self._echoed_tokens(update.index, event)
+                case TextDelta():
+                    yield self._text_part(event, echoed)
+                case Finish():
+                    yield Part(self._closing_content(), finish_reason=event.reason)
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        """One chunk of the stream."""
-        usage = {"usage": None} if self._plan.body.include_usage else {}
-        chunk = {**self._head(self._dialect.chunk), "choices": choices, **usage, **more}
-        data = orjson.dumps(chunk)
-        for separator, escape in LINE_SEPARATORS:
-            data = data.replace(separator, escape)
-        return b"data: " + data + b"\n\n"
+    def _text_part(self, delta: TextDelta, echoed: Sequence[TokenWithLogprobs]) -> Part:
+        logprobs = None
+        token_ids = None
+        if self._prepared.options.num_logprobs >= 0:
+            logprobs = self._logprobs([*echoed, *delta.logprobs])
+        if self._body.return_token_ids:
+            token_ids = delta.token_ids
+        return Part(self._text_content(delta.text), logprobs, token_ids)
+
+    def _echoed_tokens(self, index: int, event: PromptLogprobs) -> Sequence[TokenWithLogprobs]:
+        """Return the tokens of the prompt that the text begins with, if logprobs are requested."""
+        echoes = self._prepared.echoes
+        count = self._prepared.options.num_logprobs
+        if not echoes or count < 0:
+            return ()
+        prompt = self._prepared.prompt_of(index)
+        ids = self._prepared.prompts[prompt]
+        return echoed_tokens(ids, event.logprobs, echoes[prompt].offsets, count)
+
+    # Overridden
+
+    def _opening_content(self) -> Json:
+        raise NotImplementedError
+
+    def _text_content(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _closing_content(self) -> Json:
+        raise NotImplementedError
+
+    def _delta(self, content: Json) -> Json:
+        """Return the field or fields of a chunk's choice that hold `content`."""
+        return content
+
+    def _message(self, content: Json) -> Json:
+        """Return the field or fields of a whole answer's choice that hold `content`."""
+        return content
+
+    def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
+        raise NotImplementedError
+
+    def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
+        """Return more fields of a whole answer, besides its choices."""
+        return {}
+
+
+class ChatWriter(OpenAIWriter):
+    """Writes chat.completion objects. The answer to a chat has one prompt."""
+
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
     def opening(self) -> bytes:
-        """The chunks before any text; of completions only where these say anything."""
-        dialect, events = self._dialect, b""
-        for choice in self.generation.choices:
-            fields, entry = self._prompt_fields(choice), self._entry(choice, dialect.opening)
-            if not dialect.prompt_on_choice:
-                events += self._event([entry], **({} if events else fields))
-            elif fields:
-                events += self._event([entry | fields])
-        return events
+        """Return one chunk per choice, which gives its role. The first has the prompt's fields."""
+        first, *others = [
+            self._delta_entry(index, Part(self._opening_content()))
+            for index in range(self._prepared.num_choices)
+        ]
+        events = [self._chunk([first], **self._prompt_fields(0))]
+        events += [self._chunk([entry]) for entry in others]
+        return b"".join(events)
 
-    async def growth(self, choices: Sequence[Choice]) -> bytes:
-        """What has come for these choices, and the closing chunks of those that have finished."""
-        deltas = [choice.take() for choice in choices]
-        return await self._written(deltas, lambda: b"".join(map(self._grown, choices, deltas)))
+    def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
+        return self._prompt_fields(0, answers[0].events)
 
-    def _grown(self, choice: Choice, delta: Delta) -> bytes:
+    def _opening_content(self) -> Json:
+        return {"role": "assistant", "content": ""}
+
+    def _text_content(self, text: str) -> Json:
+        return {"content": text}
+
+    def _closing_content(self) -> Json:
+        return {}
+
+    def _delta(self, content: Json) -> Json:
+        return {"delta": content}
+
+    def _message(self, content: Json) -> Json:
+        return {"message": {**content, "refusal": None}}
+
+    def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
+        return chat_logprobs(self._tokenizer, tokens)
+
+
+class CompletionWriter(OpenAIWriter):
+    """Writes text_completion objects. Each choice has the fields about its prompt, as in vLLM."""
+
+    id_prefix = "cmpl-"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def opening(self) -> bytes:
+        """Return one chunk per choice if there are fields about the prompts, otherwise nothing."""
         events = b""
-        scores = delta.scored or delta.prompt is not None
-        if delta.text or scores or self._plan.body.return_token_ids:
-            events = self._event([self._entry(choice, self._dialect.part(delta.text), delta)])
-        if choice.finish is not None:
-            closing = self._entry(choice, self._dialect.closing, finish=choice.finish)
-            events += self._event([closing])
+        for index in range(self._prepared.num_choices):
+            fields = self._prompt_fields(index)
+            if fields:
+                entry = self._delta_entry(index, Part(self._opening_content()))
+                events += self._chunk([entry | fields])
         return events
 
-    def ending(self) -> bytes:
-        done = b"data: [DONE]\n\n"
-        if not self._plan.body.include_usage:
-            return done
-        return self._event([], usage=self.generation.usage()) + done
+    def _answer(self, answer: ChoiceEvents) -> Json:
+        return super()._answer(answer) | self._prompt_fields(answer.index, answer.events)
+
+    def _opening_content(self) -> Json:
+        return {"text": ""}
+
+    def _text_content(self, text: str) -> Json:
+        return {"text": text}
+
+    def _closing_content(self) -> Json:
+        return {"text": ""}
+
+    def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
+        return completion_logprobs(self._tokenizer, tokens)
+
+
+def usage_fields(usage: Usage) -> Json:
+    """Return `usage` as in OpenAI's API."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

@@ -13,10 +13,11 @@ import pytest
 
 from engine.client.admission import AdmissionControl
 from engine.config import EngineConfig
+from server.api.openai.schemas.chat import ChatBody
+from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.schemas.embedding import EmbeddingBody, ScoreBody
-from server.api.openai.schemas.generate import ChatBody, CompletionBody
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
-from server.generation.prepare import INLINE_CHARS
+from server.generation.off_loop import INLINE_CHARS
 from server.http import body as body_module
 from server.http.auth import MAX_BODIES
 from server.http.body import LARGE, Body

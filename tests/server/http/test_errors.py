@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
+from server.api.openai.schemas.chat import ChatBody
+from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.schemas.embedding import EmbeddingBody, ScoreBody
-from server.api.openai.schemas.generate import ChatBody, CompletionBody
 from server.http.errors import HTTP_CODES, UNAVAILABLE, VALIDATION_CODES, to_api_error
 from server.lifetime import uvicorn_config
 from server.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from engine.errors import ConfigError
-from server.generation.prepare import off_loop
+from server.generation.off_loop import off_loop
 from server.text.tokenizer import SAMPLING_DEFAULTS, Tokenizer
 
 FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]

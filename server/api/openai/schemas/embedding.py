@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 
-from server.api.openai.schemas.generate import INT32, Count, OneOrMore, Shape, TokenIds, in_list
+from server.api.openai.schemas.fields import INT32, Count, OneOrMore, Shape, TokenIds, in_list
 from server.http.body import Body, failure
 
 MAX_TEXTS = 2048
@@ -50,15 +50,17 @@ class ScoreBody(EncoderBody):
     text_2: Side
 
     @property
-    def sides(self) -> tuple[list[str], list[str]]:
-        first, second = (
-            [side] if isinstance(side, str) else side for side in (self.text_1, self.text_2)
-        )
-        return first, second
+    def first_texts(self) -> list[str]:
+        return [self.text_1] if isinstance(self.text_1, str) else self.text_1
+
+    @property
+    def second_texts(self) -> list[str]:
+        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
 
     @model_validator(mode="after")
     def _pairs(self) -> ScoreBody:
-        first, second = map(len, self.sides)
+        first = len(self.first_texts)
+        second = len(self.second_texts)
         if first not in (1, second):
             raise failure(
                 "invalid",

@@ -1,84 +1,25 @@
-"""Bodies of /v1/chat/completions and /v1/completions: OpenAI's fields and vLLM's extensions.
-
-Validation of a list stops at its first error. An error for each of a million bad items would take
-half a minute and gigabytes of memory.
-"""
+"""GenerateBody: the fields that chats and completions share, OpenAI's and vLLM's extensions."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, StringConstraints, Tag, model_validator
 
+from server.api.openai.schemas.fields import INT32, INT64, Count, OneOrMore, TokenId
+from server.generation.options import GenerationOptions, Operation
 from server.http.body import Body, Part, failure
 
-INT32 = 2**31 - 1
-INT64 = 2**63
-MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 MAX_BIASES = 1024
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-TokenId = Annotated[int, Field(ge=0, le=INT32)]
-Count = Annotated[int, Field(ge=1, le=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
-
-
-def _shape(value: Any) -> str:
-    """Return the union branch that fits the shape of `value`.
-
-    Without a discriminator, a validation error would list the errors of every branch.
-    """
-    if not isinstance(value, list):
-        return "<one>"
-    first = value[0] if value else ""
-    return {int: "<ids>", list: "<id lists>"}.get(type(first), "<list>")
-
-
-def _shape_of(allowed: str) -> Discriminator:
-    """Return a discriminator for a union without some of the branches of `_shape`.
-
-    `allowed` describes the branches of the union, for the error message.
-    """
-    return Discriminator(
-        _shape, custom_error_type="shape_type", custom_error_message=f"Input should be {allowed}"
-    )
-
-
-Shape = Discriminator(_shape)
-OneOrMore = _shape_of("a string or a list of strings")
-
 Stops = Annotated[
     Annotated[Stop, Tag("<one>")]
     | Annotated[list[Stop], Field(fail_fast=True, max_length=4), Tag("<list>")],
     OneOrMore,
 ]
-Prompts = Annotated[
-    Annotated[str, Tag("<one>")]
-    | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=64), Tag("<list>")]
-    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=64), Tag("<id lists>")],
-    Shape,
-]
-
-
-def in_list(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
-    """Return `given` as a list of prompts, where it may be a single text or its token ids."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        return [given]
-    return given
 
 
 def _few(value: Any) -> Any:
@@ -115,6 +56,8 @@ class GenerateBody(Body):
         **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), ("",)),
         "response_format": ({"type": "text"},),
     }
+
+    OPERATION: ClassVar[Operation]
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -163,7 +106,7 @@ class GenerateBody(Body):
         return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     @model_validator(mode="after")
-    def _scores_come_whole(self) -> Self:
+    def _prompt_logprobs_need_whole_answer(self) -> Self:
         if self.stream and self.prompt_logprobs is not None:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
@@ -172,149 +115,31 @@ class GenerateBody(Body):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-
-class TextPart(Part):
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
-    _shape_of("a string or a list of text parts"),
-]
-
-
-class ChatMessage(Part):
-    """One message. Other fields (audio, refusal, …) are ignored."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    name: Annotated[str, StringConstraints(max_length=256)] | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=128)] | None = None
-    tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
-    reasoning_content: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        for index, part in enumerate(value if isinstance(value, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
-                raise failure("unsupported", "only text parts are supported", index, "type")
-        return value
-
-    @model_validator(mode="after")
-    def _needs_content(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise failure("invalid", f"a message of role {self.role} needs content", "content")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The text, with one line per text part as in vLLM. OpenAI does not document this."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
-
-
-def _few_parts(value: Any) -> Any:
-    """Limit the text parts of all messages: checking a million would stop every stream for 1 s."""
-    messages = value if isinstance(value, list) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if parts > MAX_PARTS:
-        raise failure("invalid", f"may have at most {MAX_PARTS} text parts in total, not {parts}")
-    return value
-
-
-Messages = Annotated[
-    list[ChatMessage],
-    Field(fail_fast=True, min_length=1, max_length=MAX_PARTS),
-    BeforeValidator(_few_parts),
-]
-
-
-class TemplateArguments(Part):
-    """The template arguments of a request.
-
-    Only known names with scalar values are allowed, because templates are code: CVE-2025-62426
-    exploited arguments that were passed on unchecked.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
-
-
-def check_ending(body: Any) -> None:
-    """Check that the prompt ends either with a new turn or inside the last message, not both."""
-    if body.continue_final_message and body.add_generation_prompt:
-        message = "needs add_generation_prompt to be false, because it starts no new turn"
-        raise failure("invalid", message, "continue_final_message")
-
-
-class ChatBody(GenerateBody):
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
-        **dict.fromkeys(("tools", "functions", "documents"), ([],)),
-        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-        **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
-        "moderation": (),
-        "modalities": (["text"],),
-        "echo": (False,),
-        "best_of": (1,),
-    }
-    HINTS: ClassVar[dict[str, str]] = {
-        "tools": " Turn off native function calling in the client (in Open WebUI: Legacy).",
-    }
-
-    messages: Messages
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ChatBody:
-        check_ending(self)
-        if self.top_logprobs and not self.logprobs:
-            raise failure("invalid", "needs logprobs to be true", "top_logprobs")
-        return self
-
-    @property
-    def num_logprobs(self) -> int:
-        return (self.top_logprobs or 0) if self.logprobs else -1
-
-
-class CompletionBody(GenerateBody):
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
-
-    prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise failure("unsupported", "is supported only if it equals n", "best_of")
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
-            raise failure("invalid", message, "max_tokens")
-        return self
-
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        return in_list(self.prompt)
-
-    @property
-    def num_logprobs(self) -> int:
-        return -1 if self.logprobs is None else self.logprobs
-
-    @property
-    def num_prompt_logprobs(self) -> int:
-        return max(super().num_prompt_logprobs, self.num_logprobs if self.echo else -1)
+    def options(self) -> GenerationOptions:
+        """Return the parameters of the generation, independent of the API."""
+        return GenerationOptions(
+            operation=self.OPERATION,
+            model=self.model,
+            stream=bool(self.stream),
+            n=self.n or 1,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            max_tokens=self.max_new_tokens,
+            min_tokens=self.min_tokens or 0,
+            stop=self.stops,
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=bool(self.ignore_eos),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            seed=self.seed,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from server.api.openai.schemas.generate import Messages, TemplateArguments, TokenId, check_ending
+from server.api.openai.schemas.chat import Messages, TemplateArguments, check_ending
+from server.api.openai.schemas.fields import TokenId
+from server.generation.chat_prompt import Chat
 from server.http.body import Body, failure
 
 
@@ -33,6 +35,19 @@ class TokenizeBody(Body):
             raise failure("invalid", "needs messages, not a prompt", "continue_final_message")
         check_ending(self)
         return self
+
+    def chat(self) -> Chat:
+        """Return the conversation for the model's template. Takes long for a long body."""
+        arguments: dict[str, Any] = {}
+        if self.chat_template_kwargs is not None:
+            arguments = self.chat_template_kwargs.given()
+        return Chat(
+            messages=[message.for_template() for message in self.messages or ()],
+            arguments=arguments,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            add_special_tokens=self.add_special_tokens,
+        )
 
 
 class DetokenizeBody(Body):

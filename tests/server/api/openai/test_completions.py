@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.protocol import TokenLogprobs
-from server.api.openai.dialect import completion_logprobs
-from server.generation.submission import TokenWithLogprobs
+from server.api.openai.logprobs import completion_logprobs
+from server.generation.events import TokenWithLogprobs
 from tests.server.conftest import BOS, EOS
 
 

@@ -100,7 +100,7 @@ async def test_prompt_logprobs_over_limit_are_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], named: str
 ) -> None:
     """Prompt logprobs are computed quickly, and each takes a kilobyte of memory."""
-    monkeypatch.setattr("server.generation.prepare.MAX_PROMPT_LOGPROBS", 29)
+    monkeypatch.setattr("server.generation.limits.MAX_PROMPT_LOGPROBS", 29)
     error = (await served.complete(prompt=[64] * 5, **fields)).json()["error"]
     assert (error["param"], "log-probabilities" in error["message"]) == (named, True)
     assert (await served.complete(prompt=[64] * 4, logprobs=5)).status_code == 200
@@ -110,7 +110,7 @@ async def test_logprobs_of_several_choices_over_limit_are_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without streaming, all logprobs are kept until the end; a stream does not keep them."""
-    monkeypatch.setattr("server.generation.prepare.MAX_ANSWER_LOGPROBS", 23)
+    monkeypatch.setattr("server.generation.limits.MAX_ANSWER_LOGPROBS", 23)
     fields = {"prompt": ["a", "b"], "max_tokens": 2, "n": 2, "logprobs": 2}
     error = (await served.complete(**fields)).json()["error"]
     assert error["param"] == "logprobs"

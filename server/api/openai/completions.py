@@ -1,0 +1,35 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.openai.schemas.completion import CompletionBody
+from server.api.openai.writer import CompletionWriter
+from server.api.receive import admit_and_read
+from server.generation.prepare import prepare
+from server.generation.prompts import make_echoes, text_prompts
+from server.generation.response import respond
+from server.http.openapi import body_schema
+from server.state import state_of
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody, streams=True))
+async def completions(request: Request) -> Response:
+    """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
+    state = state_of(request)
+    body = await admit_and_read(request, CompletionBody, "generate")
+    options = body.options()
+    echoes = None
+    with state.client.reserve():
+        prompts = await text_prompts(state, body.prompts)
+        if body.echo:
+            echoes = await make_echoes(state, options, body.prompts)
+    prepared = prepare(
+        state, request, options, prompts, param="prompt", echoes=echoes, ignored=body.ignored
+    )
+    return respond(state, prepared, CompletionWriter(state.tokenizer, prepared, body))

@@ -1,0 +1,101 @@
+"""Logprobs in the formats of OpenAI's two APIs, and prompt logprobs in vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.protocol import TokenLogprobs
+from server.generation.events import TokenWithLogprobs
+from server.text.tokenizer import Tokenizer
+
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot represent
+
+
+def finite(logprob: float) -> float:
+    return max(MIN_LOGPROB, logprob)
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenWithLogprobs]) -> dict[str, Any]:
+    """Return `logprobs` of a chat completion's choice."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": tokenizer.token_text(token),
+            "logprob": finite(logprob),
+            "bytes": list(tokenizer.token_bytes(token)),
+        }
+
+    content = []
+    for item in tokens:
+        if item.logprobs is None:
+            continue
+        own = entry(item.token, item.logprobs.logprob)
+        own["top_logprobs"] = [entry(token, logprob) for token, logprob in item.logprobs.top]
+        content.append(own)
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[TokenWithLogprobs]
+) -> dict[str, Any]:
+    """Return `logprobs` of a text completion's choice."""
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    for item in tokens:
+        if item.logprobs is None:
+            token_logprobs.append(None)
+            top_logprobs.append(None)
+        else:
+            token_logprobs.append(finite(item.logprobs.logprob))
+            top_logprobs.append(_by_text(tokenizer, item.token, item.logprobs))
+    return {
+        "tokens": [tokenizer.token_text(item.token) for item in tokens],
+        "token_logprobs": token_logprobs,
+        "top_logprobs": top_logprobs,
+        "text_offset": [item.offset for item in tokens],
+    }
+
+
+def _by_text(tokenizer: Tokenizer, sampled: int, logprobs: TokenLogprobs) -> dict[str, float]:
+    """Return the logprobs of the likeliest tokens and of the sampled one, by text.
+
+    Of tokens with equal text, which share one key, the likelier one is kept.
+    """
+    found: dict[str, float] = {}
+    for token, logprob in (*logprobs.top, (sampled, logprobs.logprob)):
+        found.setdefault(tokenizer.token_text(token), finite(logprob))
+    return found
+
+
+def echoed_tokens(
+    ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int], count: int
+) -> list[TokenWithLogprobs]:
+    """Return the tokens of an echoed prompt, each with its `count` likeliest alternatives."""
+    limited = [TokenLogprobs(each.logprob, each.top[:count]) for each in logprobs]
+    return [
+        TokenWithLogprobs(token, own, offset)
+        for token, own, offset in zip(ids, (None, *limited), offsets, strict=True)
+    ]
+
+
+def prompt_logprobs_by_id(
+    tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], count: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """Return `prompt_logprobs` as vLLM formats them: by token id, None for the first token.
+
+    They hold each prompt token and its `count` likeliest alternatives. The rank of a prompt token
+    that is not among these is null.
+    """
+
+    def entry(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = tokenizer.token_text(token)
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+
+    found: list[dict[str, dict[str, Any]] | None] = [None]
+    for token, own in zip(ids[1:], logprobs, strict=True):
+        entries = {str(token): entry(token, own.logprob, None)}
+        for rank, (other, logprob) in enumerate(own.top[:count], 1):
+            entries[str(other)] = entry(other, logprob, rank)
+        found.append(entries)
+    return found

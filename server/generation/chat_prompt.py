@@ -1,0 +1,103 @@
+"""Chats as prompts: rendered by the model's template and tokenised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from server.generation.off_loop import off_loop
+from server.generation.prompts import encode_prompt
+from server.http.errors import unsupported
+from server.state import AppState
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and how the model's template renders it."""
+
+    messages: list[dict[str, Any]]  # as templates read them; `content` is a text
+    arguments: dict[str, Any]  # of the template, such as enable_thinking
+    add_generation_prompt: bool
+    continue_final_message: bool
+    # None: special tokens are added unless the template writes them.
+    add_special_tokens: bool | None = None
+
+
+async def chat_prompt(state: AppState, chat: Chat, size: int) -> list[int]:
+    """Return the token ids of a chat. `size` is the length of the request's body in bytes.
+
+    Raises TemplateError, or a 400 ApiError if the model cannot read such a chat or if it is longer
+    than the context.
+    """
+    text = await chat_text(state, chat, size)
+    add = adds_special_tokens(state, chat)
+    return await off_loop(
+        len(text), lambda: encode_prompt(state, text, "messages", add_special_tokens=add)
+    )
+
+
+async def chat_text(state: AppState, chat: Chat, size: int) -> str:
+    """Return the prompt text of a chat; raises as `chat_prompt` does.
+
+    `size` bounds the work of rendering: not only contents but also tool calls may be long.
+    """
+    if _is_source(state):
+        return source_text(chat)
+    return await off_loop(size, lambda: render(state, chat))
+
+
+def adds_special_tokens(state: AppState, chat: Chat) -> bool:
+    """Return whether the tokenizer adds special tokens to the text of `chat`.
+
+    A template writes them itself. Adding them again would double the BOS token.
+    """
+    if chat.add_special_tokens is None:
+        return _is_source(state)
+    return chat.add_special_tokens
+
+
+def _is_source(state: AppState) -> bool:
+    """Return whether the model is an encoder–decoder that reads one message as it is."""
+    return state.template is None and state.start_token is not None
+
+
+def source_text(chat: Chat) -> str:
+    """Return the one user message that an encoder–decoder without a chat template reads."""
+    roles = [message["role"] for message in chat.messages]
+    if roles != ["user"]:
+        given = ", ".join(roles)
+        message = f"This model has no chat template: it reads one user message, not {given}."
+        raise unsupported("messages", message)
+    message = "This model has no chat template, so nothing is added."
+    if not chat.add_generation_prompt:
+        raise unsupported("add_generation_prompt", message)
+    if chat.continue_final_message:
+        raise unsupported("continue_final_message", message)
+    return str(chat.messages[0]["content"])
+
+
+def render(state: AppState, chat: Chat) -> str:
+    """Return the text that the model's template makes of a chat."""
+    if state.template is None:
+        message = "This model has no chat template; use /v1/completions or --chat-template."
+        raise unsupported("messages", message)
+    return state.template.render(
+        [_with_known_role(message) for message in chat.messages],
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        **chat.arguments,
+    )
+
+
+def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with the role "system" for OpenAI's "developer"."""
+    if message["role"] == "developer":
+        return {**message, "role": "system"}
+    return message
+
+
+def unread_arguments(state: AppState, chat: Chat) -> list[str]:
+    """Return the names of template arguments that the model's template does not read."""
+    if state.template is None:
+        return list(chat.arguments)
+    return [name for name in chat.arguments if name not in state.template.variables]

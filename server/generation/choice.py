@@ -1,0 +1,109 @@
+"""Choice: the tokens of one sequence become events."""
+
+from __future__ import annotations
+
+from engine.protocol import TokenOutput
+from server.generation.events import (
+    ChoiceEvents,
+    Event,
+    Finish,
+    FinishReason,
+    PromptLogprobs,
+    TextDelta,
+    TokenWithLogprobs,
+)
+from server.generation.prepare import PreparedRequest
+from server.text.detokenizer import Detokenizer
+from server.text.stop_strings import StopMatcher
+from server.text.tokenizer import Tokenizer
+
+
+class Choice:
+    """One answer while it grows: tokens go in, events come out.
+
+    Tokens pass a line of stages: Detokenizer, then StopMatcher. Each stage has `push`, which may
+    hold back an unfinished end, and `flush`, which returns it. A parser of reasoning or tool calls
+    is one more stage behind the StopMatcher.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, index: int) -> None:
+        options = prepared.options
+        self.index = index
+        self.prompt = prepared.prompt_of(index)
+        self.num_tokens = 0  # generated, with the end token
+        self.finish: FinishReason | None = None
+        # The engine generates at least one token. It is dropped if the request asks for none.
+        self.drops_tokens = prepared.params[self.prompt].max_tokens == 0
+        self._awaits_prompt_logprobs = prepared.computes_prompt_logprobs(index)
+        self._min_tokens = options.min_tokens
+        self._shows_end_token = options.include_stop
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=options.skip_special_tokens,
+            continues=prepared.start_token is None,
+        )
+        self._stop_matcher = StopMatcher(options.stop, include=options.include_stop)
+        echo = ""
+        if prepared.echoes:
+            echo = prepared.echoes[self.prompt].text
+        self._length = len(echo)  # characters decoded so far
+        self._clear()
+        self._text = echo
+
+    def _clear(self) -> None:
+        """Start to collect the events of the next `take`."""
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenWithLogprobs] = []
+
+    def add(self, output: TokenOutput) -> FinishReason | None:
+        """Add the next token. Return why the answer ends with it, or None if it goes on."""
+        if self._awaits_prompt_logprobs:
+            self._awaits_prompt_logprobs = False
+            self._prompt_logprobs = PromptLogprobs(output.prompt_logprobs)
+        if self.drops_tokens:
+            self.finish = "length"
+            return self.finish
+        self.num_tokens += 1
+        self._token_ids.append(output.token)
+        # The engine ends with "stop" only on an end token, which is not part of the text.
+        if output.finish != "stop" or self._shows_end_token:
+            self._show(output)
+        if output.finish is not None and output.finish != "error" and self.finish is None:
+            self._end(output.finish)
+        return self.finish
+
+    def _show(self, output: TokenOutput) -> None:
+        if output.logprobs is not None:
+            token = TokenWithLogprobs(output.token, output.logprobs, self._length)
+            self._logprobs.append(token)
+        self._extend(self._detokenizer.push((output.token,)))
+
+    def _extend(self, text: str) -> None:
+        """Pass decoded text to the next stage."""
+        self._length += len(text)
+        # As in vLLM, a stop string counts if it ends after the text of `min_tokens` tokens.
+        too_early = self.num_tokens <= self._min_tokens
+        matched = self._stop_matcher.push(text, too_early=too_early)
+        self._text += matched.text
+        if matched.stop is not None:
+            self.finish = "stop"
+
+    def _end(self, reason: FinishReason) -> None:
+        """Flush the stages. Their last text may still contain a stop string."""
+        self._extend(self._detokenizer.flush())
+        if self.finish is None:
+            self.finish = reason
+            self._text += self._stop_matcher.flush()
+
+    def take(self) -> ChoiceEvents:
+        """Return what `add` has produced since the last call, merged to one event of each kind."""
+        events: list[Event] = []
+        if self._prompt_logprobs is not None:
+            events.append(self._prompt_logprobs)
+        events.append(TextDelta(self._text, self._token_ids, self._logprobs))
+        if self.finish is not None:
+            events.append(Finish(self.finish))
+        self._clear()
+        return ChoiceEvents(self.index, events)

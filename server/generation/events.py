@@ -1,0 +1,71 @@
+"""Events: the answers to one request as they grow, independent of any API.
+
+`Choice` makes them from tokens, and the `Writer` of an API turns them into bytes. A new kind of
+event is a dataclass here, a member of `Event`, and a method of each writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.protocol import TokenLogprobs
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWithLogprobs:
+    """A token of a text with its logprobs, and the number of characters before it."""
+
+    token: int
+    logprobs: TokenLogprobs | None  # None for the first token of a prompt, which has none
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The logprobs of all prompt tokens but the first. Comes once, before any text."""
+
+    logprobs: Sequence[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next text of a choice, and the tokens that arrived with it.
+
+    The text may lack the last characters of the tokens: an unfinished character, or the possible
+    start of a stop string, comes with a later delta. `logprobs` is empty unless requested.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenWithLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a choice: a stop string or end token ("stop"), or the token limit ("length")."""
+
+    reason: FinishReason
+
+
+Event = PromptLogprobs | TextDelta | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvents:
+    """Events of one choice that arrived together, in the order of the members of `Event`."""
+
+    index: int
+    events: Sequence[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The numbers of tokens of one request, over all prompts and choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens that the prefix cache held

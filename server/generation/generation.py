@@ -1,0 +1,186 @@
+"""Generation: the choices of one HTTP request, from submission to their last events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from engine.client.output_stream import OutputStream
+from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
+from server.generation.choice import Choice
+from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Usage
+from server.generation.prepare import PreparedRequest
+from server.generation.submission import Submission
+from server.generation.trace import ChoiceRecord, Timeline, trace_of
+from server.http.errors import numerical_error
+from server.state import AppState
+from server.telemetry.metrics import AbortReason, Stamps
+
+
+class Generation(Submission[TokenOutput]):
+    """A Submission whose outputs are tokens.
+
+    Iterate over it for the events of a stream, or call `collect` for those of the whole answer.
+    """
+
+    def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
+        self.prepared = prepared
+        self._tracing = state.tracing
+        self._choices = [
+            Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
+        ]
+        self._by_id = {state.client.next_id(): choice for choice in self._choices}
+        self._timelines = [Timeline() for _ in self._choices]
+        super().__init__(state, self._by_id)
+
+    # Requests
+
+    def _send(self) -> OutputStream[TokenOutput]:
+        requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
+        return self._client.submit(requests)
+
+    def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
+        prepared = self.prepared
+        prompt = prepared.prompts[choice.prompt]
+        encoder_prompt: list[int] = []
+        if prepared.start_token is not None:
+            encoder_prompt = prompt
+            prompt = [prepared.start_token]
+        return GenerateRequest(
+            id=request_id,
+            prompt=prompt,
+            params=self._params(choice),
+            arrival=prepared.arrival,
+            priority=prepared.options.priority,
+            salt=prepared.salt,
+            encoder_prompt=encoder_prompt,
+        )
+
+    def _params(self, choice: Choice) -> SamplingParams:
+        prepared = self.prepared
+        params = prepared.params[choice.prompt]
+        # With one seed for all choices, all answers would be equal. Seeds wrap around to int64.
+        seed = params.seed + choice.index - prepared.first_choice_of(choice.index)
+        prompt_logprobs = -1
+        if prepared.computes_prompt_logprobs(choice.index):
+            prompt_logprobs = params.prompt_logprobs
+        return msgspec.structs.replace(
+            params,
+            seed=(seed + 2**63) % 2**64 - 2**63,
+            max_tokens=max(params.max_tokens, 1),  # the engine generates at least one token
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    # Events
+
+    async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
+        """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
+        async for batch in self._batches():
+            yield [choice.take() for choice in self._consume(batch)]
+
+    async def collect(self) -> list[ChoiceEvents]:
+        """Wait for the end, and return the events of each choice. Raises as iteration does."""
+        async for batch in self._batches():
+            self._consume(batch)
+        return self._with_prompt_logprobs([choice.take() for choice in self._choices])
+
+    def _with_prompt_logprobs(self, answers: list[ChoiceEvents]) -> list[ChoiceEvents]:
+        """Give each choice the prompt logprobs that were computed for the first of its prompt."""
+        shared = []
+        for answer in answers:
+            first = answers[self.prepared.first_choice_of(answer.index)]
+            events = answer.events
+            if first is not answer and isinstance(first.events[0], PromptLogprobs):
+                events = [first.events[0], *events]
+            shared.append(ChoiceEvents(answer.index, events))
+        return shared
+
+    def _consume(self, batch: list[tuple[float, TokenOutput]]) -> list[Choice]:
+        """Add tokens to their choices. Return the choices that got some, by index."""
+        changed: dict[int, Choice] = {}
+        for at, output in batch:
+            choice = self._by_id[output.id]
+            if choice.finish is not None:
+                continue  # sampled before the engine knew of the stop string
+            self._observe(choice, output.id, at)
+            if output.finish == "error":
+                raise numerical_error()
+            self._timelines[choice.index].add_token(at)
+            changed[choice.index] = choice
+            reason = choice.add(output)
+            if reason is not None:
+                self._end(choice, output.id, reason)
+        return [changed[index] for index in sorted(changed)]
+
+    def usage(self) -> Usage:
+        """Return the numbers of tokens so far."""
+        return Usage(
+            prompt_tokens=sum(map(len, self.prepared.prompts)),
+            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            cached_tokens=self._cached_tokens(),
+        )
+
+    def _cached_tokens(self) -> int:
+        """Count the first choice of each prompt. The others share its blocks in any case."""
+        admissions = self._stream.admissions
+        cached = 0
+        for request_id, choice in self._by_id.items():
+            is_first = choice.index == self.prepared.first_choice_of(choice.index)
+            if is_first and request_id in admissions:
+                cached += admissions[request_id].cached_tokens
+        return cached
+
+    # Metrics and trace
+
+    def _observe(self, choice: Choice, request_id: int, at: float) -> None:
+        """Record a token that the engine sampled at the time `at`."""
+        metrics = self._metrics
+        timeline = self._timelines[choice.index]
+        if not choice.drops_tokens:
+            metrics.generation_tokens.inc()
+        if timeline.first_token:
+            metrics.inter_token_latency.observe(at - timeline.last_token)
+            return
+        prompt = self.prepared.prompts[choice.prompt]
+        params = self.prepared.params[choice.prompt]
+        metrics.time_to_first_token.observe(at - self.prepared.arrival)
+        metrics.request_max_tokens.observe(params.max_tokens)
+        metrics.begin(len(prompt), self._submitted_at, self._admission(request_id), at)
+
+    def _end(self, choice: Choice, request_id: int, reason: FinishReason) -> None:
+        """Record that a choice is complete."""
+        self._finish(request_id)
+        timeline = self._timelines[choice.index]
+        timeline.text_end = time.monotonic()
+        admission = self._admission(request_id)
+        admitted_at = timeline.first_token
+        if admission is not None:
+            admitted_at = admission.at
+        stamps = Stamps(
+            arrival=self.prepared.arrival,
+            admitted=admitted_at,
+            first=timeline.first_token,
+            last=timeline.last_token,
+            ended=timeline.text_end,
+        )
+        self._metrics.finish(reason, stamps, choice.num_tokens)
+
+    def _admission(self, request_id: int) -> Admission | None:
+        return self._stream.admissions.get(request_id)
+
+    def _on_close(self, reason: AbortReason | None) -> None:
+        if self._tracing is None:
+            return
+        records = [self._record(request_id, choice) for request_id, choice in self._by_id.items()]
+        self._tracing.record(trace_of(self.prepared, records, self.usage(), reason))
+
+    def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
+        return ChoiceRecord(
+            choice=choice,
+            submitted=self._submitted_at,
+            admission=self._admission(request_id),
+            prefills=self._stream.prefills[request_id],
+            timeline=self._timelines[choice.index],
+        )

@@ -1,0 +1,100 @@
+"""The limits of one request: token ids, lengths, and the number of logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.generation.options import GenerationOptions
+from server.http.errors import ApiError, invalid
+from server.state import AppState
+
+MAX_PROMPT_LOGPROBS = 2**18  # logprobs of prompts in one response, about 1 KB each
+MAX_ANSWER_LOGPROBS = 2**22  # logprobs of several choices in one response: up to 1 GB
+
+
+def context_exceeded(longest: int, requested: str, param: str) -> ApiError:
+    """Return the error for a text of more than `longest` tokens; `requested` names its length."""
+    # LiteLLM looks for these words before it tries a model with a longer context.
+    message = f"This model's maximum context length is {longest} tokens, but {requested}."
+    return invalid(param, message, "context_length_exceeded")
+
+
+def check_token_ids(state: AppState, ids: Sequence[int], param: str) -> None:
+    """Raise a 400 ApiError if a token id is not in the vocabulary."""
+    vocab_size = state.loaded().vocab_size
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        message = f"Token id {largest} is not below the vocabulary size {vocab_size}."
+        raise invalid(param, message)
+
+
+def token_limit(
+    state: AppState, options: GenerationOptions, prompt: Sequence[int], param: str
+) -> int:
+    """Return how many tokens may be generated for `prompt`.
+
+    Raises a 400 ApiError if the prompt is empty, or if prompt and answer do not fit the context.
+    The answer of an encoder–decoder does not share its context with the prompt. It begins with
+    one start token.
+    """
+    if not prompt:
+        raise invalid(param, "The prompt has no tokens.")
+    longest = state.max_length()
+    used = len(prompt)
+    if state.start_token is not None:
+        used = 1
+    least = options.max_tokens or 1
+    if max(len(prompt), used + least) > longest:
+        raise context_exceeded(longest, _requested(state, options, len(prompt), used), param)
+    if options.max_tokens is None:
+        return longest - used
+    return options.max_tokens
+
+
+def _requested(state: AppState, options: GenerationOptions, length: int, used: int) -> str:
+    """Describe a request that does not fit, whose prompt has `length` tokens."""
+    longest = state.max_length()
+    answer = options.max_tokens
+    if answer and length <= longest:
+        part = "its start" if state.start_token is not None else "in the prompt"
+        return f"you requested {used + answer} ({used} {part}, {answer} in the answer)"
+    requested = f"the prompt alone has {length}"
+    if length == longest and not answer:
+        requested += ", which leaves no room for one more"
+    return requested
+
+
+def check_prompt_logprobs(options: GenerationOptions, num_tokens: int) -> None:
+    """Raise a 400 ApiError if prompts of `num_tokens` tokens have too many logprobs.
+
+    A prompt is computed quickly, so its logprobs could take gigabytes at once.
+    """
+    entries = num_tokens * options.n * (options.num_prompt_logprobs + 1)
+    if entries <= MAX_PROMPT_LOGPROBS:
+        return
+    name = "prompt_logprobs"
+    if options.num_prompt_logprobs == options.num_logprobs:
+        name = "logprobs"
+    message = (
+        f"{num_tokens} tokens of prompts have {entries} log-probabilities for all choices, more "
+        f"than the {MAX_PROMPT_LOGPROBS} of a request."
+    )
+    raise invalid(name, message)
+
+
+def check_answer_logprobs(options: GenerationOptions, token_limits: Sequence[int]) -> None:
+    """Raise a 400 ApiError if a whole answer may have too many logprobs.
+
+    Without a stream they are held until the end. One choice is always allowed, because the
+    context bounds it.
+    """
+    choices = len(token_limits) * options.n
+    entries = sum(token_limits) * options.n * (options.num_logprobs + 1)
+    if options.stream or choices == 1 or entries <= MAX_ANSWER_LOGPROBS:
+        return
+    message = (
+        f"{choices} choices of up to {max(token_limits)} tokens may have {entries} "
+        f"log-probabilities, more than the {MAX_ANSWER_LOGPROBS} of an answer: stream it, or "
+        "ask for less with max_tokens."
+    )
+    raise invalid("logprobs", message)

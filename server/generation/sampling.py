@@ -1,0 +1,100 @@
+"""From options to SamplingParams: checks, and the defaults of the checkpoint."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+
+from engine.protocol import SamplingParams
+from server.generation.options import GenerationOptions
+from server.http.errors import invalid
+from server.state import AppState
+
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
+BANNED = float("-inf")  # logit bias of a token that is never sampled
+
+
+def check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
+    """Raise a 400 ApiError if a key is not a token id."""
+    vocab_size = state.loaded().vocab_size
+    for key in keys:
+        # "07" would name token 7 a second time.
+        if not TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
+            message = f"Key {key[:32]!r} is not a token id below {vocab_size}."
+            raise invalid("logit_bias", message)
+
+
+def sampling_params(state: AppState, options: GenerationOptions) -> SamplingParams:
+    """Return the parameters of the first choice, with `max_tokens` still to be set.
+
+    A parameter that the request does not set comes from generation_config.json, otherwise from
+    OpenAI's documentation.
+    """
+    top_k = _given_or_default(state, "top_k", options.top_k, 0)
+    top_p = _given_or_default(state, "top_p", options.top_p, 1.0)
+    if top_p == 0:  # an empty nucleus still holds the likeliest token
+        top_k, top_p = 1, 1.0
+    temperature = _given_or_default(state, "temperature", options.temperature, 1.0)
+    repetition = _given_or_default(state, "repetition_penalty", options.repetition_penalty, 1.0)
+    return SamplingParams(
+        max_tokens=1,
+        temperature=temperature,
+        top_k=max(int(top_k), 0),
+        top_p=top_p,
+        min_p=_given_or_default(state, "min_p", options.min_p, 0.0),
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=repetition,
+        logit_bias=_logit_bias(state, options),
+        seed=_seed(options.seed),
+        min_tokens=options.min_tokens,
+        stop_token_ids=_end_tokens(state, options),
+        logprobs=options.num_logprobs,
+        prompt_logprobs=options.num_prompt_logprobs,
+    )
+
+
+def _given_or_default(state: AppState, name: str, given: float | None, default: float) -> float:
+    if given is None:
+        given = state.tokenizer.defaults.get(name, default)
+    return float(given)
+
+
+def _seed(given: int | None) -> int:
+    # -1 is random, as in vLLM and llama.cpp. Front ends send it to get another answer each time.
+    if given is None or given == -1:
+        return secrets.randbits(63)
+    return given
+
+
+def _logit_bias(state: AppState, options: GenerationOptions) -> tuple[tuple[int, float], ...]:
+    """Return the bias of each token, with the tokens that the checkpoint bans."""
+    vocab_size = state.loaded().vocab_size
+    bias = {int(token): float(value) for token, value in options.logit_bias.items()}
+    for token in state.tokenizer.suppressed_ids:
+        if token < vocab_size:
+            bias[token] = BANNED
+    return tuple(bias.items())
+
+
+def _end_tokens(state: AppState, options: GenerationOptions) -> tuple[int, ...]:
+    ends = set(options.stop_token_ids)
+    if not options.ignore_eos:
+        ends.update(state.tokenizer.eos_token_ids)
+    return tuple(sorted(ends))
+
+
+def check_min_tokens(state: AppState, params: SamplingParams, token_limit: int) -> None:
+    """Raise a 400 ApiError if the first `min_tokens` tokens cannot be generated."""
+    if not params.min_tokens:
+        return
+    if params.min_tokens > token_limit:
+        raise invalid("min_tokens", f"min_tokens must be at most {token_limit} here.")
+    # Vocabularies of bytes are so small that a request can exclude all of their tokens.
+    excluded = {token for token, bias in params.logit_bias if bias == BANNED}
+    excluded.update(params.stop_token_ids)
+    vocab_size = state.loaded().vocab_size
+    if sum(token < vocab_size for token in excluded) >= vocab_size:
+        message = "stop_token_ids hold every token there is, so that none is left to begin with."
+        raise invalid("stop_token_ids", message)

@@ -1,0 +1,66 @@
+"""The texts of an embedding request as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.generation.limits import check_token_ids, context_exceeded
+from server.generation.off_loop import off_loop
+from server.http.errors import ApiError, invalid
+from server.state import AppState
+
+Texts = Sequence[str | list[int]]  # texts or their token ids
+WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
+
+
+async def encode_texts(
+    state: AppState, texts: Texts, truncate: int | None, param: str
+) -> list[list[int]]:
+    """Return the token ids of each text, with special tokens. Given ids are returned as they are.
+
+    `truncate` is the request's truncate_prompt_tokens, and `param` names the field of the texts.
+    Raises a 400 ApiError if a text is too long and must not be truncated.
+    """
+    limit = _truncation(state, truncate)
+    names = [param] if len(texts) == 1 else [f"{param}.{index}" for index in range(len(texts))]
+    named = list(zip(texts, names, strict=True))
+    token_lists = await off_loop(
+        sum(map(len, texts)), lambda: [_encode(state, text, limit, name) for text, name in named]
+    )
+    for ids, name in zip(token_lists, names, strict=True):
+        check_token_ids(state, ids, name)
+        if len(ids) > state.max_length():
+            raise _too_long(state, str(len(ids)), name)
+    return token_lists
+
+
+def _truncation(state: AppState, given: int | None) -> int | None:
+    """Return the number of tokens to keep of each text; None keeps all."""
+    longest = state.max_length()
+    if given is None:
+        return None
+    if given == WHOLE_CONTEXT:
+        return longest
+    added = state.tokenizer.added_tokens
+    if not added < given <= longest:
+        message = f"must be -1, or above {added} and at most {longest} here, not {given}"
+        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
+    return given
+
+
+def _encode(state: AppState, text: str | list[int], limit: int | None, param: str) -> list[int]:
+    if not isinstance(text, str):
+        return text[:limit]
+    if state.pooling.lowercase:
+        text = text.lower()
+    if limit is not None:
+        return state.tokenizer.encode_start(text, limit)
+    count = state.tokenizer.far_over(text, state.max_length())
+    if count:
+        raise _too_long(state, count, param)
+    return state.tokenizer.encode(text)
+
+
+def _too_long(state: AppState, count: str, param: str) -> ApiError:
+    advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
+    return context_exceeded(state.max_length(), f"this text has {count}: {advice}", param)
