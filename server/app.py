@@ -20,7 +20,7 @@ from starlette.routing import Route
 from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from server.api import ops
+from server.api import docs, ops
 from server.api.openai import chat, completions, embeddings, models, score, tokenize
 from server.cli.config import ServerConfig, served_names
 from server.http.auth import ApiKeys, Gate
@@ -79,7 +79,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     app.state.penstock = state
     app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
-    for router in ROUTERS:
+    for router in (*ROUTERS, docs.router):
         app.include_router(router)
     app.add_middleware(Gate, config=config, keys=state.keys)
     app.add_middleware(RequestBoundary, state=state)

@@ -121,10 +121,12 @@ def kv_cache(ready: Ready) -> list[str]:
         g.max_blocks(length, ready.max_num_batched_tokens, ready.block_size)
         for g in ready.kv_groups
     )
+    fitting = ready.num_blocks / each
+    room = f"{fitting:.1f}" if fitting < 10 else f"{fitting:.0f}"
     lines = [
         f"  KV cache  {decimal(ready.kv_cache_bytes)} "
         f"({ready.num_blocks} blocks of {ready.block_size} tokens): room for "
-        f"{ready.num_blocks / each:.1f} requests of {length} tokens, the longest supported"
+        f"{room} requests of {length} tokens, the longest supported"
     ]
     layers = sum(group.layers for group in ready.kv_groups)
     windows = sorted({group.window for group in ready.kv_groups if group.window})

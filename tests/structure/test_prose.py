@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,12 @@ def test_readme_and_pages_have_at_most_their_words() -> None:
 
 def documents() -> list[Path]:
     return [prose.ROOT / "README.md", *(prose.ROOT / "docs").glob("*.md")]
+
+
+def test_files_that_documents_name_exist() -> None:
+    """A path in backticks is one of this tree. A name in capitals stands for the reader's own."""
+    for page in [*documents(), prose.ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(rf"`((?:{'|'.join(prose.FOLDERS)})/[\w./-]*)`", text)
+        missing = [path for path in named if not (prose.ROOT / path).exists()]
+        assert [path for path in missing if not re.search(r"/[A-Z]+[.]", path)] == [], page.name
