@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= demo
+MINUTES ?= 60
 BIN := .venv/bin
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
 # Without a GPU, install torch's CPU build, which is 2 GB smaller. pip prefers its local version
@@ -10,7 +11,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help serve setup check test test-slow bench demo-eval demo-score demo-train gpu-check \
+.PHONY: help serve setup check test test-slow fuzz bench demo-eval demo-score demo-train gpu-check \
 	gpu-wheels clean
 
 help: ## print this list
@@ -49,6 +50,9 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m "slow and not gpu"
+
+fuzz: setup ## try mutated inputs on everything that reads them: MINUTES (60)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: setup ## measure the tables of docs/performance.md
 	$(BIN)/python -m loadtest.bench_cpu

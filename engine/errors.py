@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import re
+
+# Includes the line and paragraph separators, because some log viewers break lines there.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def printable(text: str) -> str:
+    """Return `text` as one line, with its control characters as visible escapes.
+
+    A name in a checkpoint or a request could otherwise forge log lines or control a terminal.
+    """
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
 
 class EngineError(Exception):
     """Base class of the errors that the engine raises on purpose."""
 
 
 class ConfigError(EngineError):
-    """The configuration or the checkpoint cannot be served; the process exits with status 2."""
+    """The configuration or the checkpoint cannot be served; the process exits with status 2.
+
+    The message has one printable line for each argument.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(map(printable, problems)))
 
 
 class RequestRejectedError(EngineError):

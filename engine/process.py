@@ -28,6 +28,11 @@ from engine.protocol import DUMP_STACKS, Fatal, Notice, Progress
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; no process is left to read it
 
+NO_MEMORY = (
+    "The memory was not enough to load the model. Raise the limit of the container or of "
+    "`ulimit -v`, or lower --kv-cache-memory-bytes or --max-num-batched-tokens."
+)
+
 
 def main() -> int:
     """Run the engine; return 0 after Shutdown, 2 after a ConfigError and 3 after another error."""
@@ -50,6 +55,7 @@ def main() -> int:
     logger = logging.getLogger("engine")
     logger.addHandler(ToServer(endpoint.send))
     logger.setLevel(logging.INFO)
+    is_loaded = False
     try:
         # Imported here so that a broken torch is reported like other failures.
         from engine.core import EngineCore
@@ -60,17 +66,26 @@ def main() -> int:
         depth = 1 if loaded.plan.device.type == "cuda" else 0
         core = EngineCore(config, loaded.runner, loaded.facts, endpoint, depth=depth)
         endpoint.send(loaded.facts)
+        is_loaded = True
         gc.freeze()  # otherwise a collection traverses torch's modules, a pause of 55 ms
         core.run()
     except ConfigError as error:
         endpoint.send(Fatal(str(error), config_error=True))
         return 2
     except Exception as error:
+        if not is_loaded and _is_out_of_memory(error):
+            endpoint.send(Fatal(NO_MEMORY, config_error=True))
+            return 2
         endpoint.send(Fatal(f"The engine failed: {type(error).__name__}.", traceback.format_exc()))
         return 3
     finally:
         endpoint.close()
     return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises a RuntimeError if it cannot allocate memory of the host.
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 class ToServer(logging.Handler):

@@ -123,5 +123,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await state.client.stop()
+        if state.template:
+            state.template.close()
         if state.tracing:
             await asyncio.to_thread(state.tracing.close)

@@ -85,7 +85,7 @@ class AppState:
         own = info.max_model_len
         return self.pooling.limit(own) if info.kind == "encoder" else own
 
-    def api_error(self, error: Exception) -> ApiError:
+    def api_error(self, error: BaseException) -> ApiError:
         """Return the error response for any exception."""
         return to_api_error(error, draining=self.client.state == "draining")
 

@@ -31,12 +31,13 @@ CHECKPOINT_FILES = (
     "*_Pooling/config.json",
 )
 WEIGHTS_INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+# The format allows 100 MB, which take 45 s to read. 32 MB have room for 200,000 tensors in a file.
+MAX_HEADER_BYTES = 32_000_000
 BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
 NO_GGUF = "GGUF is not served; give the safetensors checkpoint it was converted from."
 WHERE = (
     f"Give a folder with config.json and *.safetensors, {', '.join(DEMO_FOLDERS)}, or "
-    "ORG/NAME on huggingface.co (`penstock serve` and `penstock pull` download it)."
+    "ORG/NAME on huggingface.co, such as HuggingFaceTB/SmolLM2-135M-Instruct, which is downloaded."
 )
 POINTER = b"version https://git-lfs.github.com/"
 
@@ -102,6 +103,8 @@ def weight_files(folder: Path) -> list[Path]:
             raise ConfigError(f"{index} lists files not in {folder}: {', '.join(missing)}.")
         return files
     if files := _files(folder, "safetensors"):
+        if unreadable := [file for file in files if not file.is_file()]:
+            raise ConfigError(f"{unreadable[0]} is not a file.")  # opening a FIFO would block
         return files
     if gguf := _files(folder, "gguf"):
         raise ConfigError(f"{folder} has no *.safetensors, only {gguf[0].name}. {NO_GGUF}")

@@ -82,7 +82,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *memory(ready),
         f"  access    API key {access}",
-        f"  API       {url}/v1   metrics {url}/metrics   OpenAPI {url}/openapi.json",
+        f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
         f"  try       {curl(state, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:

@@ -21,7 +21,7 @@ RATE_PIECES = 4
 RATE_S = 0.1
 ENDS = ("/bye", "/exit")
 COMMANDS = (
-    "/reset forgets the conversation; /bye, Ctrl-D or Ctrl-C ends the chat. "
+    "/reset forgets the conversation; /bye or Ctrl-D ends the chat. "
     "While the model answers, Ctrl-C stops the answer."
 )
 
@@ -261,10 +261,12 @@ def converse(chat: Chat, quick: str | None) -> int:
 
 def _obey(chat: Chat, text: str) -> None:
     """Do what one line of the conversation says: a command, or a question."""
-    if text == "/reset":
+    if text in ("/reset", "/clear"):
         chat.reset()
     elif text in ("/help", "/?"):
         sys.stderr.write(f"{COMMANDS}\n")
+    elif text.startswith("/") and text.split()[0][1:].isalpha():
+        raise ChatError(f"There is no command {text.split()[0]}. {COMMANDS}")
     elif text:
         _answer(chat, text)
 

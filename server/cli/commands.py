@@ -18,7 +18,13 @@ from server.cli.console import say
 from server.cli.serve import ConfigFile
 from server.cli.settings import flags_page
 
-ServerUrl = Annotated[str, typer.Option(help="URL of the server, with or without /v1.")]
+ServerUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="URL, with or without /v1. Default: port 8000, or the only running server.",
+        show_default=False,
+    ),
+]
 ApiKey = Annotated[str | None, typer.Option(help="Default: $PENSTOCK_API_KEY.", show_default=False)]
 Text = Annotated[
     str | None,
@@ -28,7 +34,7 @@ Text = Annotated[
 
 def chat(
     text: Text = None,
-    url: ServerUrl = "http://127.0.0.1:8000",
+    url: ServerUrl = None,
     model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
     api_key: ApiKey = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -38,7 +44,10 @@ def chat(
         str | None, typer.Option(metavar="TEXT", help="The same as TEXT.", hidden=True)
     ] = None,
 ) -> None:
-    """Chat with a running server. Ctrl-C stops an answer; /bye or Ctrl-D ends the chat."""
+    """Chat with a running server. Ctrl-C stops an answer; /bye or Ctrl-D ends the chat.
+
+    Without TEXT, each line of a pipe is one question.
+    """
     question = text if quick is None else quick
     options = {"temperature": temperature, "max_tokens": max_tokens}
     raise typer.Exit(_chat(question, url, _api_key(api_key), model, system, options))
@@ -50,7 +59,7 @@ def _api_key(given: str | None) -> str:
 
 def _chat(
     question: str | None,
-    url: str,
+    url: str | None,
     key: str,
     model: str | None,
     system: str | None,
@@ -58,17 +67,20 @@ def _chat(
 ) -> int:
     """Chat, or ask one question; return the exit status."""
     from server.cli.chat import Chat, ChatError, converse
+    from server.cli.servers import ServerChoiceError, default_url
 
     try:
-        partner = Chat(url, key, model, system, **options)
-    except ChatError as error:
+        partner = Chat(default_url() if url is None else url, key, model, system, **options)
+    except (ChatError, ServerChoiceError) as error:
         raise fail(error, 1) from None
     with closing(partner):
         return converse(partner, question)
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `penstock serve`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="As for `penstock serve`.")
+    ] = "demo",
     text: Text = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
 ) -> None:
@@ -118,11 +130,11 @@ def stop(
 
     It finishes accepted requests first (SIGTERM). SERVER may be left out if only one is running.
     """
-    from server.cli.servers import StopError, running_servers, stop_server
+    from server.cli.servers import ServerChoiceError, running_servers, stop_server
 
     try:
         stopped = stop_server(list(running_servers(_api_key(api_key))), server)
-    except StopError as error:
+    except ServerChoiceError as error:
         raise fail(error, 1) from None
     say(f"Stopped {stopped}.")
 
@@ -219,5 +231,5 @@ def doctor(config: ConfigFile = None) -> None:
 
 
 def flags() -> None:
-    """Print docs/flags.md: flag, variable and default of settings."""
+    """Print all settings and their defaults as Markdown."""
     typer.echo(flags_page(), nl=False)

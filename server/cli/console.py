@@ -7,16 +7,18 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
+from engine.errors import printable
 from server.cli.config import ServerConfig
 
 
 def say(text: str) -> None:
-    """Write a line of text to stderr; stdout is for data.
+    """Write lines of text to stderr, without control characters; stdout is for data.
 
     Errors are ignored, so that a full disk or a closed pipe does not stop the server.
     """
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        lines = "\n".join(map(printable, text.split("\n")))
+        sys.stderr.write(lines + "\n")
         sys.stderr.flush()
 
 

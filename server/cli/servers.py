@@ -18,7 +18,8 @@ from rich.table import Table
 
 ASK_S = 2.0  # for a server to answer a question about itself
 POLL_S = 0.05
-UNKNOWN = "?"  # shown for the model of a server that needs a key
+DEFAULT_URL = "http://127.0.0.1:8000"
+UNKNOWN = "?"  # shown for a server whose model is set by a file or the environment
 
 
 @dataclass(frozen=True)
@@ -29,24 +30,58 @@ class RunningServer:
     url: str  # empty until it listens
     models: tuple[str, ...]
     state: str  # the status of /ready, or "starting"
+    given: str = UNKNOWN  # the model on its command line
+
+    @property
+    def title(self) -> str:
+        """The names of its model, if they can be read, else the name on its command line."""
+        return ", ".join(self.models) or self.given
 
     def matches(self, wanted: str) -> bool:
         """Whether `wanted` is this server's process id, port, URL or a name of its model."""
         port = self.url.rpartition(":")[2]
-        return wanted in (str(self.process.pid), port, self.url, *self.models)
+        return wanted in (str(self.process.pid), port, self.url, self.given, *self.models)
+
+
+class ServerChoiceError(Exception):
+    """No server, or more than one, fits what was given; the text says what to do."""
 
 
 def is_serve_command(arguments: Sequence[str]) -> bool:
-    """Whether this command line is `penstock serve …` or `python -m server serve …`."""
+    """Whether this command line is `penstock serve …` or `python -m server serve …`.
+
+    A program that runs such a command, such as `timeout`, is no server.
+    """
     if "serve" not in arguments:
         return False
-    before = list(arguments[: arguments.index("serve")])
-    is_script = any(part.rpartition("/")[2] == "penstock" for part in before)
-    return is_script or before[-2:] == ["-m", "server"]
+    before = [part.rpartition("/")[2] for part in arguments[: arguments.index("serve")]]
+    if before == ["penstock"]:
+        return True
+    is_python = bool(before) and before[0].startswith("python")
+    return is_python and (before[-1] == "penstock" or before[-2:] == ["-m", "server"])
 
 
 def running_servers(api_key: str = "") -> Iterator[RunningServer]:
     """Yield the servers of this user, the oldest first. `api_key` may open their list of models."""
+    for process in _serve_processes():
+        yield _described(process, api_key)
+
+
+def default_url() -> str:
+    """Return the URL of the server that a client means without naming one.
+
+    That is the one on port 8000, or else the only one that this user runs. Raises ServerChoiceError
+    if there are several others.
+    """
+    urls = [url for process in _serve_processes() if (url := _url_of(process))]
+    if not urls or DEFAULT_URL in urls:
+        return DEFAULT_URL
+    if len(urls) > 1:
+        raise ServerChoiceError(f"{len(urls)} servers are running: give --url ({', '.join(urls)}).")
+    return urls[0]
+
+
+def _serve_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
@@ -55,14 +90,14 @@ def running_servers(api_key: str = "") -> Iterator[RunningServer]:
                 found.append((process.create_time(), process))
         except psutil.Error:
             continue  # it has ended, or belongs to the system
-    for _, process in sorted(found, key=lambda pair: pair[0]):
-        yield _described(process, api_key)
+    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
 
 def _described(process: psutil.Process, api_key: str) -> RunningServer:
     url = _url_of(process)
+    given = _given_model(process)
     if not url:
-        return RunningServer(process, "", (), "starting")
+        return RunningServer(process, "", (), "starting", given)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     transport = httpx2.HTTPTransport(trust_env=False)  # no proxy reaches a loopback address
     with httpx2.Client(base_url=url, headers=headers, timeout=ASK_S, transport=transport) as client:
@@ -71,8 +106,18 @@ def _described(process: psutil.Process, api_key: str) -> RunningServer:
             answer = client.get("/v1/models")
             names = [model["id"] for model in answer.json()["data"]] if answer.is_success else []
         except (httpx2.HTTPError, ValueError, LookupError, TypeError):
-            return RunningServer(process, url, (), "not answering")
-    return RunningServer(process, url, tuple(names), "ready" if state == "ok" else state)
+            return RunningServer(process, url, (), "not answering", given)
+    return RunningServer(process, url, tuple(names), "ready" if state == "ok" else state, given)
+
+
+def _given_model(process: psutil.Process) -> str:
+    """Return the model of the command line `serve MODEL …`."""
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return UNKNOWN
+    rest = arguments[arguments.index("serve") + 1 :] if "serve" in arguments else []
+    return rest[0] if rest and not rest[0].startswith("-") else UNKNOWN
 
 
 def _url_of(process: psutil.Process) -> str:
@@ -91,27 +136,25 @@ def _url_of(process: psutil.Process) -> str:
     return ""
 
 
-class StopError(Exception):
-    """No server, or more than one, fits what was given; the text says what to do."""
-
-
 def stop_server(servers: Sequence[RunningServer], wanted: str | None) -> str:
     """Send SIGTERM to the server that `wanted` names, wait for its end, and return its name.
 
-    Raises StopError if none or several fit.
+    Raises ServerChoiceError if none or several fit.
     """
     found = [server for server in servers if wanted is None or server.matches(wanted)]
     if not found:
         what = "No Penstock server is running" if wanted is None else f"No server fits {wanted!r}"
-        raise StopError(f"{what}. `penstock ps` lists the running ones.")
+        raise ServerChoiceError(f"{what}. `penstock ps` lists the running ones.")
     if len(found) > 1:
-        ids = ", ".join(str(server.process.pid) for server in found)
-        raise StopError(f"{len(found)} servers are running: name one by its process id ({ids}).")
+        known = ", ".join(f"{server.title} (process {server.process.pid})" for server in found)
+        raise ServerChoiceError(
+            f"{len(found)} servers fit: name one by its port or process id. They are {known}."
+        )
     [server] = found
     server.process.terminate()
     while _is_alive(server.process):
         time.sleep(POLL_S)
-    return f"{', '.join(server.models) or 'the server'} (process {server.process.pid})"
+    return f"{server.title} (process {server.process.pid})"
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -128,9 +171,8 @@ def table_of(servers: Sequence[RunningServer]) -> str:
     for heading in ("MODEL", "URL", "STATE", "PID", "UP"):
         table.add_column(heading, no_wrap=True)
     for server in servers:
-        names = ", ".join(server.models) or UNKNOWN
         pid = str(server.process.pid)
-        table.add_row(names, server.url or "-", server.state, pid, _age(server.process))
+        table.add_row(server.title, server.url or "-", server.state, pid, _age(server.process))
     console = Console(width=120, no_color=True)
     with console.capture() as capture:
         console.print(table)

@@ -166,7 +166,7 @@ def load(
         except msgspec.ValidationError:
             errors.append(f"{source}: {shown!r} is not {known[name].allowed}.")
     if errors:
-        raise ConfigError("\n".join(errors))
+        raise ConfigError(*errors)
     return ServerConfig(**values[ServerConfig]), EngineConfig(**values[EngineConfig]), warnings
 
 

@@ -23,27 +23,22 @@ class Chat:
     add_special_tokens: bool | None = None
 
 
-async def chat_prompt(state: AppState, chat: Chat, size: int) -> list[int]:
-    """Return the token ids of a chat. `size` is the length of the request's body in bytes.
+async def chat_prompt(state: AppState, chat: Chat) -> list[int]:
+    """Return the token ids of a chat.
 
     Raises TemplateError, or a 400 ApiError if the model cannot read such a chat or if it is longer
     than the context.
     """
-    text = await chat_text(state, chat, size)
+    text = await chat_text(state, chat)
     add = adds_special_tokens(state, chat)
     return await off_loop(
         len(text), lambda: encode_prompt(state, text, "messages", add_special_tokens=add)
     )
 
 
-async def chat_text(state: AppState, chat: Chat, size: int) -> str:
-    """Return the prompt text of a chat; raises as `chat_prompt` does.
-
-    `size` bounds the work of rendering: not only contents but also tool calls may be long.
-    """
-    if _is_source(state):
-        return source_text(chat)
-    return await off_loop(size, lambda: render(state, chat))
+async def chat_text(state: AppState, chat: Chat) -> str:
+    """Return the prompt text of a chat; raises as `chat_prompt` does."""
+    return source_text(chat) if _is_source(state) else await render(state, chat)
 
 
 def adds_special_tokens(state: AppState, chat: Chat) -> bool:
@@ -76,12 +71,12 @@ def source_text(chat: Chat) -> str:
     return str(chat.messages[0]["content"])
 
 
-def render(state: AppState, chat: Chat) -> str:
+async def render(state: AppState, chat: Chat) -> str:
     """Return the text that the model's template makes of a chat."""
     if state.template is None:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
-    return state.template.render(
+    return await state.template.render_async(
         [_with_known_role(message) for message in chat.messages],
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,

@@ -109,6 +109,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
+            self._check_framing(headers)
             if scope["path"] not in OPEN_PATHS:
                 self._check_host(headers)
                 self._check_key(scope, headers)
@@ -131,18 +132,23 @@ class Gate:
         if not self._keys:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        name = self._keys.find(key.strip().encode("latin-1"))  # the bytes as sent
+        name = self._keys.find(key.strip(" \t").encode("latin-1"))  # the bytes as sent
         if scheme.lower() != "bearer" or name is None:
             message = "The API key is missing or invalid; send `Authorization: Bearer KEY`."
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = name
 
-    def _check_length(self, headers: Headers) -> None:
+    def _check_framing(self, headers: Headers) -> None:
+        """Refuse a request with two lengths, and close the connection (RFC 9112, section 6.1).
+
+        A proxy that reads the other header would see a second request in the body.
+        """
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy that reads the other header would see a second request in this body.
             text = "A request must not have both Content-Length and Transfer-Encoding."
             raise ApiError(400, "invalid_http", text, headers={"connection": "close"})
+
+    def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_body:
             raise self._too_large()

@@ -23,6 +23,7 @@ from server.http.auth import OPEN_PATHS
 from server.http.errors import ApiError, ClientGone, StreamBroken
 from server.state import AppState
 
+ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # probed every few seconds: logged at debug level
 LINGER = 5.0  # seconds to keep reading a body that is refused
@@ -75,6 +76,7 @@ class RequestBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         exchange = Exchange(self._state, scope, receive, send)
         try:
             await self._app(exchange.routed_scope, exchange.receive, exchange.send)
@@ -88,7 +90,9 @@ class RequestBoundary:
             exchange.cut = 503
             exchange.is_body_complete = True  # there is no time to read the rest of the body
             await self._refuse(EngineUnavailableError("draining", "cut"), exchange, scope)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of a Rust library is no Exception
             await self._refuse(error, exchange, scope)
         finally:
             self._account(exchange)
@@ -101,7 +105,7 @@ class RequestBoundary:
         if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
             exchange.log()
 
-    async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope) -> None:
+    async def _refuse(self, error: BaseException, exchange: Exchange, scope: Scope) -> None:
         answer = self._state.api_error(error)
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
@@ -113,6 +117,22 @@ class RequestBoundary:
             body, kind = answer.body(exchange.id), "application/json"
             response = Response(body, answer.status, answer.headers, kind)
             await response(scope, exchange.receive, exchange.send)
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """Return the scope of a request for `http://HOST/path` as one for `/path` with that Host.
+
+    Servers must accept this form and ignore the Host header then (RFC 9112, section 3.2.2).
+    """
+    match = ABSOLUTE_FORM.fullmatch(scope["path"])
+    if match is None:
+        return scope
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    path = match["path"] or "/"
+    raw_path = ABSOLUTE_FORM.fullmatch(scope["raw_path"].decode("latin-1"))
+    raw = (raw_path["path"] or "/").encode("latin-1") if raw_path else path.encode()
+    headers = [(b"host", match["host"].encode()), *others]
+    return {**scope, "path": path, "raw_path": raw, "headers": headers}
 
 
 def new_request_id() -> str:

@@ -102,7 +102,7 @@ def numerical_error() -> ApiError:
     )
 
 
-def to_api_error(error: Exception, *, draining: bool = False) -> ApiError:
+def to_api_error(error: BaseException, *, draining: bool = False) -> ApiError:
     """Return the error response for any exception.
 
     While the server drains, an unavailable engine is reported as `shutting_down`, not as a fault.

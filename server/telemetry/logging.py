@@ -6,31 +6,30 @@ Prompts, answers and API keys are never logged.
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from engine.errors import printable
 from server.cli.config import ServerConfig
 
 HANDLER = "penstock"
-# Includes the line and paragraph separators, because some log viewers break lines there.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def escape_control(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Escape control characters, so that a client cannot forge log lines or terminal colours."""
-    return {key: _clean(value) if key != "exception" else value for key, value in event.items()}
+    return {key: _clean(value, lines=key == "exception") for key, value in event.items()}
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, *, lines: bool = False) -> Any:
+    """Escape a text, or the texts in a list. With `lines`, a text keeps its line breaks."""
     if isinstance(value, list):
         return [_clean(item) for item in value]
     if not isinstance(value, str):
         return value
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+    return "\n".join(map(printable, value.split("\n"))) if lines else printable(value)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

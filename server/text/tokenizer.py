@@ -12,7 +12,6 @@ end-of-word suffixes) are refused at load.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,44 +21,13 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.checkpoint.folder import read_json, refuse_pointer
 from engine.errors import ConfigError
+from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
+from server.text.panics import without_panics
+from server.text.tokenizer_trial import tokenizer_problem
 
 SPECIAL_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
-# Fields of generation_config.json, each with its type, minimum and maximum.
-SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
-    "temperature": (float, 0, sys.float_info.max),
-    "top_p": (float, 0, 1),
-    "top_k": (int, -1, 2**31 - 1),
-    "min_p": (float, 0, 1),
-    "repetition_penalty": (float, 0.01, 100),
-}
-# Fields of transformers' GenerationConfig that change answers but that Penstock ignores. The value
-# is the one that has no effect; null, [] and {} have no effect either.
-NOT_FOLLOWED = {
-    "begin_suppress_tokens": None,
-    "diversity_penalty": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
-    "exponential_decay_length_penalty": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1,
-    "max_new_tokens": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "penalty_alpha": 0,
-    "renormalize_logits": False,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "token_healing": False,
-    "top_h": None,
-    "typical_p": 1,
-    "watermarking_config": None,
-}
 # `far_over` tokenises only this many characters (0.3 s of one core) of a text twice as long.
 BEGINNING = 2**18
 LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
@@ -124,9 +92,9 @@ class Tokenizer:
         sources = (generation.get("bos_token_id"), model.get("bos_token_id"))
         self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
         self._check_vocabulary(folder, model)
-        self.defaults = _sampling_defaults(generation, folder)
-        self.suppressed_ids = _suppressed_ids({**model, **generation}, folder)
-        self.not_followed = _not_followed(generation or model)  # as transformers chooses
+        self.defaults = sampling_defaults(generation, folder)
+        self.suppressed_ids = suppressed_ids({**model, **generation}, folder)
+        self.not_followed = not_followed(generation or model)  # as transformers chooses
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
 
@@ -142,9 +110,11 @@ class Tokenizer:
             )
         refuse_pointer(path)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = _read(path)
         except Exception as error:  # the library raises nothing narrower
             raise ConfigError(f"Cannot read {path}: {error}") from error
+        if problem := tokenizer_problem(backend):
+            raise ConfigError(f"The tokenizer in {path} {problem}.")
         return cls(backend, folder)
 
     def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
@@ -257,10 +227,12 @@ class Tokenizer:
         doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
         return ids[1:] if doubled else ids
 
+    @without_panics
     def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         """Encode one text as a batch, because the library's `encode` does not release the GIL."""
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
+    @without_panics
     def offsets(self, text: str) -> list[int]:
         """Return the character offset in `text` of each token of `encode(text)`.
 
@@ -294,6 +266,7 @@ class Tokenizer:
         """The number of special tokens that encoding adds to a text."""
         return self._backend.num_special_tokens_to_add(is_pair=False)
 
+    @without_panics
     def encode_start(self, text: str, most: int) -> list[int]:
         """Return the token ids of `text`, truncated to `most` ids including its special tokens.
 
@@ -306,6 +279,7 @@ class Tokenizer:
         encoding.truncate(most - self.added_tokens)
         return list(self._backend.post_process(encoding).ids)
 
+    @without_panics
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all `ids`; ids outside the vocabulary are skipped."""
         # Decoded as a batch, because the library's `decode` does not release the GIL.
@@ -345,48 +319,6 @@ class Tokenizer:
         return token.encode()  # an added token with characters outside the byte alphabet
 
 
-def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, float | int]:
-    """Return the sampling defaults that are set. Raises ConfigError if one is out of range."""
-    defaults: dict[str, float | int] = {}
-    for name, (kind, least, most) in SAMPLING_DEFAULTS.items():
-        value = generation.get(name)
-        if value is None:
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and least <= value <= most and value == kind(value)):
-            raise ConfigError(
-                f"{folder / 'generation_config.json'}: {name} must be a number of type "
-                f"{kind.__name__} from {least} to {most:g}, not {value!r:.40}."
-            )
-        defaults[name] = kind(value)
-    return defaults
-
-
-def _not_followed(settings: dict[str, Any]) -> list[str]:
-    """Return "name value" for each setting that would change answers but is ignored."""
-    return [
-        f"{name} {value!r:.40}"
-        for name, value in settings.items()
-        if name in NOT_FOLLOWED and value not in (None, [], {}, NOT_FOLLOWED[name])
-    ]
-
-
-def _suppressed_ids(generation: dict[str, Any], folder: Path) -> tuple[int, ...]:
-    """Return the sorted token ids in `bad_words_ids` and `suppress_tokens`.
-
-    Raises ConfigError if an entry has several tokens, or if `forced_bos_token_id` is set.
-    """
-    given = [generation.get("bad_words_ids") or [], generation.get("suppress_tokens") or []]
-    entries = [entry for value in given for entry in (value if type(value) is list else [value])]
-    ids: list[Any] = [e[0] if type(e) is list and len(e) == 1 else e for e in entries]
-    if any(type(i) is not int or i < 0 for i in ids):
-        raise ConfigError(
-            f"The generation settings in {folder} have entries of bad_words_ids or suppress_tokens "
-            "that are not single token ids; longer sequences are not supported."
-        )
-    if (first := generation.get("forced_bos_token_id")) is not None:
-        raise ConfigError(
-            f"The generation settings in {folder} have forced_bos_token_id = {first!r}; forcing "
-            "the first token of an answer is not supported."
-        )
-    return tuple(sorted(set(ids)))
+@without_panics
+def _read(path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(path))

@@ -7,6 +7,7 @@ and pickles, which would create a file if anything executed them.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import time
@@ -54,6 +55,15 @@ class Model:
         change(tensors)
         save_file(tensors, self.folder / file)
 
+    def template(self, source: str) -> None:
+        (self.folder / "chat_template.jinja").write_text(source)
+
+    def keep_header(self, file: str, length: int) -> None:
+        """Make the file a header of `length` zero bytes, which takes no space on the disk."""
+        path = self.folder / file
+        path.write_bytes(length.to_bytes(8, "little"))
+        os.truncate(path, 8 + length)
+
     def keep(self, file: str, end: int) -> None:
         path = self.folder / file
         path.write_bytes(path.read_bytes()[:end])
@@ -79,6 +89,19 @@ def model(llama: Path, tmp_path: Path) -> Model:
     return Model(folder, proof)
 
 
+def split(pattern: str) -> dict[str, Any]:
+    """A pre-tokenizer that splits at a regular expression."""
+    found = {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Split", **found}
+
+
+def replacing(content: str, *, times: int) -> dict[str, Any]:
+    """Normalizers that replace each letter "a", one after the other."""
+    one = {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+    return {"type": "Sequence", "normalizers": [one] * times}
+
+
+FORGED = 'x\x1b[31m\n{"event": "forged"}'
 Case = tuple[Callable[[Model], Any], list[str]]
 CASES: dict[str, Case] = {
     "truncated shard": (
@@ -129,6 +152,36 @@ CASES: dict[str, Case] = {
             + [(m.folder / INDEX).unlink()]
         ),
         [f"{FIRST}.gguf", "GGUF is not served"],
+    ),
+    "weights that block": (
+        lambda m: ((m.folder / INDEX).unlink(), os.mkfifo(m.folder / "z.safetensors")),
+        ["z.safetensors", "is not a file"],
+    ),
+    "huge header": (
+        lambda m: m.keep_header(SECOND, 90_000_000),
+        [SECOND, "a header of 90000000 bytes"],
+    ),
+    "tensor name with control characters": (
+        lambda m: m.tensors(SECOND, lambda t: t.update({f"{FORGED}": torch.ones(2)})),
+        [r"\x1b[31m", r'\n{"event": "forged"}', "does not use"],
+    ),
+    "template of parentheses": (
+        lambda m: m.template("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"),
+        ["chat_template.jinja", "cannot be compiled (RecursionError)"],
+    ),
+    "pattern of exponential time": (
+        lambda m: m.json("tokenizer.json", pre_tokenizer=split("(a+)+$")),
+        ["tokenizer.json", "short text"],
+    ),
+    "normalizers that multiply a text": (
+        lambda m: m.json("tokenizer.json", normalizer=replacing("a" * 30, times=8)),
+        ["tokenizer.json", "took more than 512 MiB of memory for short texts"],
+    ),
+    "normalizer that adds 10 MB": (
+        lambda m: m.json(
+            "tokenizer.json", normalizer={"type": "Prepend", "prepend": "x" * 10_000_000}
+        ),
+        ["tokenizer.json", "makes 10000001 characters of a text of 1"],
     ),
 }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import tokenizers
@@ -13,6 +14,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from server.text.render_pool import RenderPool
 from tests.support.fake_engine import FakeEngine, Script
 from tests.support.rig import Served, serving
 
@@ -34,10 +36,29 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder without weights. Each byte is one token; 256 is BOS and 257 is EOS."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
+@pytest.fixture(scope="session", autouse=True)
+def shared_render_pools() -> Iterator[None]:
+    """Every server with the same template uses the same processes, which take 0.1 s to start."""
+    pools: dict[bytes, RenderPool] = {}
+
+    class Shared:
+        def __init__(self, source: bytes) -> None:
+            self._pool = pools.get(source) or pools.setdefault(source, RenderPool(source))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._pool, name)
+
+        def close(self) -> None:
+            pass
+
+    with mock.patch("server.text.chat_template.RenderPool", Shared):
+        yield
+    for pool in pools.values():
+        pool.close()
+
+
+def write_model(folder: Path) -> Path:
+    """Write a model folder without weights. Each byte is one token; 256 is BOS and 257 is EOS."""
     folder.mkdir()
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     files: dict[str, Any] = {
@@ -58,6 +79,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `write_model` writes."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")

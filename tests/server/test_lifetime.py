@@ -21,6 +21,7 @@ import pytest
 
 from server.lifetime import ECHO_S
 from tests.support.process import ROOT, Process
+from tests.support.serve import engines_of
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_serve.py"
 
@@ -392,7 +393,7 @@ def test_killed_real_engine_exits_with_3_after_serving(start: Any, assets: Path)
     line = server.wait_for(r"try +(curl .*)\n")[1]
     answer = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60)
     assert json.loads(answer.stdout)["usage"]["completion_tokens"] > 0, answer
-    [engine] = psutil.Process(server.process.pid).children()
+    [engine] = engines_of(server.process.pid)
     engine.kill()
     assert server.status() == 3
     assert server.log.splitlines()[-1].startswith("penstock: The engine process was killed by")

@@ -23,6 +23,12 @@ from tests.support.prometheus import metric
 from tests.support.stories import Case
 
 
+def engines_of(pid: int) -> list[psutil.Process]:
+    """Return the engine processes of a server; it also starts others for templates."""
+    children = psutil.Process(pid).children()
+    return [child for child in children if "engine.process" in child.cmdline()]
+
+
 class Server(Process):
     """`penstock serve` on the loopback address. `temp` is its TMPDIR."""
 
@@ -61,7 +67,7 @@ class Server(Process):
     def children(self) -> list[psutil.Process]:
         """The engine process. It is remembered, so that it is known after its parent's end."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._children = psutil.Process(self.process.pid).children() or self._children
+            self._children = engines_of(self.process.pid) or self._children
         return self._children
 
     def http(self, **options: Any) -> httpx2.AsyncClient:

@@ -10,6 +10,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,10 +78,21 @@ def import_nanochat(
         write_json(folder / "config.json", config)
         write_tokenizer(tokens, folder, config["max_position_embeddings"])
         # The tensors are memory-mapped from the checkpoint, so writing them takes little memory.
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(_separate(tensors), folder / "model.safetensors", metadata={"format": "pt"})
         shutil.copymode(folder / "config.json", folder / "model.safetensors")  # else it has 0600
     say(f"Done. Serve it with: penstock serve {out}")
     return out
+
+
+def _separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors that share their memory or have gaps, which safetensors does not write."""
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+
+    def is_separate(tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        return tensor.is_contiguous() and owners[storage.data_ptr()] == 1
+
+    return {n: t if is_separate(t) else t.contiguous().clone() for n, t in tensors.items()}
 
 
 def convert(checkpoint: Checkpoint, say: Say) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

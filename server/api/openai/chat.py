@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     size = len(await request.body())
     with state.client.reserve():
         chat = await off_loop(size, body.chat)
-        prompt = await chat_prompt(state, chat, size)
+        prompt = await chat_prompt(state, chat)
     ignored = [*body.ignored, *unread_arguments(state, chat)]
     prepared = prepare(state, request, body.options(), [prompt], param="messages", ignored=ignored)
     return respond(state, prepared, ChatWriter(state.tokenizer, prepared, body))

@@ -34,7 +34,7 @@ async def tokenize(request: Request) -> Response:
         text = body.prompt
         add = body.add_special_tokens is not False
         if text is None:
-            text = await chat_text(state, chat, size)
+            text = await chat_text(state, chat)
             add = adds_special_tokens(state, chat)
         ids = await _encode(state, text, add_special_tokens=add)
     answer: dict[str, Any] = {

@@ -143,11 +143,18 @@ def test_available_memory_in_container_respects_its_limit(
     gib = 2**30
     there = {
         "/proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {40 * gib // 1024} kB\n",
+        "/proc/self/cgroup": "0::/\n",
         "/sys/fs/cgroup/memory.max": str(limit if limit == "max" else int(limit) * gib) + "\n",
         "/sys/fs/cgroup/memory.current": f"{used * gib}\n",
         "/sys/fs/cgroup/memory.stat": f"anon 5\nactive_file {files * gib}\ninactive_file 0\n",
     }
+
+    def read(path: Path, **_: str) -> str:
+        if str(path) not in there:
+            raise FileNotFoundError(path)
+        return there[str(path)]
+
     monkeypatch.setattr(Path, "exists", lambda path: str(path) in there)
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: there[str(path)])
+    monkeypatch.setattr(Path, "read_text", read)
     monkeypatch.setattr(os, "sysconf", lambda name: 2**13 if name == "SC_PAGE_SIZE" else 2**23)
     assert platform.available_memory(CPU) == free * gib

@@ -361,3 +361,11 @@ def test_chat_with_broken_stream_reports_the_cut(api: Api, last: Any, words: str
     assert answer.stdout == "Hello there\n"
     assert f"The answer was cut off: {words}" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_chat_with_unknown_command_asks_nothing(api: Api) -> None:
+    """Such as Ollama's `/set`. A path is no command."""
+    answer = chat("--url", api.url, said="/set parameter x\n/clear\n/etc/hosts: what is it?\n")
+    assert answer.returncode == 1
+    assert "There is no command /set. /reset forgets" in answer.stderr
+    assert [asked["messages"][-1]["content"] for asked in api.asked] == ["/etc/hosts: what is it?"]

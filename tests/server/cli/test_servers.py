@@ -13,7 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.cli.servers import RunningServer, StopError, is_serve_command, stop_server
+from server.cli import servers as server_module
+from server.cli.servers import (
+    RunningServer,
+    ServerChoiceError,
+    default_url,
+    is_serve_command,
+    stop_server,
+)
 from tests.support.process import ROOT
 
 PENSTOCK = [sys.executable, "-m", "server"]
@@ -67,7 +74,7 @@ def test_ps_lists_model_url_and_state_and_stop_ends_the_server(
     assert row.startswith("listed-demo ")
     assert "http://127.0.0.1:" in row
     assert " ready " in row
-    assert row_of(server, penstock("ps", PENSTOCK_API_KEY="").stdout).startswith("? ")
+    assert row_of(server, penstock("ps", PENSTOCK_API_KEY="").stdout).startswith("demo ")
     stopped = penstock("stop", "listed-demo", PENSTOCK_API_KEY=KEY)
     assert (stopped.returncode, server.wait(10)) == (0, 0)
     assert f"Stopped listed-demo (process {server.pid})." in stopped.stderr
@@ -135,6 +142,9 @@ def test_list_shows_demo_models_and_complete_models_of_the_cache(tmp_path: Path)
         (["python", "-m", "server", "chat", "serve"], False),
         (["python", "-m", "ray", "serve"], False),
         (["penstock", "chat"], False),
+        (["timeout", "60", "penstock", "serve", "demo"], False),
+        (["bash", "-c", "penstock serve demo"], False),
+        (["sudo", "python3", "-m", "server", "serve"], False),
         ([], False),
     ],
 )
@@ -145,9 +155,29 @@ def test_is_serve_command_recognises_servers(arguments: list[str], serves: bool)
 def test_stop_without_name_needs_a_single_server() -> None:
     me = psutil.Process()
     servers = [RunningServer(me, f"http://127.0.0.1:{n}", (f"m{n}",), "ready") for n in (1, 2)]
-    with pytest.raises(StopError, match="2 servers are running"):
+    with pytest.raises(ServerChoiceError, match=r"2 servers fit: .* They are m1 \(process"):
         stop_server(servers, None)
-    with pytest.raises(StopError, match="No server fits 'm3'"):
+    with pytest.raises(ServerChoiceError, match="No server fits 'm3'"):
         stop_server(servers, "m3")
-    with pytest.raises(StopError, match="No Penstock server is running"):
+    with pytest.raises(ServerChoiceError, match="No Penstock server is running"):
         stop_server([], None)
+
+
+@pytest.mark.parametrize(
+    ("ports", "url"),
+    [
+        ([], "http://127.0.0.1:8000"),
+        ([8131], "http://127.0.0.1:8131"),
+        ([8131, 8000, 8132], "http://127.0.0.1:8000"),
+        ([0, 8131], "http://127.0.0.1:8131"),  # 0: does not listen yet
+    ],
+)
+def test_default_url_is_port_8000_or_the_only_server(
+    monkeypatch: pytest.MonkeyPatch, ports: list[int], url: str
+) -> None:
+    monkeypatch.setattr(server_module, "_serve_processes", lambda: ports)
+    monkeypatch.setattr(server_module, "_url_of", lambda p: f"http://127.0.0.1:{p}" if p else "")
+    assert default_url() == url
+    monkeypatch.setattr(server_module, "_serve_processes", lambda: [8131, 8132])
+    with pytest.raises(ServerChoiceError, match=r"2 servers .*8131, http://127\.0\.0\.1:8132"):
+        default_url()

@@ -113,6 +113,15 @@ async def test_non_ascii_key_matches_only_its_utf8_bytes(model, says):
             assert (await served.http.get("/v1/models", headers=headers)).status_code == status
 
 
+@pytest.mark.parametrize("key", ["clefà", "à", "àclef"])
+async def test_key_with_the_byte_of_a_no_break_space_is_accepted(model, says, key):
+    """UTF-8 of "à" ends in A0, which latin-1 reads as a space."""
+    async with serving(FakeEngine(says("x")), model, api_key=(key,)) as served:
+        for sent, status in ((key, 200), (key + "\u00a0", 401), ("\u00a0" + key, 401)):
+            headers = {"authorization": b"Bearer " + sent.encode()}
+            assert (await served.http.get("/v1/models", headers=headers)).status_code == status
+
+
 async def test_requests_with_different_keys_get_different_cache_salts(locked):
     for key in ("alpha", "beta", "alpha"):
         headers = {"authorization": f"Bearer {key}"}

@@ -421,20 +421,6 @@ async def test_incomplete_body_returns_408_after_deadline(served, monkeypatch):
     writer.close()
 
 
-async def test_content_length_with_transfer_encoding_returns_400(served):
-    """A proxy that used the other header would see a second request (request smuggling)."""
-    reader, writer = await asyncio.open_connection(*served.address)
-    head = "content-type: application/json\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n"
-    writer.write(
-        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n0\r\n\r\n".encode()
-    )
-    answer = await asyncio.wait_for(reader.read(), 10)
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"invalid_http" in answer
-    assert b"connection: close" in answer
-    writer.close()
-
-
 async def test_response_has_no_server_header_and_proxy_headers_are_ignored(served):
     """X-Forwarded-For is not trusted, so `proxy_headers` is off."""
     answer = await served.http.get("/health", headers={"x-forwarded-for": "192.0.2.1"})

@@ -51,6 +51,14 @@ def test_log_exception_is_part_of_its_record(capsys):
     assert record["exception"].endswith(traceback)
 
 
+def test_log_exception_on_a_console_has_no_control_characters(capsys):
+    configure(ServerConfig(log_format="console"))
+    logging.getLogger("engine").error("failed", exc_info=RemoteTraceback(f"one\n{HOSTILE}"))
+    text = capsys.readouterr().err
+    assert "one\n" in text
+    assert not {"\x1b", "\u2028", "\x85", "\x7f", "\r"} & set(text)
+
+
 def test_log_level_hides_lower_levels(capsys):
     configure(ServerConfig(log_format="json", log_level="warning"))
     structlog.get_logger("x").info("quiet")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -241,11 +242,37 @@ def test_render_sandbox_escape_raises(tmp_path: Path, source: str) -> None:
         "{{ self.a() }}{{ self.a() }}{% endif %}{% set ns.n = ns.n - 1 %}{% endblock %}",
     ],
 )
-def test_render_runaway_template_raises_within_10_s(tmp_path: Path, source: str) -> None:
-    started = time.monotonic()
+def test_render_runaway_template_raises(tmp_path: Path, source: str) -> None:
+    """`tests/faults/test_templates.py` measures time and memory, with more templates."""
     with pytest.raises(TemplateError):
         template_of(tmp_path, source).render([{"role": "user", "content": "x" * 50_000}])
-    assert time.monotonic() - started < 10
+
+
+def test_render_lone_surrogate_raises(tmp_path: Path) -> None:
+    with pytest.raises(TemplateError, match="lone surrogate"):
+        template_of(tmp_path, "{{ '\\ud800' }}").render([USER])
+
+
+def test_render_after_a_runaway_template_works(tmp_path: Path) -> None:
+    """The process that was killed is replaced, and so is one that died while it was idle."""
+    source = "{% if messages[0].content == 'slow' %}{{ 9 ** (9 ** 9) }}{% endif %}fine"
+    template = template_of(tmp_path, source)
+    for _ in range(3):
+        with pytest.raises(TemplateError, match=r"took more than 1\.5 s"):
+            template.render([{"role": "user", "content": "slow"}])
+        assert template.render([USER]) == "fine"
+    for child in psutil.Process().children():
+        if "server.text.template_sandbox" in child.cmdline():
+            child.kill()
+            child.wait(10)
+    assert template.render([USER]) == "fine"
+
+
+async def test_render_async_runs_two_at_a_time(tmp_path: Path) -> None:
+    source = "{% for i in range(messages | length * 5000) %}{{ 'x' }}{% endfor %}"
+    template = template_of(tmp_path, source)
+    texts = await asyncio.gather(*(template.render_async([USER] * n) for n in (1, 2, 3, 4) * 5))
+    assert [len(text) for text in texts] == [5000, 10_000, 15_000, 20_000] * 5
 
 
 def test_render_template_quadratic_in_messages_raises_within_time_limit(
@@ -260,10 +287,8 @@ def test_render_template_quadratic_in_messages_raises_within_time_limit(
         {"role": "tool", "tool_call_id": "a", "content": "x"},
     ]
     template.render([USER, *turn * 20])
-    started = time.thread_time()
-    with pytest.raises(TemplateError, match="took more than 1 s"):
+    with pytest.raises(TemplateError, match=r"took more than 1\.5 s"):
         template.render([USER, *turn * 2000])
-    assert time.thread_time() - started < 5
 
 
 def test_render_long_conversation_is_complete(tmp_path: Path) -> None:
@@ -299,6 +324,12 @@ def test_from_folder_uses_first_template_source(tmp_path: Path) -> None:
     [
         ("chat_template.jinja", "a\n{% if %}", r"chat_template\.jinja is broken at line 2"),
         ("chat_template.jinja", "{{ 1 | nofilter }}", r"chat_template\.jinja is broken .*nofilter"),
+        ("chat_template.jinja", "{{ '" + chr(0xD800) + "' }}", "Cannot read the chat template"),
+        ("chat_template.jinja", "{% for a in b %}" * 30 + "{% endfor %}" * 30, r"\(SyntaxError\)"),
+        ("chat_template.jinja", "{% if 1 %}" * 3000 + "{% endif %}" * 3000, "RecursionError"),
+        ("chat_template.jinja", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
+        ("chat_template.jinja", "{{ " + "+".join("1" * 50_000) + " }}", "RecursionError"),
+        ("chat_template.jinja", "{{ " + "9" * 10_000 + " }}", r"\(ValueError\)"),
         ("chat_template.jinja", b"\xff\xfe", r"Cannot read the chat template .*\.jinja"),
         ("tokenizer_config.json", '{"chat_template": "{{"}', r"tokenizer_config\.json is broken"),
         ("tokenizer_config.json", '{"chat_template": 5}', r"tokenizer_config\.json: chat_template"),
@@ -308,7 +339,9 @@ def test_from_folder_uses_first_template_source(tmp_path: Path) -> None:
 def test_from_folder_broken_template_raises_error_naming_file(
     tmp_path: Path, name: str, content: str | bytes, problem: str
 ) -> None:
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    )
     with pytest.raises(ConfigError, match=problem):
         ChatTemplate.from_folder(tmp_path, None)
 

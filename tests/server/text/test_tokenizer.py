@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.errors import ConfigError
 from server.generation.off_loop import off_loop
-from server.text.tokenizer import SAMPLING_DEFAULTS, Tokenizer
+from server.text.generation_config import SAMPLING_DEFAULTS
+from server.text.tokenizer import Tokenizer
 
 FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]
 CHECKPOINTS = ["checkpoints/stories260K-llama", "checkpoints/stories280K-gpt2"]

@@ -181,3 +181,20 @@ def test_import_bfloat16_embeddings_set_epsilon_and_keep_dtype(base: Path) -> No
     assert torch.equal(wte, state["transformer.wte.weight"][:300])
     assert wte.dtype == torch.bfloat16
     assert tensors["lm_head.weight"].dtype == torch.float32
+
+
+def test_import_tensors_that_share_memory_or_have_gaps_are_copied(base: Path) -> None:
+    """safetensors refuses to write such tensors; torch.save keeps how they are stored."""
+    file = base / "chatsft_checkpoints" / "d5" / "model_000007.pt"
+    state = dict(TINY.tensors)
+    first, second = [n for n in state if n.endswith("c_fc.weight")][:2]
+    state[second] = state[first]
+    turned = next(n for n in state if n.endswith("c_proj.weight") and "mlp" in n)
+    state[turned] = state[turned].T.contiguous().T
+    constant = next(n for n in state if n.endswith("c_q.weight"))
+    state[constant] = torch.full((1,), 0.5).expand(state[constant].shape)
+    torch.save(state, file)
+    out, _ = imported(base, base / "served")
+    tensors = list(load_file(out / "model.safetensors").values())
+    for name in (first, turned, constant):
+        assert any(torch.equal(t, state[name]) for t in tensors if t.shape == state[name].shape)

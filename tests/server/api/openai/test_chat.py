@@ -311,7 +311,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": "x" * 9000}}
         {"role": "assistant", "content": "a", "reasoning_content": "a" * 9000},
     ],
 )
-async def test_chat_long_messages_are_rendered_and_tokenised_in_a_thread(
+async def test_chat_messages_are_rendered_in_a_thread_and_long_ones_tokenised_there(
     served, monkeypatch, message
 ):
     beside = spied_threads(served, monkeypatch)
@@ -320,7 +320,8 @@ async def test_chat_long_messages_are_rendered_and_tokenised_in_a_thread(
     # The template of these tests renders no reasoning, so the prompt is short in that case.
     assert beside["encode"] == ["reasoning_content" not in message]
     await served.chat()
-    assert beside["render"] == [True, False]
+    assert beside["render"] == [True, True]
+    assert beside["encode"][1:] == [False]
 
 
 async def test_completions_long_prompt_is_tokenised_in_a_thread(served, monkeypatch):

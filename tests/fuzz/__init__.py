@@ -1,0 +1,1 @@
+"""Mutated inputs of every kind that reach Penstock from outside: `make fuzz`."""

@@ -1,0 +1,51 @@
+"""`make fuzz`: `python -m tests.fuzz [--minutes 60] [--seed N] [TARGET …]`.
+
+The targets take turns. An input that fails is stored under tests/fuzz/cases and ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+import time
+from collections import defaultdict
+
+import psutil
+
+from tests.fuzz.run import Tally, fuzz
+from tests.fuzz.targets import BY_NAME
+
+TURN_S = 20.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", default=list(BY_NAME), metavar="TARGET")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    given = parser.parse_args()
+    totals: dict[str, Tally] = defaultdict(Tally)
+    memory: list[int] = []
+    end = time.monotonic() + 60 * given.minutes
+    seed = given.seed
+    while time.monotonic() < end:
+        for name in given.targets:
+            seed += 1
+            left = max(1.0, min(TURN_S, end - time.monotonic()))
+            tally = asyncio.run(fuzz(BY_NAME[name], left, seed))
+            total = totals[name]
+            total.inputs += tally.inputs
+            total.seconds += tally.seconds
+        gc.collect()
+        memory.append(psutil.Process().memory_info().rss >> 20)
+    sys.stdout.write(f"{'target':12} {'inputs':>10} {'seconds':>8}\n")
+    for name, total in totals.items():
+        sys.stdout.write(f"{name:12} {total.inputs:10} {total.seconds:8.0f}\n")
+    sys.stdout.write(f"memory after each round of all targets, in MiB: {memory}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

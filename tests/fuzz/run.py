@@ -1,0 +1,72 @@
+"""Run a target for some time: mutate, check, and keep an input that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.fuzz.targets import MAX_SECONDS, Target
+
+CASES = Path(__file__).parent / "cases"
+MAX_POOLED = 20_000  # bytes of an input that is mutated again
+
+
+@dataclass
+class Tally:
+    """The work of a run."""
+
+    inputs: int = 0
+    seconds: float = 0.0
+
+
+def kept_cases(target: Target) -> list[bytes]:
+    """Return the inputs that failed once."""
+    return [file.read_bytes() for file in sorted((CASES / target.name).glob("*.bin"))]
+
+
+def keep(target: Target, data: bytes) -> Path:
+    """Store an input that fails; later runs try it first."""
+    file = CASES / target.name / f"{hashlib.sha256(data).hexdigest()[:16]}.bin"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    return file
+
+
+async def fuzz(target: Target, seconds: float, seed: int, *, store: bool = True) -> Tally:
+    """Check the kept cases, then seeds and mutated inputs for `seconds`.
+
+    Raises the failure of the first input that fails, after storing the input if `store`.
+    """
+    random = Random(seed)
+    tally = Tally()
+    pool = target.seeds()
+    first = kept_cases(target)
+    num_kept = len(first)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        async with target.opened(Path(folder)) as check:
+            while first or time.monotonic() - began < seconds:
+                data = first.pop(0) if first else random.choice(pool)
+                if tally.inputs >= num_kept and random.random() < 0.95:
+                    data = target.mutate(random, data)
+                try:
+                    started = time.monotonic()
+                    async with asyncio.timeout(MAX_SECONDS):
+                        await check(data)
+                    took = time.monotonic() - started  # also of a check that never waits
+                    assert took < MAX_SECONDS, f"took {took:.0f} s"
+                except BaseException as error:
+                    where = keep(target, data) if store else "not stored"
+                    error.add_note(f"{target.name}, seed {seed}: {where}: {data[:300]!r}")
+                    raise
+                tally.inputs += 1
+                if len(data) < MAX_POOLED and random.random() < 0.02:
+                    pool.append(data)
+                    pool = pool[-300:]
+    tally.seconds = time.monotonic() - began
+    return tally
