@@ -12,7 +12,7 @@ TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
 .PHONY: help serve setup check test test-slow fuzz bench demo-eval demo-score demo-train gpu-check \
-	gpu-wheels clean
+	gpu-wheels sbom clean
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -103,6 +103,13 @@ else
 	$(GPU_PYTHON) -m pytest -q -W default -m gpu tests/gpu || status=1; \
 	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) || status=1; exit $$status
 endif
+
+# The tool has an environment of its own, so that it is not part of its list.
+sbom: .venv/serving ## write build/sbom.json: the packages that serving installs (CycloneDX)
+	$(PYTHON) -m venv build/sbom-tool
+	build/sbom-tool/bin/pip --disable-pip-version-check -q install cyclonedx-bom==7.5.0
+	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		-o build/sbom.json .venv
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

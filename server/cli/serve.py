@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,8 +72,31 @@ def _option(setting: Setting) -> inspect.Parameter:
     return _parameter(setting.name, Annotated[kind | None, option])
 
 
+def masked(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with *** in place of the values of secret flags."""
+    secrets = tuple(setting.flag for setting in settings() if setting.marked("secret"))
+    shown: list[str] = []
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        if shown and shown[-1] in secrets:
+            shown.append("***")
+        else:
+            shown.append(f"{flag}=***" if equals and flag in secrets else argument)
+    return shown
+
+
+def _hide_secrets() -> None:
+    """Mask the secrets on this process's command line, which every user of the machine can read."""
+    shown = masked(sys.orig_argv)
+    if shown != sys.orig_argv:
+        from setproctitle import setproctitle  # it changes the memory of all arguments
+
+        setproctitle(" ".join(shown))
+
+
 def serve(**values: Any) -> None:
     """Serve MODEL over an OpenAI-compatible API."""
+    _hide_secrets()
     file = values.pop("config")
     only_plan = values.pop("plan")
     try:

@@ -86,7 +86,7 @@ def _serve_processes() -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             is_own = process.uids().real == os.getuid()
-            if is_own and is_serve_command(process.cmdline()):
+            if is_own and is_serve_command(_arguments(process)):
                 found.append((process.create_time(), process))
         except psutil.Error:
             continue  # it has ended, or belongs to the system
@@ -110,10 +110,16 @@ def _described(process: psutil.Process, api_key: str) -> RunningServer:
     return RunningServer(process, url, tuple(names), "ready" if state == "ok" else state, given)
 
 
+def _arguments(process: psutil.Process) -> list[str]:
+    """Return the command line. A process that masks its secrets has it in one text."""
+    arguments = [argument for argument in process.cmdline() if argument]
+    return arguments[0].split(" ") if len(arguments) == 1 else arguments
+
+
 def _given_model(process: psutil.Process) -> str:
     """Return the model of the command line `serve MODEL …`."""
     try:
-        arguments = process.cmdline()
+        arguments = _arguments(process)
     except psutil.Error:
         return UNKNOWN
     rest = arguments[arguments.index("serve") + 1 :] if "serve" in arguments else []

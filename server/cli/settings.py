@@ -147,8 +147,8 @@ def load(
     from_flags = {n: (v, known[n].flag) for n, v in flags.items() if v not in (None, [])}
     for secret in (known[name] for name in from_flags if known[name].marked("secret")):
         warnings.append(
-            f"{secret.flag} shows the secret to everyone who can list processes; use "
-            f"{secret.variable} or --api-key-file instead."
+            f"{secret.flag} stays in the shell's history, and all users can read it until it is "
+            f"masked; use {secret.variable} or --api-key-file instead."
         )
     values: dict[type, dict[str, Any]] = {ServerConfig: {}, EngineConfig: {}}
     errors = []

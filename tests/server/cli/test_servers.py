@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from server.cli import servers as server_module
+from server.cli.serve import masked
 from server.cli.servers import (
     RunningServer,
     ServerChoiceError,
@@ -181,3 +182,33 @@ def test_default_url_is_port_8000_or_the_only_server(
     monkeypatch.setattr(server_module, "_serve_processes", lambda: [8131, 8132])
     with pytest.raises(ServerChoiceError, match=r"2 servers .*8131, http://127\.0\.0\.1:8132"):
         default_url()
+
+
+def test_key_on_the_command_line_is_masked_and_the_server_is_still_found() -> None:
+    """Every user of a machine can read the command lines of all processes."""
+    arguments = ["serve", "demo", "--port", "0", "--api-key", KEY, f"--api-key={KEY}2"]
+    with subprocess.Popen(
+        [*PENSTOCK, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        log = ""
+        for line in process.stderr:
+            log += line
+            if "serves demo" in line:
+                break
+        try:
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            assert KEY.encode() not in shown
+            assert b"--api-key *** --api-key=***" in shown
+            assert "masked; use PENSTOCK_API_KEY or --api-key-file" in log
+            assert KEY not in log
+            stopped = penstock("stop", str(process.pid), PENSTOCK_API_KEY=KEY)
+            assert (stopped.returncode, process.wait(10)) == (0, 0)
+        finally:
+            process.kill()
+
+
+def test_masked_command_line_hides_only_values_of_secret_flags() -> None:
+    given = ["penstock", "serve", "m", "--api-key", "a b", "--port", "1", "--api-key=c", "-x"]
+    shown = ["penstock", "serve", "m", "--api-key", "***", "--port", "1", "--api-key=***", "-x"]
+    assert masked(given) == shown
