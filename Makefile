@@ -46,7 +46,7 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m "slow and not gpu"

