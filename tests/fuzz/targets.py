@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import shutil
 import time
@@ -111,8 +112,10 @@ async def served(folder: Path) -> AsyncIterator[Served]:
 
     answer = [*byte_tokenizer().encode("Hello").ids, EOS]
     model = write_model(folder / "tiny")
+    level = logging.getLogger().level
     async with serving(FakeEngine(lambda request: answer), model, log_level="error") as running:
         yield running
+    logging.getLogger().setLevel(level)  # other tests read records of lower levels
 
 
 @contextlib.asynccontextmanager

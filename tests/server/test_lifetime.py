@@ -135,7 +135,7 @@ def test_serve_with_port_in_use_fails_before_loading(start: Any) -> None:
     assert (other.status(10), recorded.status(10)) == (1, 1)
     warning, refusal = [json.loads(line) for line in recorded.log.splitlines()]
     assert (warning["level"], refusal["level"]) == ("warning", "error")
-    assert warning["event"].startswith("--api-key shows the secret")
+    assert warning["event"].startswith("--api-key stays in the shell")
     assert refusal["event"].startswith(f"Port {port} is in use")
     assert f"Port {port} is in use by process {server.process.pid} (" in other.log
     assert "--port" in other.log

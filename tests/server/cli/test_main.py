@@ -144,7 +144,7 @@ def test_pull_demo_model_prints_its_folder(name: str) -> None:
 def test_serve_warnings_go_to_stderr_and_hide_the_secret() -> None:
     answer = penstock("serve", "/none", "--api-key", "s3cret", environ={"PENSTOCK_POTR": "1"})
     assert "Did you mean PENSTOCK_PORT?" in answer.stderr
-    assert "--api-key shows the secret" in answer.stderr
+    assert "--api-key stays in the shell" in answer.stderr
     assert "s3cret" not in answer.stderr
     assert answer.stdout == ""
 
