@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -89,10 +90,10 @@ def layer_count(
 
 
 def positive_float(config: dict[str, Any], key: str) -> float:
-    """Return config[key] as a float. Raises ConfigError if it is not a number above zero."""
+    """Return config[key] as a float. Raises ConfigError if it is not a finite number above zero."""
     value = required(config, key)
-    if type(value) not in (int, float) or not value > 0:
-        raise ConfigError(f"config.json has {key} = {value!r}; it must be a number above 0.")
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise ConfigError(f"config.json has {key} = {value!r:.40}; it must be a number above 0.")
     return float(value)
 
 
