@@ -31,7 +31,8 @@ CHECKPOINT_FILES = (
     "*_Pooling/config.json",
 )
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# The format allows 100 MB, which take 45 s to read. 32 MB have room for 200,000 tensors in a file.
+# The format allows 100 MB of JSON, which take long to read. An entry takes some 130 bytes, so this
+# is room for over 200,000 tensors in a file.
 MAX_HEADER_BYTES = 32_000_000
 BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
 NO_GGUF = "GGUF is not served; give the safetensors checkpoint it was converted from."

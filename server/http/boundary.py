@@ -129,10 +129,8 @@ def _in_origin_form(scope: Scope) -> Scope:
         return scope
     others = [(name, value) for name, value in scope["headers"] if name != b"host"]
     path = match["path"] or "/"
-    raw_path = ABSOLUTE_FORM.fullmatch(scope["raw_path"].decode("latin-1"))
-    raw = (raw_path["path"] or "/").encode("latin-1") if raw_path else path.encode()
     headers = [(b"host", match["host"].encode()), *others]
-    return {**scope, "path": path, "raw_path": raw, "headers": headers}
+    return {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
 
 
 def new_request_id() -> str:

@@ -26,16 +26,17 @@ HEADER = struct.Struct("<I")
 # The child's alarm ends a call. The parent waits this much longer, for the child's start and for a
 # busy machine, and then kills a child that was suspended.
 GRACE_S = 20.0
+ENDING_S = 1.0  # between the end of a child's output and its own end
 MEMORY_STATUS = 77  # exit status of a child after a MemoryError
 
 
 class Limits(NamedTuple):
-    """Limits of one call."""
+    """Limits of one call. `seconds` are those of every call after the first."""
 
     memory: int  # size of the child's address space in bytes; the interpreter itself takes 60 MiB
     seconds: float
     memory_per_byte: int = 0  # additional memory for each byte of the message
-    first_seconds: float = 5  # instead of `seconds`, of the first call, which may compile something
+    first_seconds: float = 5  # limit of the first call, which may compile something
 
 
 class ConfinedError(Exception):
@@ -59,7 +60,7 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
     _, most_ever = resource.getrlimit(resource.RLIMIT_AS)  # of `ulimit -v`
     most = sys.maxsize if most_ever == resource.RLIM_INFINITY else most_ever
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    while message := _receive(stdin):
+    while (message := _receive(stdin)) is not None:
         size = int(memory + memory_per_byte * len(message))
         resource.setrlimit(resource.RLIMIT_AS, (min(size, most), most_ever))
         signal.setitimer(signal.ITIMER_REAL, timeout)
@@ -73,10 +74,10 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
         timeout = seconds
 
 
-def _receive(stream: BinaryIO) -> bytes:
-    """Return the next message; empty at the end of the stream."""
+def _receive(stream: BinaryIO) -> bytes | None:
+    """Return the next message, which may be empty; None at the end of the stream."""
     header = stream.read(HEADER.size)
-    return stream.read(*HEADER.unpack(header)) if len(header) == HEADER.size else b""
+    return stream.read(*HEADER.unpack(header)) if len(header) == HEADER.size else None
 
 
 # ---- the parent ----------------------------------------------------------------------------------
@@ -126,9 +127,12 @@ class ConfinedProcess:
         return answer
 
     def _why_it_ended(self) -> str:
-        self._process.kill()
-        status = self._process.wait()
-        if status in (-signal.SIGALRM, -signal.SIGKILL):
+        try:
+            status = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:  # it was suspended beyond the deadline
+            self._process.kill()
+            status = -signal.SIGALRM
+        if status == -signal.SIGALRM:
             return f"took more than {self._timeout:g} s"
         if status in (MEMORY_STATUS, -signal.SIGABRT):  # Rust aborts if it gets no memory
             return f"took more than {self._limits.memory >> 20} MiB of memory"

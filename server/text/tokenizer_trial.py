@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the parent has it, and the child imports it after its start
 
 # Types of parts that hold a pattern or a text of the checkpoint. The others are the library's own.
 PROGRAMS = ("Split", "Replace", "Prepend", "Precompiled")
-LIMITS = Limits(memory=512 << 20, seconds=3)
+LIMITS = Limits(memory=512 << 20, seconds=5)
 # Runs of every kind of character that patterns distinguish, and ends that do not match.
 RUNS = ("a", "A", "1", " ", "\n", "'", "_", ".", "<|", "é", "日", "ﷺ", "👍", "aA", "a ", "a1")
 PROBES = ("a", *(run * count + end for run in RUNS for count in (1, 64) for end in ("", "b", "!")))

@@ -232,6 +232,7 @@ def test_server_with_uvloop_installed_uses_asyncio(start: Any, tmp_path: Path) -
     (tmp_path / "uvloop.py").write_text("raise SystemExit('uvloop was imported')")
     server = start(PYTHONPATH=f"{tmp_path}:.")
     server.wait_for("try  ")
+    assert "uvloop" not in server.log
 
 
 def test_metrics_ignore_prometheus_multiproc_dir(start: Any, tmp_path: Path) -> None:

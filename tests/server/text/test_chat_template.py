@@ -157,6 +157,10 @@ def test_render_raise_exception_raises_its_message(tmp_path: Path) -> None:
         template.render([USER])
 
 
+def test_render_empty_template_is_empty(tmp_path: Path) -> None:
+    assert template_of(tmp_path, "").render([USER]) == ""
+
+
 def test_render_does_not_change_the_messages(tmp_path: Path) -> None:
     message = {"role": "user", "content": None, "reasoning": "r"}
     template = template_of(tmp_path, "{{ messages }}")

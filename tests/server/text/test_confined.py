@@ -30,6 +30,11 @@ def child() -> Iterator[ConfinedProcess]:
 def test_calls_within_the_limits_are_answered(child: ConfinedProcess) -> None:
     for number in range(3):
         assert child.call(f"str({number})".encode()) == str(number).encode()
+    with pytest.raises(ConfinedError, match="status 1"):
+        child.call(b"")  # an empty message is a message, which this child cannot evaluate
+
+
+def test_long_answers_are_complete(child: ConfinedProcess) -> None:
     large = child.call(b"'x' * 5_000_000")
     assert len(large) == 5_000_000
 
@@ -44,6 +49,7 @@ def test_calls_within_the_limits_are_answered(child: ConfinedProcess) -> None:
         ("1 / 0", "ended its process with status 1"),
         ("__import__('os').abort()", "took more than 256 MiB of memory"),
         ("__import__('os').kill(__import__('os').getpid(), 11)", "status -11"),
+        ("__import__('os').kill(__import__('os').getpid(), 9)", "status -9"),  # such as by Linux
     ],
 )
 def test_call_beyond_a_limit_ends_the_process(
