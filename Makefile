@@ -6,13 +6,13 @@ MODEL ?= demo
 MINUTES ?= 60
 BIN := .venv/bin
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
-# Without a GPU, install torch's CPU build, which is 2 GB smaller. pip prefers its local version
-# 2.x+cpu to the 2.x of the default index. `TORCH_INDEX=` disables the second index.
+# Without a GPU, install torch's CPU build, which is 2 GB smaller. It has an index of its own, and
+# each command of pip asks one index. `TORCH_INDEX=` takes torch from PyPI.
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
 .PHONY: help serve setup check test test-slow fuzz bench demo-eval demo-score demo-train gpu-check \
-	gpu-wheels sbom clean
+	gpu-wheels sbom lock clean
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -26,7 +26,8 @@ setup: .venv/stamp ## install what the tests need too
 .venv/serving: pyproject.toml constraints.txt
 	rm -f .venv/bin/python*
 	$(PYTHON) -m venv .venv
-	$(PIP) --retries 1 --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) --retries 1 --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch \
+		|| { echo "make: torch is not at $(TORCH_INDEX). 'make TORCH_INDEX=' asks PyPI."; exit 1; }
 	$(PIP) -e '.$(if $(GPU),[gpu])'
 	touch $@
 
@@ -110,6 +111,23 @@ sbom: .venv/serving ## write build/sbom.json: the packages that serving installs
 	build/sbom-tool/bin/pip --disable-pip-version-check -q install cyclonedx-bom==7.5.0
 	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		-o build/sbom.json .venv
+
+# torch's CPU builds are not on PyPI. The hashes of deploy/requirements/torch-cpu.txt are those that
+# their index shows: change them by hand.
+TORCH_SOURCE ?= --torch-backend cpu
+LOCK := build/lock-tool/bin/uv pip compile -q --generate-hashes --only-binary :all: --no-annotate \
+	--python-version 3.11 --python-platform linux --custom-compile-command "make lock" \
+	-c constraints.txt pyproject.toml
+LOCKED := deploy/requirements
+
+lock: ## after a change of constraints.txt: write the hashes of the packages that the images install
+	$(PYTHON) -m venv build/lock-tool
+	build/lock-tool/bin/pip --disable-pip-version-check -q install uv==0.13.9
+	$(LOCK) $(TORCH_SOURCE) --no-emit-package torch --extra otel -o $(LOCKED)/cpu.txt
+	$(LOCK) $(TORCH_SOURCE) --no-emit-package torch --extra otel --extra loadtest \
+		-o $(LOCKED)/loadtest.txt
+	$(LOCK) $(TORCH_SOURCE) --no-emit-package torch --extra ray -o $(LOCKED)/ray.txt
+	$(LOCK) --extra gpu --extra otel -o $(LOCKED)/cuda.txt
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,88 @@ def test_final_stage_is_slim_unprivileged_and_runs_penstock_as_process_1(file: P
     assert final.all("RUN") == ["install -d -m 1777 /cache"]
 
 
-@images
-def test_image_installs_extras_that_flags_need(file: Path) -> None:
-    """An extra cannot be added later to a container with a read-only root."""
-    dependencies = next(run for run in stages(file)[0].all("RUN") if "tomllib" in run)
-    extras = re.findall(r"\['optional-dependencies'\]\['(\w+)'\]", dependencies)
-    assert set(extras) == {"otel"} | ({"gpu"} if file.suffix == ".cuda" else set())
+def locked(name: str) -> dict[str, str]:
+    """Return the versions of deploy/requirements/NAME.txt. Fails if a package has no hash."""
+    text = (ROOT / "deploy" / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    found = {}
+    for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
+        pin, *hashes = line.split()
+        assert hashes, f"{pin} has no hash"
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", text) for text in hashes)
+        package, version = pin.split("==")
+        found[package] = version
+    return found
+
+
+def normal(package: str) -> str:
+    return package.lower().replace("_", "-").replace(".", "-")
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [("cpu", ["otel"]), ("cuda", ["otel", "gpu"]), ("loadtest", ["loadtest"]), ("ray", ["ray"])],
+)
+def test_locked_packages_are_those_of_pyproject_and_constraints(
+    name: str, extras: list[str]
+) -> None:
+    """The extra [otel] is in both images, since a container's read-only root takes no packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"]]
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    found = locked(name) | ({} if name == "cuda" else locked("torch-cpu"))
+    assert {normal(re.split(r"[\[<>=]", line)[0]) for line in lines} <= set(found)
+    pins = [line.split("==") for line in (ROOT / "constraints.txt").read_text().split()]
+    pinned = {normal(package): version for package, version in pins}
+    for package, version in found.items():
+        assert version.removesuffix("+cpu") == pinned.get(package, version), "run `make lock`"
+    assert "setuptools" in found  # which builds Penstock in the image
+
+
+@pytest.mark.parametrize("file", [*DOCKERFILES, ROOT / "deploy/ray/Dockerfile"], ids=str)
+def test_images_install_packages_by_hash_and_from_one_index(file: Path) -> None:
+    runs = [run for stage in stages(file) for run in stage.all("RUN")]
+    commands = [part for run in runs for part in run.split("&&") if " install -" in part]
+    commands = [part for part in commands if "pip" in part]
+    assert len(commands) >= 2
+    for command in commands:
+        assert "--extra-index-url" not in command
+        by_hash = "--require-hashes --only-binary :all:" in command
+        assert by_hash or ("--no-deps --no-build-isolation" in command and command[-2:] == " .")
+
+
+@pytest.mark.slow
+def test_packages_of_cpu_image_install_and_run(tmp_path: Path) -> None:
+    """Run the commands of the stage `packages` as the image does, in other folders."""
+    stage = next(s for s in stages(DOCKER / "Dockerfile.cpu") if s.name == "packages")
+    for words in stage.all("COPY"):
+        *sources, target = words.split()
+        for source in sources:
+            path = ROOT / source
+            if path.is_dir():
+                shutil.copytree(path, tmp_path / target, dirs_exist_ok=True)
+            else:
+                shutil.copy(path, tmp_path / target)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_RETRIES": "1"}
+    environment |= {k: v for k, v in os.environ.items() if k.startswith("PIP_")}
+    for run in stage.all("RUN"):
+        command = re.sub(r"--mount=\S+", "", run).replace("/opt/", f"{tmp_path}/")
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environment, check=True)
+    program = [tmp_path / "venv/bin/python", tmp_path / "penstock/bin/penstock"]
+    environment["PYTHONPATH"] = str(tmp_path / "penstock")
+    done = subprocess.run(
+        [*program, "serve", "demo", "--plan"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MB" in done.stdout + done.stderr
+
+
+def test_compose_images_of_others_are_pinned_by_digest_and_confined() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "build" in service or re.search(r":[\w.]+@sha256:[0-9a-f]{64}$", service["image"])
 
 
 @images

@@ -105,22 +105,37 @@ def mutate_body(random: Random, data: bytes) -> bytes:
     return path + b"\n" + mutate_json_bytes(random, body)
 
 
+class Tracebacks(logging.Handler):
+    """The log records with an exception: no request may cause one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(f"{record.getMessage()} {record.exc_info[1]!r}")
+
+
 @contextlib.asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Served]:
-    """A server around an engine that answers every request with "Hello"."""
+async def served(folder: Path) -> AsyncIterator[tuple[Served, Tracebacks]]:
+    """A server around an engine that answers every request with "Hello", and what it logs."""
     from tests.server.conftest import EOS, byte_tokenizer, write_model
 
     answer = [*byte_tokenizer().encode("Hello").ids, EOS]
     model = write_model(folder / "tiny")
-    level = logging.getLogger().level
+    root = logging.getLogger()
+    level, tracebacks = root.level, Tracebacks()
+    root.addHandler(tracebacks)
     async with serving(FakeEngine(lambda request: answer), model, log_level="error") as running:
-        yield running
-    logging.getLogger().setLevel(level)  # other tests read records of lower levels
+        yield running, tracebacks
+    root.removeHandler(tracebacks)
+    root.setLevel(level)  # other tests read records of lower levels
 
 
 @contextlib.asynccontextmanager
 async def body_opened(folder: Path) -> AsyncIterator[Check]:
-    async with served(folder) as running:
+    async with served(folder) as (running, tracebacks):
 
         async def check(data: bytes) -> None:
             path, _, body = data.partition(b"\n")
@@ -136,6 +151,7 @@ async def body_opened(folder: Path) -> AsyncIterator[Check]:
                 assert all(isinstance(json.loads(event), dict) for event in events)
             else:
                 assert isinstance(answer.json(), dict)
+            assert not tracebacks.found, tracebacks.found
 
         yield check
         assert await running.metric("num_requests_running") == 0
@@ -166,7 +182,7 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 @contextlib.asynccontextmanager
 async def http_opened(folder: Path) -> AsyncIterator[Check]:
-    async with served(folder) as running:
+    async with served(folder) as (running, tracebacks):
 
         async def check(data: bytes) -> None:
             reader, writer = await asyncio.open_connection(*running.address)
@@ -181,6 +197,7 @@ async def http_opened(folder: Path) -> AsyncIterator[Check]:
             # 505: a version of HTTP that is not served.
             assert all(status < 500 or status == 505 for status in statuses), answer[:500]
             assert not answer or STATUS.match(answer), answer[:500]
+            assert not tracebacks.found, tracebacks.found
 
         yield check
         assert (await running.http.get("/health")).status_code == 200

@@ -41,6 +41,25 @@ async def test_request_with_two_lengths_is_refused_and_closed(model, says, metho
 
 
 @pytest.mark.parametrize(
+    "lines",
+    [
+        "GET /v1/models HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked",
+        "POST /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked",
+        "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        "Transfer-Encoding: chunked",
+    ],
+    ids=["two lengths", "no such route", "body is read"],
+)
+async def test_head_with_malformed_chunk_in_one_packet_is_answered_once(served, lines, caplog):
+    """The connection answers before the route runs, so the route must find the client gone."""
+    request = f"{lines}\r\nHost: localhost\r\n\r\nnot a length\r\n"
+    answer = await exchange(served, request.encode())
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
+@pytest.mark.parametrize(
     ("target", "host", "status"),
     [
         ("http://localhost/health", "localhost", 200),
