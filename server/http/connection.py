@@ -107,7 +107,7 @@ class Connection(H11Protocol):
         head = h11.Response(status_code=answer.status, headers=list(headers.items()), reason=phrase)
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
-        if self.cycle is not None:  # a request whose body is malformed: its route must not answer too
+        if self.cycle is not None:  # its body is malformed; its route must not answer, too
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         # Closing while the client still sends would reset the connection and lose the response.
