@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from engine.checkpoint.folder import read_json, refuse_pointer
 from engine.errors import ConfigError
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
-from server.text.panics import without_panics
+from server.text.tokenizer_errors import as_tokenizer_error
 from server.text.tokenizer_trial import tokenizer_problem
 
 SPECIAL_TOKENS = tuple(
@@ -227,12 +227,12 @@ class Tokenizer:
         doubled = add_special_tokens and ids[:2] == [self.bos_token_id] * 2
         return ids[1:] if doubled else ids
 
-    @without_panics
+    @as_tokenizer_error
     def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         """Encode one text as a batch, because the library's `encode` does not release the GIL."""
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
-    @without_panics
+    @as_tokenizer_error
     def offsets(self, text: str) -> list[int]:
         """Return the character offset in `text` of each token of `encode(text)`.
 
@@ -266,7 +266,7 @@ class Tokenizer:
         """The number of special tokens that encoding adds to a text."""
         return self._backend.num_special_tokens_to_add(is_pair=False)
 
-    @without_panics
+    @as_tokenizer_error
     def encode_start(self, text: str, most: int) -> list[int]:
         """Return the token ids of `text`, truncated to `most` ids including its special tokens.
 
@@ -279,7 +279,7 @@ class Tokenizer:
         encoding.truncate(most - self.added_tokens)
         return list(self._backend.post_process(encoding).ids)
 
-    @without_panics
+    @as_tokenizer_error
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all `ids`; ids outside the vocabulary are skipped."""
         # Decoded as a batch, because the library's `decode` does not release the GIL.
@@ -319,6 +319,6 @@ class Tokenizer:
         return token.encode()  # an added token with characters outside the byte alphabet
 
 
-@without_panics
+@as_tokenizer_error
 def _read(path: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(path))

@@ -41,8 +41,8 @@ from engine.protocol import (
     TokenOutput,
 )
 from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.panics import TokenizerError
 from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_errors import TokenizerError
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_bytes
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric

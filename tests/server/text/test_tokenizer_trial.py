@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from tokenizers.normalizers import NFKC, Prepend, Replace
 from tokenizers.pre_tokenizers import Split
 
 from engine.errors import ConfigError
-from server.text.panics import TokenizerError
 from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_errors import TokenizerError
 from server.text.tokenizer_trial import tokenizer_problem
 from tests.server.conftest import byte_tokenizer
 from tests.support.fake_engine import FakeEngine
@@ -76,6 +77,19 @@ def test_panic_of_the_library_is_an_error(panicking: Tokenizer) -> None:
     with pytest.raises(TokenizerError):
         panicking.offsets("a" * 60 + "b")
     assert panicking.encode("ab")
+
+
+def test_plain_exception_of_the_library_is_an_error(model: Path, tmp_path: Path) -> None:
+    """The library raises Exception itself if the model's token for unknown text is not there."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["pre_tokenizer"] = None  # bytes above 127 are then unknown
+    document["model"]["unk_token"] = "<missing>"
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("ab")
+    with pytest.raises(TokenizerError, match="<missing>"):
+        tokenizer.encode("日")
 
 
 async def test_panic_returns_an_error_body_and_counts_as_500(
