@@ -68,6 +68,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     app = OpenApiApp(
         keyed=bool(state.keys),
+        vocab_size=lambda: client.info.vocab_size if client.info else None,
         title="Penstock",
         version=version,
         lifespan=_lifespan,

@@ -24,11 +24,15 @@ class Echo:
 
 
 async def text_prompts(state: AppState, prompts: Prompts) -> list[list[int]]:
-    """Return the token ids of each prompt. Raises a 400 ApiError if one is far too long."""
+    """Return the token ids of each prompt. Raises a 400 ApiError if one is far too long.
+
+    An empty text begins a new document, as OpenAI's default prompt does: it becomes the BOS token,
+    or the EOS token if there is no BOS token.
+    """
 
     def ids_of(prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            return encode_prompt(state, prompt, "prompt")
+            return encode_prompt(state, prompt, "prompt") or state.tokenizer.document_start
         return prompt
 
     return await off_loop(sum(map(len, prompts)), lambda: [ids_of(prompt) for prompt in prompts])
@@ -58,7 +62,7 @@ async def make_echoes(state: AppState, options: GenerationOptions, prompts: Prom
 def _echo(state: AppState, options: GenerationOptions, prompt: str | list[int]) -> Echo:
     with_offsets = options.num_logprobs >= 0
     if isinstance(prompt, str):
-        offsets = state.tokenizer.offsets(prompt) if with_offsets else []
+        offsets = (state.tokenizer.offsets(prompt) or [0]) if with_offsets else []
         return Echo(prompt, offsets)
     skip = options.skip_special_tokens
     offsets = _offsets(state, prompt, skip=skip) if with_offsets else []

@@ -46,14 +46,17 @@ class Connection(H11Protocol):
             make_room(self.connections, 1)
 
     @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
     def idle_since(self) -> float:
         """The loop time at which the connection became idle.
 
         Infinity if a request is open or the connection is closing.
         """
         timer = self._idle or self.timeout_keep_alive_task
-        open_request = self.cycle is not None and not self.cycle.response_complete
-        if timer is None or open_request or self._refused or self.transport.is_closing():
+        if timer is None or self._is_answering or self._refused or self.transport.is_closing():
             return math.inf
         return timer.when() - self.timeout_keep_alive
 
@@ -69,7 +72,7 @@ class Connection(H11Protocol):
         uvicorn's keep-alive timer starts after a response and stops at the next byte. A client
         could then hold the connection by sending a head one byte at a time.
         """
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering:
             self._end_idleness()
         elif self._idle is None:
             handler = self.timeout_keep_alive_handler
@@ -105,11 +108,14 @@ class Connection(H11Protocol):
         }
         phrase = HTTPStatus(answer.status).phrase
         head = h11.Response(status_code=answer.status, headers=list(headers.items()), reason=phrase)
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        if self.cycle is not None:  # its body is malformed; its route must not answer, too
+        sent = h11.Data(data=body)
+        if self._is_answering:  # the body is malformed, and the route must not answer, too
+            if self.cycle.scope["method"] == "HEAD":
+                sent = h11.Data(data=b"")
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        for event in (head, sent, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
         # Closing while the client still sends would reset the connection and lose the response.
         self._refused = True
         self.transport.write_eof()
@@ -121,7 +127,7 @@ class Connection(H11Protocol):
         If a request is open, RequestBoundary counts it when it ends.
         """
         state: AppState = self.config.app.state.penstock  # type: ignore[union-attr]
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering:
             state.metrics.request(answer.status)
         state.metrics.reject(answer.code)
         if state.config.access_log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,6 +10,7 @@ from fastapi import FastAPI
 from server.http.body import JSON, Body
 
 REFERENCE = "#/components/schemas/{model}"
+TOKEN_ID = "Token id"  # the title of schemas of token ids, which depend on the model
 ERROR = {
     "type": "object",
     "title": "Error",
@@ -57,16 +59,28 @@ def body_schema(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
 
 
 class OpenApiApp(FastAPI):
-    """A FastAPI application whose OpenAPI schemas are all under `components`."""
+    """A FastAPI application whose OpenAPI schemas are all under `components`.
 
-    def __init__(self, *, keyed: bool, **facts: Any) -> None:
+    `vocab_size` returns the number of token ids, or None before the model is loaded. The schemas
+    then say which token ids this model has.
+    """
+
+    def __init__(self, *, keyed: bool, vocab_size: Callable[[], int | None], **facts: Any) -> None:
         super().__init__(**facts)
         self._keyed = keyed
+        self._vocab_size = vocab_size
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             self._complete(super().openapi())  # FastAPI caches the document
-        return super().openapi()
+        document = super().openapi()
+        if (size := self._vocab_size()) is not None:
+            for schema in _objects(document):
+                if schema.get("title") == TOKEN_ID and "pattern" in schema:
+                    schema["pattern"] = f"^({up_to(size - 1)})$"
+                elif schema.get("title") == TOKEN_ID:
+                    schema["maximum"] = size - 1
+        return document
 
     def _complete(self, document: dict[str, Any]) -> None:
         schemas: dict[str, Any] = {"Error": ERROR}
@@ -78,3 +92,28 @@ class OpenApiApp(FastAPI):
             for operation in operations.values():
                 for content in operation.get("requestBody", {}).get("content", {}).values():
                     schemas |= content["schema"].pop("$defs", {})
+        for schema in _objects(document):
+            if schema.get("type") == "integer":  # FastAPI makes floats of the bounds
+                schema |= {k: int(schema[k]) for k in ("minimum", "maximum") if k in schema}
+
+
+def _objects(node: Any) -> Iterator[dict[str, Any]]:
+    """Return all objects inside a JSON value."""
+    if isinstance(node, dict):
+        yield node
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from _objects(inner)
+
+
+def up_to(limit: int) -> str:
+    """Return a regular expression for the decimal numbers from 0 to `limit`."""
+    digits = str(limit)
+    ways = ["0"] if limit else []
+    ways += [f"[1-9][0-9]{{{length}}}" for length in range(len(digits) - 1)]
+    for index, digit in enumerate(digits):
+        least = 1 if index == 0 else 0
+        if int(digit) > least:
+            rest = len(digits) - index - 1
+            ways.append(f"{digits[:index]}[{least}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return "|".join([*ways, digits])

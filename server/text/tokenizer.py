@@ -91,6 +91,8 @@ class Tokenizer:
         self.eos_token_ids = self._token_ids(*sources, named.get("eos_token"))
         sources = (generation.get("bos_token_id"), model.get("bos_token_id"))
         self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
+        first = (self.bos_token_id,) if self.bos_token_id is not None else self.eos_token_ids[:1]
+        self.document_start = list(first)  # what a model has seen before the start of a text
         self._check_vocabulary(folder, model)
         self.defaults = sampling_defaults(generation, folder)
         self.suppressed_ids = suppressed_ids({**model, **generation}, folder)

@@ -223,7 +223,7 @@ BOUNDS = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.01, 100),
-    "seed": (-(2**63), 2**63 - 1),
+    "seed": (-(2**63), 2**63),
     "max_tokens": (1, 2**31 - 1),
     "max_completion_tokens": (1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),

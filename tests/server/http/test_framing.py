@@ -47,8 +47,9 @@ async def test_request_with_two_lengths_is_refused_and_closed(model, says, metho
         "POST /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked",
         "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked",
+        "HEAD /version HTTP/1.1\r\nTransfer-Encoding: chunked",
     ],
-    ids=["two lengths", "no such route", "body is read"],
+    ids=["two lengths", "no such route", "body is read", "no body in the answer"],
 )
 async def test_head_with_malformed_chunk_in_one_packet_is_answered_once(served, lines, caplog):
     """The connection answers before the route runs, so the route must find the client gone."""
@@ -57,6 +58,15 @@ async def test_head_with_malformed_chunk_in_one_packet_is_answered_once(served, 
     assert answer.count(b"HTTP/1.1 ") == 1
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
+async def test_malformed_head_after_a_head_request_is_answered_with_a_body(served):
+    head = "HEAD /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = await exchange(served, f"{head}GET / HTTP/1.1\r\nHost\r\n\r\n".encode())
+    first, second, body = answer.split(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 @pytest.mark.parametrize(

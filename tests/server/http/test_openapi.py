@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from server.app import PATHS
+from server.http.openapi import up_to
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 
@@ -57,29 +59,103 @@ async def test_openapi_document_covers_every_route_and_reference(document: dict[
         Draft202012Validator.check_schema({**node, "components": document["components"]})
 
 
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAID = {"role": "assistant", "content": "a"}
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "status"),
+    ("path", "status", "bodies"),
     [
-        ("/v1/chat/completions", {"messages": HI}, 200),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400),
-        ("/v1/chat/completions", {"messages": HI, "stream_options": {"include_usage": 1}}, 400),
-        ("/v1/chat/completions", {"messages": HI, "temperature": 3}, 400),
-        ("/v1/chat/completions", {}, 400),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, 200),
-        ("/v1/completions", {"prompt": [1, "a"]}, 400),
-        ("/tokenize", {"prompt": "Hi"}, 200),
-        ("/detokenize", {"tokens": [5, 6]}, 200),
-        ("/detokenize", {"tokens": ["a"]}, 400),
+        (CHAT, 200, [{"messages": HI}, {"messages": HI, "n": 2.0, "seed": -3.0}]),
+        (CHAT, 200, [{"messages": HI, "seed": 2**63}, {"messages": HI, "seed": -(2**63)}]),
+        (CHAT, 200, [{"messages": HI, "logprobs": True, "top_logprobs": 2}]),
+        (CHAT, 200, [{"messages": HI, "logprobs": None, "top_logprobs": 0}]),
+        (CHAT, 200, [{"messages": [{"role": "assistant", "tool_calls": [CALL]}, *HI]}]),
+        (CHAT, 200, [{"messages": [*HI, SAID], "continue_final_message": True}]),
+        (CHAT, 200, [{"messages": HI, "prompt_logprobs": False, "stream": True}]),
+        (CHAT, 200, [{"messages": HI, "logit_bias": {"0": 1, "99": 1, "257": -1.5}}]),
+        (CHAT, 400, [{}, {"messages": []}, {"messages": [{"role": "user", "content": 5}]}]),
+        (CHAT, 400, [{"messages": [{"role": role}]} for role in ("user", "tool", "assistant")]),
+        (CHAT, 400, [{"messages": [{"role": "user", "tool_calls": [CALL]}]}]),
+        (CHAT, 400, [{"messages": [{"role": "assistant", "tool_calls": []}]}]),
+        (CHAT, 400, [{"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}]),
+        (CHAT, 400, [{"messages": HI, "stream_options": {"include_usage": 1}}]),
+        (CHAT, 400, [{"messages": HI, "temperature": 3}, {"messages": HI, "n": 1.5}]),
+        (CHAT, 400, [{"messages": HI, "n": True}, {"messages": HI, "n": "1"}]),
+        (
+            CHAT,
+            400,
+            [{"messages": HI, "seed": seed} for seed in (2**63 + 1, 2**70, -(2**63) - 999)],
+        ),
+        (CHAT, 400, [{"messages": HI, "top_logprobs": 1}]),
+        (CHAT, 400, [{"messages": HI, "logprobs": False, "top_logprobs": 1}]),
+        (CHAT, 400, [{"messages": HI, "stream": True, "prompt_logprobs": 0}]),
+        (CHAT, 400, [{"messages": HI, "logit_bias": {key: 1}} for key in ("258", "07", "-1", "")]),
+        (CHAT, 400, [{"messages": HI, "logit_bias": {"1": 101}}]),
+        (
+            CHAT,
+            400,
+            [
+                {
+                    "messages": [*HI, SAID],
+                    "continue_final_message": True,
+                    "add_generation_prompt": True,
+                }
+            ],
+        ),
+        (COMPLETE, 200, [{"prompt": "Hi", "max_tokens": 3}, {"prompt": ""}, {"prompt": [257]}]),
+        (COMPLETE, 200, [{"prompt": "a", "max_tokens": 0, "echo": True}]),
+        (COMPLETE, 200, [{"prompt": "a", "max_tokens": 0, "prompt_logprobs": 0}]),
+        (COMPLETE, 200, [{"prompt": [[1], [2.0]]}]),
+        (COMPLETE, 400, [{"prompt": [1, "a"]}, {"prompt": []}, {"prompt": [[]]}, {}]),
+        (COMPLETE, 400, [{"prompt": [258]}, {"prompt": [[1], [258]]}, {"prompt": [-1]}]),
+        (COMPLETE, 400, [{"prompt": "a", "max_tokens": 0}]),
+        (COMPLETE, 400, [{"prompt": "a", "max_tokens": 0, "echo": None, "prompt_logprobs": None}]),
+        ("/tokenize", 200, [{"prompt": "Hi"}, {"messages": HI}, {"prompt": "", "messages": None}]),
+        ("/tokenize", 400, [{}, {"prompt": None}, {"prompt": "Hi", "messages": HI}]),
+        ("/tokenize", 400, [{"prompt": "Hi", "continue_final_message": True}]),
+        ("/detokenize", 200, [{"tokens": [5, 6]}, {"tokens": []}]),
+        ("/detokenize", 400, [{"tokens": ["a"]}, {"tokens": [258]}, {}]),
     ],
 )
-async def test_body_schema_accepts_the_same_bodies_as_server(served, document, path, body, status):
-    answer = await served.http.post(path, json=body)
-    assert answer.status_code == status
+async def test_body_schema_accepts_the_same_bodies_as_server(
+    served, document, path, status, bodies
+) -> None:
     operation = document["paths"][path]["post"]
     content = operation["requestBody"]["content"]["application/json"]
-    assert fits(document, content["schema"], body) == (status == 200)
     refusal = operation["responses"]["default"]["content"]["application/json"]
-    assert fits(document, refusal["schema"], answer.json()) == (status != 200)
+    for body in bodies:
+        answer = await served.http.post(path, json=body)
+        assert answer.status_code == status, (body, answer.text)
+        assert fits(document, content["schema"], body) == (status == 200), body
+        if status == 400:
+            assert fits(document, refusal["schema"], answer.json())
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 9, 10, 19, 20, 99, 100, 257, 2047, 2048, 49151, 10**5])
+def test_up_to_matches_exactly_the_numbers_to_the_limit(limit: int) -> None:
+    pattern = re.compile(up_to(limit))
+    found = [n for n in range(20 * limit + 200) if pattern.fullmatch(str(n))]
+    assert found == list(range(limit + 1))
+    assert not pattern.fullmatch("00")
+
+
+async def test_openapi_knows_the_token_ids_only_after_loading(model, says) -> None:
+    """Before, the document is served too, without the model's limits."""
+    engine = FakeEngine(says("x"))
+    async with serving(engine, model) as served:
+        info, engine.info = engine.info, None
+        tokens = await token_ids(served)
+        assert tokens["maximum"] == 2**31 - 1
+        engine.info = info
+        assert (await token_ids(served))["maximum"] == info.vocab_size - 1
+
+
+async def token_ids(served: Any) -> Any:
+    document = (await served.http.get("/openapi.json")).json()
+    content = document["paths"]["/detokenize"]["post"]["requestBody"]["content"]
+    return content["application/json"]["schema"]["properties"]["tokens"]["items"]
 
 
 async def test_openapi_content_types_match_responses(served, document) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -15,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from server.api.openai.schemas.fields import shape_of
-from server.api.openai.schemas.generate import GenerateBody
+from server.api.openai.schemas.fields import INTEGER, LIST, TRUE, Between, having, never, shape_of
+from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
 from server.generation.chat_prompt import Chat
 from server.http.body import Part, failure
 
@@ -34,13 +35,49 @@ Content = Annotated[
 ]
 
 
+class FunctionCall(Part):
+    name: str
+    arguments: str | dict[str, Any] = ""  # JSON text in OpenAI's API
+
+
+class ToolCall(Part):
+    """A call that the assistant made."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as chat templates read it: with the arguments as an object."""
+        call = self.model_dump(exclude_none=True)
+        arguments = self.function.arguments
+        if isinstance(arguments, str):
+            # If the model wrote invalid JSON, the template shows it as it was.
+            with contextlib.suppress(orjson.JSONDecodeError):
+                call["function"]["arguments"] = orjson.loads(arguments or "{}")
+        return call
+
+
+CONTENT = {"type": ["string", "array"]}
+CALLS = LIST | {"minItems": 1}
+
+
 class ChatMessage(Part):
     """One message. Other fields (audio, refusal, …) are ignored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                having(content=CONTENT),
+                having(role={"const": "assistant"}, tool_calls=CALLS),
+            ]
+        }
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
     reasoning_content: str | None = None
 
@@ -74,20 +111,8 @@ class ChatMessage(Part):
             if value is not None:
                 message[name] = value
         if self.tool_calls:
-            message["tool_calls"] = [_with_parsed_arguments(call) for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
-
-
-def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object, not a JSON text."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = orjson.loads(function["arguments"] or "{}")
-    except orjson.JSONDecodeError:
-        return call  # the model wrote invalid JSON; the template shows it as it was
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _few_parts(value: Any) -> Any:
@@ -124,6 +149,9 @@ class TemplateArguments(Part):
         return self.model_dump(exclude_none=True)
 
 
+ONE_ENDING = never(continue_final_message=TRUE, add_generation_prompt=TRUE)
+
+
 def check_ending(body: Any) -> None:
     """Check that the prompt ends either with a new turn or inside the last message, not both."""
     if body.continue_final_message and body.add_generation_prompt:
@@ -146,9 +174,19 @@ class ChatBody(GenerateBody):
         "tools": " Turn off native function calling in the client (in Open WebUI: Legacy).",
     }
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                NOT_STREAMED,
+                ONE_ENDING,
+                {"anyOf": [having(logprobs=TRUE), never(top_logprobs=INTEGER | {"minimum": 1})]},
+            ]
+        }
+    )
+
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Between(0, 20)] | None = None
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -4,36 +4,57 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, Tag, model_validator
+from pydantic import ConfigDict, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
-from server.api.openai.schemas.fields import INT32, Shape, TokenIds, in_list
-from server.api.openai.schemas.generate import GenerateBody
+from server.api.openai.schemas.fields import (
+    INT32,
+    INTEGER,
+    TRUE,
+    Between,
+    Shape,
+    TokenIds,
+    having,
+    in_list,
+    never,
+)
+from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
 from server.http.body import failure
 
 Prompts = Annotated[
     Annotated[str, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=64), Tag("<list>")]
-    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=64), Tag("<id lists>")],
+    | Annotated[
+        list[TokenIds], Field(fail_fast=True, min_length=1, max_length=64), Tag("<id lists>")
+    ],
     Shape,
 ]
+
+
+# An answer of 0 tokens must contain something else.
+NOT_EMPTY: dict[str, Any] = {
+    "anyOf": [never(max_tokens={"const": 0}), having(echo=TRUE), having(prompt_logprobs=INTEGER)]
+}
 
 
 class CompletionBody(GenerateBody):
     OPERATION = "text_completion"
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
 
+    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY]})
+
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Between(0, INT32)] | None = None
+    logprobs: Annotated[int, Between(0, 5)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    best_of: SkipJsonSchema[Annotated[int, Between(1, 16)] | None] = None  # only n is supported
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise failure("unsupported", "is supported only if it equals n", "best_of")
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+        if self.max_tokens == 0 and not self.echo and not self.asks_prompt_logprobs:
             message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
             raise failure("invalid", message, "max_tokens")
         return self

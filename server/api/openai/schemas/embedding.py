@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 
-from server.api.openai.schemas.fields import INT32, Count, OneOrMore, Shape, TokenIds, in_list
+from server.api.openai.schemas.fields import (
+    Count,
+    OneOrMore,
+    Priority,
+    Shape,
+    TokenIds,
+    in_list,
+)
 from server.http.body import Body, failure
 
 MAX_TEXTS = 2048
@@ -16,7 +23,9 @@ Inputs = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[Texts, Tag("<list>")]
-    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_TEXTS), Tag("<id lists>")],
+    | Annotated[
+        list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS), Tag("<id lists>")
+    ],
     Shape,
 ]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
@@ -28,9 +37,9 @@ class EncoderBody(Body):
     model_config = ConfigDict(extra="forbid")
 
     user: str | None = None
-    priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
+    priority: Priority | None = None
     # Keep only the first tokens of a text, at most this many; -1: as many as the model accepts.
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Count | Literal[-1] | None = None
 
 
 class EmbeddingBody(EncoderBody):

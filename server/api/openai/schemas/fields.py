@@ -6,15 +6,84 @@ half a minute and gigabytes of memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from server.http.openapi import TOKEN_ID
 
 INT32 = 2**31 - 1
 INT64 = 2**63
-TokenId = Annotated[int, Field(ge=0, le=INT32)]
-Count = Annotated[int, Field(ge=1, le=INT32)]
+
+
+def _whole(value: float) -> int:
+    """Return an integer that was written with a point. Beyond 2^53 a float names several."""
+    if not value.is_integer() or abs(value) > 2**53:
+        raise ValueError
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Between:
+    """An integer from `least` to `most`. 5.0 is the integer 5, as in JSON Schema.
+
+    Python code runs only for numbers with a point, so that long lists of token ids are fast.
+    """
+
+    least: int
+    most: int
+    title: str | None = None
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        pointed = core_schema.float_schema(strict=True, allow_inf_nan=False)
+        whole = core_schema.chain_schema(
+            [pointed, core_schema.no_info_plain_validator_function(_whole)]
+        )
+        number = core_schema.union_schema(
+            [core_schema.int_schema(strict=True), whole],
+            mode="left_to_right",
+            custom_error_type="int_type",
+        )
+        return core_schema.chain_schema(
+            [number, core_schema.int_schema(ge=self.least, le=self.most)]
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        named = {"title": self.title} if self.title else {}
+        return {**named, "type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+TokenId = Annotated[int, Between(0, INT32, TOKEN_ID)]
+Count = Annotated[int, Between(1, INT32)]
+Priority = Annotated[int, Between(-INT32, INT32)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+
+
+# ---- what JSON Schema says of several fields together -------------------------------------------
+
+TRUE: dict[str, Any] = {"const": True}
+INTEGER: dict[str, Any] = {"type": "integer"}
+TEXT: dict[str, Any] = {"type": "string"}
+LIST: dict[str, Any] = {"type": "array"}
+
+
+def having(**fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of objects that have all these fields."""
+    return {"properties": fields, "required": list(fields)}
+
+
+def never(**fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of objects that do not have all these fields at once."""
+    return {"not": having(**fields)}
+
+
+# ---- unions --------------------------------------------------------------------------------------
 
 
 def _shape(value: Any) -> str:
@@ -25,7 +94,7 @@ def _shape(value: Any) -> str:
     if not isinstance(value, list):
         return "<one>"
     first = value[0] if value else ""
-    return {int: "<ids>", list: "<id lists>"}.get(type(first), "<list>")
+    return {int: "<ids>", float: "<ids>", list: "<id lists>"}.get(type(first), "<list>")
 
 
 def shape_of(allowed: str) -> Discriminator:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
-from server.api.openai.schemas.fields import INT32, INT64, Count, OneOrMore, TokenId
+from server.api.openai.schemas.fields import (
+    INT32,
+    INT64,
+    INTEGER,
+    TRUE,
+    Between,
+    Count,
+    OneOrMore,
+    Priority,
+    TokenId,
+    never,
+)
 from server.generation.options import GenerationOptions, Operation
 from server.http.body import Body, Part, failure
+from server.http.openapi import TOKEN_ID
 
 MAX_BIASES = 1024
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -29,8 +49,7 @@ def _few(value: Any) -> Any:
     return value
 
 
-def _none_for_false(value: Any) -> Any:
-    return None if value is False else value
+NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 
 class StreamOptions(Part):
@@ -59,31 +78,46 @@ class GenerateBody(Body):
 
     OPERATION: ClassVar[Operation]
 
+    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    n: Annotated[int, Between(1, 16)] | None = None
     stop: Stops | None = None
-    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    seed: Annotated[int, Between(-INT64, INT64)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
+    min_tokens: Annotated[int, Between(0, INT32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32)] | None = None
+    top_k: Annotated[int, Between(-1, INT32)] | None = None
     min_p: Fraction | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] | None = None
+    logit_bias: Annotated[
+        Annotated[dict[str, Bias], BeforeValidator(_few)] | None,
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "propertyNames": {"title": TOKEN_ID, "pattern": "^(0|[1-9][0-9]{0,8})$"},
+                        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                        "maxProperties": MAX_BIASES,
+                    },
+                    {"type": "null"},
+                ]
+            }
+        ),
+    ] = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(_none_for_false)
-    ] = None
-    priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = None
+    prompt_logprobs: Annotated[int, Between(0, 20)] | Literal[False] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     @property
@@ -103,11 +137,15 @@ class GenerateBody(Body):
     @property
     def num_prompt_logprobs(self) -> int:
         """The number of alternatives per prompt token; -1: no prompt logprobs."""
-        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
+        return int(self.prompt_logprobs or 0) if self.asks_prompt_logprobs else -1
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        return self.prompt_logprobs is not None and self.prompt_logprobs is not False
 
     @model_validator(mode="after")
     def _prompt_logprobs_need_whole_answer(self) -> Self:
-        if self.stream and self.prompt_logprobs is not None:
+        if self.stream and self.asks_prompt_logprobs:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
 
@@ -131,7 +169,8 @@ class GenerateBody(Body):
             ignore_eos=bool(self.ignore_eos),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
-            seed=self.seed,
+            # The largest is allowed because a float, as in most JSON tools, cannot say 2^63 - 1.
+            seed=None if self.seed is None else min(self.seed, INT64 - 1),
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from server.api.openai.schemas.chat import Messages, TemplateArguments, check_ending
-from server.api.openai.schemas.fields import TokenId
+from server.api.openai.schemas.chat import ONE_ENDING, Messages, TemplateArguments, check_ending
+from server.api.openai.schemas.fields import LIST, TEXT, TRUE, TokenId, having, never
 from server.generation.chat_prompt import Chat
 from server.http.body import Body, failure
 
@@ -18,6 +18,17 @@ class TokenizeBody(Body):
     `add_special_tokens` defaults to true for a prompt. For messages it defaults to false, because
     the chat template writes special tokens itself.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {"anyOf": [having(prompt=TEXT), having(messages=LIST)]},
+                never(prompt=TEXT, messages=LIST),
+                never(prompt=TEXT, continue_final_message=TRUE),
+                ONE_ENDING,
+            ]
+        }
+    )
 
     prompt: str | None = None
     messages: Messages | None = None

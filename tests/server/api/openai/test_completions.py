@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from engine.protocol import TokenLogprobs
 from server.api.openai.logprobs import completion_logprobs
 from server.generation.events import TokenWithLogprobs
 from tests.server.conftest import BOS, EOS
+from tests.support.fake_engine import FakeEngine
+from tests.support.rig import serving
 
 
 @pytest.mark.parametrize(
@@ -26,6 +31,32 @@ async def test_completions_prompt_of_any_shape_reaches_the_engine(served, prompt
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(ids)))
     assert requests[1].params.seed - requests[0].params.seed == 1
     assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+async def test_completions_empty_prompt_begins_a_document(served, model, says, tmp_path):
+    """With BOS, or else with the EOS that separates documents, as OpenAI's default prompt does."""
+    await served.complete(prompt="")
+    assert [r.prompt for r in served.engine.requests] == [[BOS]]
+    folder = shutil.copytree(model, tmp_path / "tiny")
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": EOS}))
+    async with serving(FakeEngine(says("x")), folder) as bare:
+        answer = await bare.complete(prompt=["", "ab"], echo=True, logprobs=0, max_tokens=3)
+        assert [r.prompt for r in bare.engine.requests] == [[EOS], [64, 65]]
+    first, second = answer.json()["choices"]
+    assert (first["text"], second["text"]) == ("x", "abx")
+    assert first["logprobs"]["token_logprobs"][0] is None
+    assert first["logprobs"]["text_offset"][:2] == [0, 0]
+
+
+async def test_completions_take_integers_with_a_point(served):
+    """JSON Schema says that 5.0 is an integer, and clients written in Lua or Go send it."""
+    await served.complete(prompt=[64.0, 65], max_tokens=3.0, seed=-7.0, stop_token_ids=[9.0])
+    [request] = served.engine.requests
+    assert request.prompt == [64, 65]
+    assert all(type(token) is int for token in request.prompt)
+    params = request.params
+    assert (params.max_tokens, params.seed, params.stop_token_ids) == (3, -7, (9, EOS))
 
 
 async def test_completions_openai_client_receives_answer(served):

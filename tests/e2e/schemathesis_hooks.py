@@ -1,0 +1,65 @@
+"""What JSON Schema cannot say of a valid body, for schemathesis (`SCHEMATHESIS_HOOKS`).
+
+Each rule compares fields with each other or with the model. Invalid bodies stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from schemathesis import GenerationMode
+
+MOST = 8  # tokens of an answer, so that thousands of answers end soon
+DIMENSIONS = 32  # of the encoder
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    if isinstance(case.body, dict) and case.meta.generation.mode == GenerationMode.POSITIVE:
+        for rule in RULES:
+            rule(case.body)
+
+
+def _prompt_and_answer_fit_into_context(body: dict[str, Any]) -> None:
+    if not {"messages", "prompt"} & set(body):
+        return
+    for name in ("max_tokens", "max_completion_tokens"):
+        if body.get(name):
+            body[name] = 1 + int(body[name]) % MOST
+    if body.get("max_tokens") is None:
+        body["max_tokens"] = MOST
+    if "min_tokens" in body:
+        body["min_tokens"] = 0  # at most max_tokens
+
+
+def _logprobs_have_a_total_limit(body: dict[str, Any]) -> None:
+    if body.get("prompt_logprobs") or body.get("echo"):
+        body["n"] = 1
+
+
+def _only_a_text_can_be_continued(body: dict[str, Any]) -> None:
+    last = (body.get("messages") or [{}])[-1]
+    if body.get("continue_final_message") and (not last.get("content") or last.get("tool_calls")):
+        body["continue_final_message"] = False
+
+
+def _lists_of_pairs_have_equal_lengths(body: dict[str, Any]) -> None:
+    if isinstance(body.get("text_1"), list):
+        body["text_1"] = body["text_1"][:1]
+
+
+def _lengths_fit_the_encoder(body: dict[str, Any]) -> None:
+    if body.get("dimensions"):
+        body["dimensions"] = 1 + int(body["dimensions"]) % DIMENSIONS
+    if (body.get("truncate_prompt_tokens") or 0) > 0:
+        body["truncate_prompt_tokens"] = MOST
+
+
+RULES = (
+    _prompt_and_answer_fit_into_context,
+    _logprobs_have_a_total_limit,
+    _only_a_text_can_be_continued,
+    _lists_of_pairs_have_equal_lengths,
+    _lengths_fit_the_encoder,
+)
