@@ -112,6 +112,7 @@ class Connection(H11Protocol):
         if self._is_answering:  # the body is malformed, and the route must not answer, too
             if self.cycle.scope["method"] == "HEAD":
                 sent = h11.Data(data=b"")
+            self.cycle.waiting_for_100_continue = False
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         for event in (head, sent, h11.EndOfMessage()):

@@ -1,4 +1,4 @@
-"""What JSON Schema cannot say of a valid body, for schemathesis (`SCHEMATHESIS_HOOKS`).
+"""Rules for valid bodies that JSON Schema cannot express, for schemathesis (`SCHEMATHESIS_HOOKS`).
 
 Each rule compares fields with each other or with the model. Invalid bodies stay as they are.
 """

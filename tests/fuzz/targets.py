@@ -46,7 +46,7 @@ from server.text.tokenizer_errors import TokenizerError
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_bytes
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
-from tests.support.rig import Served, check_error_body, serving
+from tests.support.rig import Served, check_error_body, has_exception, serving
 
 Check = Callable[[bytes], Awaitable[None]]
 Mutate = Callable[[Random, bytes], bytes]
@@ -113,8 +113,8 @@ class Tracebacks(logging.Handler):
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:
-            self.found.append(f"{record.getMessage()} {record.exc_info[1]!r}")
+        if has_exception(record):
+            self.found.append(record.getMessage())
 
 
 @contextlib.asynccontextmanager

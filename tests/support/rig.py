@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -74,6 +75,12 @@ async def check_error(response: httpx2.Response) -> None:
         return
     await response.aread()
     check_error_body(response.json(), response.status_code)
+
+
+def has_exception(record: logging.LogRecord) -> bool:
+    """Return whether a log record has an exception; structlog makes it a part of the message."""
+    words = record.msg if isinstance(record.msg, dict) else {}
+    return bool(record.exc_info or words.get("exc_info") or words.get("exception"))
 
 
 def check_error_body(body: Any, status: int) -> None:
