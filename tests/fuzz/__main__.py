@@ -1,6 +1,7 @@
 """`make fuzz`: `python -m tests.fuzz [--minutes 60] [--seed N] [TARGET …]`.
 
-The targets take turns. An input that fails is stored under tests/fuzz/cases and ends the run.
+The targets take turns. An input that fails is stored under tests/fuzz/cases and ends the run; one
+that kills the process is stored by the next run.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import resource
 import sys
 import time
 from collections import defaultdict
@@ -18,6 +20,7 @@ from tests.fuzz.run import Tally, fuzz
 from tests.fuzz.targets import BY_NAME
 
 TURN_S = 20.0
+MOST_MEMORY = 6 << 30  # bytes of address space; an input that takes more ends the run
 
 
 def main() -> int:
@@ -26,6 +29,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     totals: dict[str, Tally] = defaultdict(Tally)
     memory: list[int] = []
     end = time.monotonic() + 60 * given.minutes

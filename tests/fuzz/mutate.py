@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 MAX_BYTES = 200_000
+MAX_VALUES = 20_000  # of a JSON document: lists that are repeated several times grow fast
 NUMBERS = (0, -1, 1, 2, 255, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400)
 FLOATS = (0.0, -0.0, 0.5, -1.5, 1e-320, 1e308, float("inf"), float("-inf"), float("nan"))
 TEXTS = (
@@ -26,6 +27,17 @@ TEXTS = (
     "%s",
 )
 OTHERS = (None, True, False, [], {}, [[]], [None], {"": None}, {"a": {"b": []}})
+
+
+def has_more_values(document: Any, limit: int) -> bool:
+    """Return whether a JSON document has more than `limit` values."""
+    waiting, count = [document], 0
+    while waiting and count <= limit:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+    return count > limit
 
 
 def interesting(random: Random) -> Any:
@@ -83,7 +95,9 @@ def mutate_json_bytes(random: Random, data: bytes) -> bytes:
     except (ValueError, RecursionError):
         return mutate_bytes(random, data)
     for _ in range(random.choice((1, 1, 2, 5))):
-        document = mutate_json(random, document)
+        changed = mutate_json(random, document)
+        if not has_more_values(changed, MAX_VALUES):
+            document = changed
     try:
         data = json.dumps(document, ensure_ascii=random.random() < 0.9).encode("utf-8", "replace")
     except (ValueError, RecursionError):

@@ -43,7 +43,13 @@ from engine.protocol import (
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_errors import TokenizerError
-from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_bytes
+from tests.fuzz.mutate import (
+    MAX_VALUES,
+    has_more_values,
+    mutate_bytes,
+    mutate_json,
+    mutate_json_bytes,
+)
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
 from tests.support.rig import Served, check_error_body, has_exception, serving
@@ -323,7 +329,9 @@ def mutate_tokenizer(random: Random, data: bytes) -> bytes:
     if random.random() < 0.3 or not document:
         return mutate_json_bytes(random, data)
     part = random.choice(("normalizer", "pre_tokenizer", "decoder", "added_tokens"))
-    document[part] = mutate_json(random, document.get(part))
+    changed = mutate_json(random, document.get(part))
+    if not has_more_values(changed, MAX_VALUES):
+        document[part] = changed
     try:
         return json.dumps(document).encode("utf-8", "replace")
     except (ValueError, RecursionError):  # too deep, or an integer of too many digits

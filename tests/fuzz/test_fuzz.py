@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.fuzz.mutate import mutate_bytes, mutate_json_bytes
+from tests.fuzz import run
+from tests.fuzz.mutate import has_more_values, mutate_bytes, mutate_json_bytes
 from tests.fuzz.run import fuzz
 from tests.fuzz.targets import TARGETS, Target
 
@@ -25,3 +27,28 @@ def test_mutations_depend_on_the_seed_only() -> None:
         made = [[mutate(Random(n), b'{"a": [1, "b"]}') for n in range(99)] for _ in range(2)]
         assert made[0] == made[1]
         assert len(set(made[0])) > 50
+
+
+def test_input_that_a_process_died_of_becomes_a_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has the input that is being checked, also after a crash of the interpreter."""
+    monkeypatch.setattr(run, "CASES", tmp_path / "cases")
+    monkeypatch.setattr(run, "JOURNALS", tmp_path / "journals")
+    target = TARGETS[0]
+    with run.journal(target, store=True) as pages:
+        pages[:12] = (4).to_bytes(8, "little") + b"dead"
+    with run.journal(target, store=True) as pages:
+        pages[:8] = bytes(8)
+    assert run.kept_cases(target) == [b"dead"]
+    with run.journal(target, store=True):
+        pass
+    assert run.kept_cases(target) == [b"dead"]
+
+
+def test_document_of_shared_lists_is_measured_without_writing_it_out() -> None:
+    document: list[object] = [1]
+    for _ in range(9):
+        document = [document] * 50
+    assert has_more_values(document, 1000)
+    assert not has_more_values([[1, 2], {"a": 3}], 6)
