@@ -116,7 +116,7 @@ sbom: .venv/serving ## write build/sbom.json: the packages that serving installs
 # their index shows: change them by hand.
 TORCH_SOURCE ?= --torch-backend cpu
 LOCK := build/lock-tool/bin/uv pip compile -q --generate-hashes --only-binary :all: --no-annotate \
-	--python-version 3.11 --python-platform linux --custom-compile-command "make lock" \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_35 --custom-compile-command "make lock" \
 	-c constraints.txt pyproject.toml
 LOCKED := deploy/requirements
 

@@ -64,6 +64,7 @@ class EngineCore:
         )
         self.facts = facts
         self.runner = runner
+        self.matchers = runner.matchers
         self.endpoint = endpoint
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
@@ -79,10 +80,14 @@ class EngineCore:
         """Run the loop body once: handle messages, launch a step, retire a step that is due."""
         messages = self.endpoint.drain(block=False)
         idle = not messages and not self.scheduler.has_work and not self.in_flight
-        if idle and not self.runner.capture_when_idle():
+        if idle and self.matchers.is_compiling:
+            self.matchers.wait()
+        elif idle and not self.runner.capture_when_idle():
             messages = self.endpoint.drain(block=True)
         for message in messages:
             self.handle(message)
+        for request, error in self.matchers.compiled():
+            self._add(request, error)
         step = self.scheduler.schedule()
         if step:
             pending = self.runner.launch(step)
@@ -97,21 +102,36 @@ class EngineCore:
 
     def handle(self, message: ToEngine) -> None:
         match message:
+            case GenerateRequest() if message.params.grammar:
+                self.matchers.compile(message)
             case GenerateRequest() | EmbedRequest():
-                try:
-                    self.scheduler.add(message)
-                except RequestRejectedError as error:
-                    self.endpoint.send(Rejected(message.id, error.code, error.message))
+                self._add(message)
             case Abort():
+                self.matchers.drop(message.ids)
                 self.scheduler.abort(message.ids)
             case Shutdown():
                 self.running = False
+
+    def _add(
+        self, request: GenerateRequest | EmbedRequest, error: RequestRejectedError | None = None
+    ) -> None:
+        """Queue a request, or refuse it: because of `error`, or because it can never run."""
+        try:
+            if error:
+                raise error
+            self.scheduler.add(request)
+        except RequestRejectedError as reason:
+            self.matchers.drop([request.id])
+            refusal = Rejected(request.id, reason.code, reason.message, reason.param)
+            self.endpoint.send(refusal)
 
     def publish(self, pending: PendingStep) -> None:
         """Wait for the results of a step and send its outputs."""
         sampled = pending.wait()
         now = time.monotonic()
+        self.matchers.accept(pending.step, sampled)
         outputs = self.scheduler.retire(pending.step, sampled, pending.prompt_logprobs())
+        self.matchers.drop(output.id for output in outputs if output.finish)
         admitted, self.admitted = self.admitted, []
         vectors = self.scheduler.embeds.retire(pending.embeddings())
         stats = self.stats(pending.step, now - pending.launched_at)

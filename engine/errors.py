@@ -33,13 +33,15 @@ class ConfigError(EngineError):
 class RequestRejectedError(EngineError):
     """One request cannot be served; the engine and all other requests continue.
 
-    `code` is the OpenAI error code sent to the client, e.g. ``context_length_exceeded``.
+    `code` is the OpenAI error code sent to the client, e.g. ``context_length_exceeded``; `param`
+    names the request's field at fault.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.param = param
 
 
 class EngineOverloadedError(EngineError):

@@ -40,12 +40,20 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of the parts of messages: an array of the fields in declaration order, without a tag."""
 
 
+class Grammar(Record, frozen=True):
+    """Which answers are allowed: a grammar in llguidance's JSON format."""
+
+    source: str
+    end_token_ids: tuple[int, ...]  # the model's end tokens, allowed where an answer may end
+    param: str  # the request's field that asks for it, named in errors
+
+
 class SamplingParams(Record, frozen=True):
     """How one sequence is sampled and when it stops. The server has validated the values.
 
     Order of application: repetition, presence and frequency penalties, logit bias, suppression of
-    stop tokens before `min_tokens`, temperature, then top-k, top-p and min-p on the distribution
-    after temperature. The noise is a function of (seed, position, token) alone.
+    stop tokens before `min_tokens`, the grammar's mask, temperature, then top-k, top-p and min-p on
+    the distribution after temperature. The noise is a function of (seed, position, token) alone.
     """
 
     max_tokens: int
@@ -62,6 +70,7 @@ class SamplingParams(Record, frozen=True):
     stop_token_ids: tuple[int, ...] = ()  # includes the model's end tokens unless ignored
     logprobs: int = -1  # -1: none; k: those of the sampled token and of the k most likely tokens
     prompt_logprobs: int = -1  # the same for each prompt token after the first
+    grammar: Grammar | None = None  # the answer follows it
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -272,6 +281,7 @@ class Rejected(Message, frozen=True):
     id: int
     code: str
     message: str
+    param: str | None = None  # the request's field at fault
 
 
 class Notice(Message, frozen=True):

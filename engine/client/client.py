@@ -210,7 +210,7 @@ class ProcessClient:
             case Rejected():
                 self._queue.forget([message.id])
                 if stream := self._streams.pop(message.id, None):
-                    stream.fail(RequestRejectedError(message.code, message.message))
+                    stream.fail(RequestRejectedError(message.code, message.message, message.param))
             case Notice():
                 log.log(message.level, "%s", message.text)
             case Fatal():

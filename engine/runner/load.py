@@ -16,6 +16,8 @@ from engine.config import EngineConfig
 from engine.device.facts import available_memory, batch_variance_of, emulates_bf16
 from engine.device.limits import cpu_count
 from engine.device.openmp_wait import OpenMPWait
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.matchers import Matchers
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory.estimate import rows_bytes
@@ -135,7 +137,7 @@ def _prepack(model: nn.Module) -> None:
 def _make_runner(
     plan: ModelPlan, num_blocks: int, max_model_len: int, openmp_wait: OpenMPWait
 ) -> ModelRunner:
-    config = plan.config
+    config, vocab_size = plan.config, plan.model.config.vocab_size
     kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.dtype, plan.device)
     rows = SequenceRows(
         config.max_num_seqs,
@@ -152,6 +154,7 @@ def _make_runner(
         kv,
         rows,
         openmp_wait,
+        Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size),
         rounds_tokens=plan.prepacks,
     )
 

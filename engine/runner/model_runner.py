@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
+from engine.grammar.matchers import Matchers, TokenMasks
 from engine.memory.graph_shapes import GraphShape
 from engine.models.base import Model
 from engine.protocol import ModelKind
@@ -52,6 +54,7 @@ class ModelRunner:
         kv: KVCache,
         rows: SequenceRows,
         openmp_wait: OpenMPWait,
+        matchers: Matchers,
         *,
         rounds_tokens: bool,
     ) -> None:
@@ -59,6 +62,7 @@ class ModelRunner:
         self.kv, self.rows = kv, rows
         self.device = rows.device
         self.graphs: StepGraphs | None = None
+        self.matchers = matchers
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
         self._can_capture = True
@@ -74,16 +78,20 @@ class ModelRunner:
         if step.scrub and self.backend.reads_masked_keys:
             self.kv.scrub(step.scrub)
         self.rows.apply(step.new_rows, step.new_blocks)
+        sampling = [s for s in step.slices if s.samples]
+        masks = self.matchers.start(sampling)
         vectors = self._encode(step.encoder_inputs) if step.encoder_inputs else None
         tokens: torch.Tensor | None = None
         logprobs: PendingLogprobs | None = None
         prompt: list[PendingLogprobs] = []
         if step.slices:
             logits, is_captured, prompt = self._compute(step)
-            sampling = [s for s in step.slices if s.samples]
             if sampling:
-                tokens, logprobs = self._sample(logits, sampling, is_captured=is_captured)
-        return PendingStep(step, launched_at, tokens, logprobs, vectors, prompt)
+                tokens, logprobs = self._sample(logits, sampling, masks, is_captured=is_captured)
+        cut = masks.result().broken if masks else frozenset[int]()
+        pending = PendingStep(step, launched_at, tokens, logprobs, vectors, prompt, cut)
+        self.matchers.launched(pending)
+        return pending
 
     def _compute(self, step: Step) -> tuple[torch.Tensor, bool, list[PendingLogprobs]]:
         """Return logits [R, V] of the slices that sample, whether a graph left them, and the prompt
@@ -120,7 +128,12 @@ class ModelRunner:
         return self.model.logits(hidden)[:count]
 
     def _sample(
-        self, logits: torch.Tensor, slices: Sequence[ScheduledSlice], *, is_captured: bool
+        self,
+        logits: torch.Tensor,
+        slices: Sequence[ScheduledSlice],
+        masks: Future[TokenMasks] | None,
+        *,
+        is_captured: bool,
     ) -> tuple[torch.Tensor, PendingLogprobs | None]:
         """Sample a token for each of `slices` from logits [R, V], and append it to its row.
 
@@ -142,7 +155,8 @@ class ModelRunner:
             rows.append(row_ids, tokens)
             return tokens
 
-        return sample(logits, rows.special_params(slices), history, draw_and_append)
+        on_device = masks.result().on(self.device) if masks else None
+        return sample(logits, rows.special_params(slices), history, draw_and_append, on_device)
 
     def _prompt_logprobs(
         self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 import torch
@@ -24,29 +24,32 @@ class PendingStep:
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
         prompt_logprobs: Sequence[PendingLogprobs] = (),
+        cut: Set[int] = frozenset(),
     ) -> None:
         """Copy the results, because the next launch may overwrite them.
 
         `tokens` [slices that sample] int64; `vectors` [texts to embed, hidden] fp32; None if the
-        step has none. `launched_at` is CLOCK_MONOTONIC.
+        step has none. `launched_at` is CLOCK_MONOTONIC. `cut` are the indices of the sampling
+        slices whose grammar cannot go on.
         """
         self.step = step
         self.launched_at = launched_at
         self._tokens = HostCopy([] if tokens is None else [tokens])
         self._logprobs = logprobs
+        self._cut = cut
         self._prompt_logprobs = prompt_logprobs
         self._vectors = HostCopy([] if vectors is None else [vectors])
 
     def wait(self) -> list[SampledToken]:
         """Wait for the device: the only synchronisation. One SampledToken per sampling slice."""
         tokens: list[int] = [token for copy in self._tokens.wait() for token in copy.tolist()]
-        if self._logprobs is None:
+        if self._logprobs is None and not self._cut:
             return [SampledToken(token) for token in tokens]
-        found = self._logprobs.read()
+        found = self._logprobs.read() if self._logprobs else {}
         sampled = []
         for index, token in enumerate(tokens):
             logprobs = found.get(index) if token >= 0 else None
-            sampled.append(SampledToken(token, logprobs))
+            sampled.append(SampledToken(token, logprobs, index in self._cut))
         return sampled
 
     def prompt_logprobs(self) -> list[list[TokenLogprobs]]:

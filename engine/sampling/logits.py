@@ -6,7 +6,7 @@ import torch
 
 from engine.protocol import SamplingParams
 
-MASK_BITS = 32  # tokens in one word of a grammar mask
+MASK_BITS = 8  # tokens in one byte of a grammar mask
 
 
 def adjusts_logits(params: SamplingParams) -> bool:
@@ -44,16 +44,22 @@ def adjust(
         logits[list(params.stop_token_ids)] = float("-inf")
 
 
-def mask(logits: torch.Tensor, allowed: torch.Tensor) -> None:
-    """Set the logits [R, V] of tokens that are not allowed to minus infinity, in place.
+def mask(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
+    """Set the logits of tokens that are not allowed to minus infinity, in place.
 
-    `allowed` [R, ceil(V / 32)] int32 holds one bit per token, the lowest bit first: the layout of
-    grammar matchers such as llguidance.
+    `logits` [R, V]; `rows` [K] int64 are the rows with a mask. `allowed` [K, ceil(V / 32)] int32
+    holds one bit per token, the lowest bit first: llguidance's layout.
+
+    If all allowed tokens have a logit of minus infinity, because the model suppresses them or they
+    would end the answer before `min_tokens`, they become equally likely.
     """
-    shifts = torch.arange(MASK_BITS, dtype=torch.int32, device=allowed.device)
-    bits = (allowed[:, :, None] >> shifts) & 1
+    shifts = torch.arange(MASK_BITS, dtype=torch.uint8, device=allowed.device)
+    bits = (allowed.view(torch.uint8)[:, :, None] >> shifts) & 1
     is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    logits.masked_fill_(~is_allowed, float("-inf"))
+    masked = logits.index_select(0, rows).masked_fill_(~is_allowed, float("-inf"))
+    none_left = masked.amax(dim=-1, keepdim=True) == float("-inf")
+    masked.masked_fill_(none_left & is_allowed, 0)
+    logits.index_copy_(0, rows, masked)
 
 
 def cut(

@@ -45,14 +45,14 @@ def sample(
     special: Mapping[int, SamplingParams],
     history: Callable[[int], tuple[torch.Tensor, int]],
     draw: Callable[[torch.Tensor], torch.Tensor],
-    allowed: torch.Tensor | None = None,
+    masks: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, PendingLogprobs | None]:
     """Return token ids [R] int64 for logits [R, V], and the logprobs that rows request.
 
     `special` holds the parameters of the rows that need more than a draw: see `is_special`. Their
-    `history` is their known tokens [known] int32, and how many of them are the prompt's. `allowed`
-    is a grammar mask: see `mask`. `draw` computes the cuts and the draw of all rows: the function
-    of that name, or the replay of a graph.
+    `history` is their known tokens [known] int32, and how many of them are the prompt's. `masks`
+    are the rows that follow a grammar, and their allowed tokens: see `mask`. `draw` computes the
+    cuts and the draw of all rows: the function of that name, or the replay of a graph.
 
     Logits in fp32 are changed in place. Logprobs describe the model's own distribution, before any
     change. A row whose logits are not finite gets INVALID and does not affect the others.
@@ -65,8 +65,8 @@ def sample(
     for row in adjusted:
         tokens, prompt_length = history(row)
         adjust(logits[row], special[row], tokens, prompt_length)
-    if allowed is not None:
-        mask(logits, allowed)
+    if masks is not None:
+        mask(logits, *masks)
     drawn = draw(logits)
     return drawn, gather_logprobs(drawn, raw, counts) if counts else None
 

@@ -276,6 +276,8 @@ class Scheduler:
             if any(math.isnan(entry.logprob) for entry in logprobs):
                 token = -1
         finish = self._append(sequence, token)
+        if sampled.is_cut and finish == "stop":
+            finish = "length"
         if finish == "error":
             self.tables.forget(sequence)  # its blocks may contain NaN
         if finish is not None:

@@ -95,3 +95,4 @@ class SampledToken(msgspec.Struct, frozen=True, gc=False):
 
     token: int
     logprobs: TokenLogprobs | None = None
+    is_cut: bool = False  # the grammar cannot go on, so the answer ends here, incomplete

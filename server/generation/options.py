@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from server.generation.grammar import WantedGrammar
+
 Operation = Literal["chat", "text_completion"]
 
 
@@ -44,6 +46,7 @@ class GenerationOptions:
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[str, float]  # keys are token ids
+    grammar: WantedGrammar | None  # the answer follows it
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable
 
 from engine.protocol import SamplingParams
+from server.generation.grammar import grammar_of
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
 from server.state import AppState
@@ -52,6 +53,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         stop_token_ids=_end_tokens(state, options),
         logprobs=options.num_logprobs,
         prompt_logprobs=options.num_prompt_logprobs,
+        grammar=grammar_of(state, options.grammar),
     )
 
 
@@ -80,7 +82,7 @@ def _logit_bias(state: AppState, options: GenerationOptions) -> tuple[tuple[int,
 
 def _end_tokens(state: AppState, options: GenerationOptions) -> tuple[int, ...]:
     ends = set(options.stop_token_ids)
-    if not options.ignore_eos:
+    if not options.ignore_eos or options.grammar:  # a grammar's end is the end of the answer
         ends.update(state.tokenizer.eos_token_ids)
     return tuple(sorted(ends))
 

@@ -69,8 +69,10 @@ class StreamedResponse(EventSourceResponse):
             raise
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # An error before the first output still gets a status. Wait no longer than for a ping.
-        first = self._generation.wait_for_output(self._state.config.ping_interval)
+        # An error before the first output still gets a status. Wait no longer than for a ping,
+        # except for a grammar, which the engine may refuse after compiling it.
+        options, limit = self._generation.prepared.options, self._state.config.ping_interval
+        first = self._generation.wait_for_output(None if options.grammar else limit)
         await cancel_on_disconnect(receive, first)
         await super().__call__(scope, receive, send)
         if "stalled" in scope["state"]:  # set by Connection

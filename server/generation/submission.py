@@ -54,8 +54,8 @@ class Submission(Generic[Output]):
     def _send(self) -> OutputStream[Output]:
         raise NotImplementedError
 
-    async def wait_for_output(self, limit: float) -> None:
-        """Wait up to `limit` seconds for the first output. Raises if the requests fail first."""
+    async def wait_for_output(self, limit: float | None) -> None:
+        """Wait for the first output, up to `limit` seconds. Raises if the requests fail first."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 await self._stream.arrival()

@@ -115,7 +115,7 @@ def to_api_error(error: BaseException, *, draining: bool = False) -> ApiError:
         case TemplateError():
             return invalid("messages", f"The chat template cannot render the messages: {error}")
         case RequestRejectedError():
-            return ApiError(400, error.code, error.message)
+            return ApiError(400, error.code, error.message, param=error.param)
         case EngineOverloadedError():
             retry = {"retry-after": str(error.retry_after)}
             return ApiError(503, "server_overloaded", str(error), headers=retry)

@@ -56,7 +56,22 @@ def _lengths_fit_the_encoder(body: dict[str, Any]) -> None:
         body["truncate_prompt_tokens"] = MOST
 
 
+def _schemas_are_valid(body: dict[str, Any]) -> None:
+    """Schemas, patterns and grammars are languages of their own."""
+    format_, outputs = body.get("response_format"), body.get("structured_outputs")
+    if isinstance(format_, dict) and isinstance(format_.get("json_schema"), dict):
+        format_["json_schema"]["schema"] = {"type": "boolean"}
+    if isinstance(outputs, dict):
+        outputs.pop("whitespace_pattern", None)
+        for name, valid in (("json", {"type": "null"}), ("regex", "a"), ("grammar", 'start: "a"')):
+            if outputs.get(name) is not None:
+                outputs[name] = valid
+        if isinstance(format_, dict) and format_.get("type") != "text":
+            del body["structured_outputs"]  # only one of both
+
+
 RULES = (
+    _schemas_are_valid,
     _prompt_and_answer_fit_into_context,
     _logprobs_have_a_total_limit,
     _only_a_text_can_be_continued,

@@ -24,7 +24,7 @@ from tests.support.tiny_bert import tiny_bert
 
 DEMO = Path(__file__).resolve().parents[2] / "engine" / "demo" / "model"
 CASES = 1000
-POSITIONS = 65536  # schemathesis writes texts of some thousand characters
+POSITIONS = 16384  # schemathesis writes texts of some thousand characters
 ENCODER_PATHS = ("/v1/embeddings", "/v1/score")
 CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
@@ -60,7 +60,7 @@ def conform(server: Server, folder: Path, *selected: str) -> None:
     command += [f"{server.base_url}/openapi.json", "--max-examples", str(CASES)]
     command += ["--mode", "all", "--phases", "examples,coverage,fuzzing", "--workers", "1"]
     command += ["--checks", ",".join(CHECKS), "--continue-on-failure", "--no-shrink", *selected]
-    command += ["--generation-database", "none", "--request-timeout", "60", "--no-color"]
+    command += ["--generation-database", "none", "--request-timeout", "120", "--no-color"]
     command += ["--suppress-health-check", "all"]
     hooks = schemathesis_hooks.__name__
     root = str(Path(__file__).resolve().parents[2])

@@ -102,7 +102,7 @@ class LateRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
-        self.gauges = runner.gauges
+        self.gauges, self.matchers = runner.gauges, runner.matchers
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -290,7 +290,9 @@ class Driver:
 
     @property
     def busy(self) -> bool:
-        return bool(self.inbox or self.core.scheduler.has_work or self.core.in_flight)
+        core = self.core
+        has_work = core.scheduler.has_work or core.matchers.is_compiling
+        return bool(self.inbox or has_work or core.in_flight)
 
     def run(self, max_turns: int = 20_000) -> None:
         """Run until all requests have ended; check that no block is held and none waits."""

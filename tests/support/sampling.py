@@ -62,7 +62,7 @@ def sample_rows(
     *,
     kernels: Kernels = "torch",
     static: bool = False,
-    allowed: torch.Tensor | None = None,
+    masks: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, PendingLogprobs | None]:
     """Sample all rows through the whole pipeline."""
     special = {index: row.params for index, row in enumerate(rows) if is_special(row.params)}
@@ -71,4 +71,4 @@ def sample_rows(
         return rows[index].tokens, rows[index].prompt_length
 
     draw_rows = partial(draw, rows=params_of(rows), kernels=kernels, static=static)
-    return sample(logits, special, history, draw_rows, allowed)
+    return sample(logits, special, history, draw_rows, masks)

@@ -153,7 +153,19 @@ def test_mask_keeps_only_allowed_tokens(vocabulary: int) -> None:
     for row, token in is_allowed.nonzero().tolist():
         words[row, token // 32] |= 1 << (token % 32)
     allowed = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-    logits = torch.randn(4, vocabulary, generator=generator)
-    expected = logits.masked_fill(~is_allowed, -math.inf)
-    mask(logits, allowed)
+    logits = torch.randn(6, vocabulary, generator=generator)
+    rows = torch.tensor([5, 0, 2, 3])
+    expected = logits.clone()
+    for row, keeps in zip(rows.tolist(), is_allowed, strict=True):
+        expected[row].masked_fill_(~keeps, -math.inf)
+    mask(logits, rows, allowed)
     assert torch.equal(logits, expected)
+
+
+def test_mask_revives_allowed_tokens_if_all_are_banned() -> None:
+    """Otherwise a row without any possible token would end its request with an error."""
+    logits = torch.tensor([[1.0, -math.inf, -math.inf, 2.0], [math.nan] * 4])
+    allowed = torch.tensor([[0b0110], [0b0110]], dtype=torch.int32)
+    mask(logits, torch.tensor([0, 1]), allowed)
+    assert logits[0].tolist() == [-math.inf, 0, 0, -math.inf]
+    assert logits[1, 1:3].isnan().all()

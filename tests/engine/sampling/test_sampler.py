@@ -296,5 +296,5 @@ def test_sample_with_mask_draws_only_allowed_tokens() -> None:
     allowed = torch.tensor([[0b1011, 1 << 8]], dtype=torch.int32).expand(200, 2)
     settings: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.9}, {}]
     rows = [row(seed=n, logit_bias=((2, 99.0),), **settings[n % 4]) for n in range(200)]
-    drawn, _ = sample_rows(logits, rows, allowed=allowed)
+    drawn, _ = sample_rows(logits, rows, masks=(torch.arange(200), allowed.contiguous()))
     assert set(drawn.tolist()) == {0, 1, 3, 40}

@@ -8,11 +8,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
     Tag,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.schemas.fields import (
     INT32,
@@ -26,6 +28,15 @@ from server.api.openai.schemas.fields import (
     TokenId,
     never,
 )
+from server.api.openai.schemas.structured import (
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    of_response_format,
+    parsed,
+)
+from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions, Operation
 from server.http.body import Body, Part, failure
 from server.http.openapi import TOKEN_ID
@@ -49,6 +60,12 @@ def _few(value: Any) -> Any:
     return value
 
 
+OTHER_NAMES: dict[str, GrammarKind] = {
+    **dict.fromkeys(("guided_json", "json_schema"), "json_schema"),
+    **dict.fromkeys(("guided_regex", "regex"), "regex"),
+    "guided_choice": "choice",
+    **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), "grammar"),
+}
 NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 
@@ -63,20 +80,18 @@ class GenerateBody(Body):
         (
             *("user", "safety_identifier", "store", "metadata", "service_tier"),
             *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-            "parallel_tool_calls",
+            *("parallel_tool_calls", "guided_decoding_backend"),
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
         **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
         **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors"), ([],)),
-        **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens", "structured_outputs"), ()),
-        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-        **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), ("",)),
-        "response_format": ({"type": "text"},),
+        **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens"), ()),
     }
 
     OPERATION: ClassVar[Operation]
+    _grammar: WantedGrammar | None = PrivateAttr(None)
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
 
@@ -111,6 +126,19 @@ class GenerateBody(Body):
             }
         ),
     ] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # The same under the names of vLLM until 0.11 (guided_*), SGLang (regex, ebnf, json_schema) and
+    # llama.cpp (grammar, json_schema).
+    guided_json: SkipJsonSchema[Schema | str | None] = None
+    json_schema: SkipJsonSchema[Schema | str | None] = None
+    guided_regex: SkipJsonSchema[str | None] = None
+    regex: SkipJsonSchema[str | None] = None
+    guided_choice: SkipJsonSchema[Choices | None] = None
+    guided_grammar: SkipJsonSchema[str | None] = None
+    grammar: SkipJsonSchema[str | None] = None
+    ebnf: SkipJsonSchema[str | None] = None
+    guided_whitespace_pattern: SkipJsonSchema[str | None] = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
@@ -149,6 +177,27 @@ class GenerateBody(Body):
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
 
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        wanted = self._wanted_grammars()
+        if len(wanted) > 1:
+            first, second = wanted[0].param, wanted[1].param
+            raise failure("invalid", f"cannot be combined with {first}", second)
+        self._grammar = wanted[0] if wanted else None
+        return self
+
+    def _wanted_grammars(self) -> list[WantedGrammar]:
+        wanted = []
+        if self.response_format and (asked := of_response_format(self.response_format)):
+            wanted.append(asked)
+        if self.structured_outputs:
+            wanted.append(self.structured_outputs.wanted("structured_outputs"))
+        for name, kind in OTHER_NAMES.items():
+            if value := getattr(self, name):  # empty texts are some clients' defaults
+                space = self.guided_whitespace_pattern
+                wanted.append(WantedGrammar(name, kind, parsed(kind, value, name), space))
+        return wanted
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -179,6 +228,7 @@ class GenerateBody(Body):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
+            grammar=self._grammar,
             num_logprobs=self.num_logprobs,
             num_prompt_logprobs=self.num_prompt_logprobs,
         )

@@ -1,0 +1,201 @@
+"""Matchers: one grammar matcher per constrained sequence, and the token masks of a step.
+
+The masks of a step are computed on a thread while the model computes its logits. A matcher knows
+how many tokens its sequence had at its state, so it can catch up with tokens of a step in flight
+and go back after a preemption.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.device.limits import cpu_count
+from engine.device.transfer import to_device
+from engine.errors import RequestRejectedError
+from engine.grammar.compiler import Compilation, GrammarCompiler
+from engine.protocol import GenerateRequest
+from engine.scheduling.step import SampledToken, ScheduledSlice, Step
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+WORD_BITS = 32
+Words = npt.NDArray[np.int32]
+
+log = logging.getLogger(__name__)
+
+
+class TokenMasks(NamedTuple):
+    """The allowed tokens of some of a step's sampling slices."""
+
+    slices: list[int]  # K indices
+    words: torch.Tensor  # [K, ceil(V / 32)] int32, one bit per token, the lowest bit first
+    broken: frozenset[int]  # indices whose grammar cannot go on: only an end token is allowed
+
+    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `slices` and `words` on the device."""
+        (rows,) = to_device([self.slices], device)
+        words = self.words
+        if device.type == "cuda":
+            words = words.pin_memory().to(device, non_blocking=True)
+        return rows, words
+
+
+class LaunchedStep(Protocol):
+    """A step whose tokens may not be on the host yet."""
+
+    step: Step
+
+    def wait(self) -> list[SampledToken]: ...
+
+
+@dataclass
+class _State:
+    matcher: LLMatcher
+    num_tokens: int  # tokens of the sequence at the matcher's state, the prompt's included
+    end_token: int
+    is_broken: bool = False
+
+    def move_to(self, num_tokens: int) -> None:
+        """Go back to an earlier state: a preempted sequence samples its lost tokens again."""
+        surplus = self.num_tokens - num_tokens
+        assert surplus >= 0, "a sampled token was not accepted"
+        if surplus and not self.is_broken:
+            self.is_broken = not self.matcher.rollback(surplus)
+        self.num_tokens = num_tokens
+
+    def accept(self, position: int, token: int) -> None:
+        """Take the token at `position`, unless the state already includes it."""
+        if position == self.num_tokens and token >= 0:
+            self.num_tokens += 1
+            self.is_broken = self.is_broken or not self.matcher.consume_token(token)
+
+
+class Matchers:
+    """The matchers of all constrained sequences of an engine."""
+
+    def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
+        self._compiler = compiler
+        self._num_words = -(-vocab_size // WORD_BITS)
+        self._states: dict[int, _State] = {}
+        self._compiling: dict[int, tuple[GenerateRequest, Compilation]] = {}
+        self._filler = ThreadPoolExecutor(1, "token-masks")
+        self._executor: LLExecutor | None = None
+        self._last: LaunchedStep | None = None
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def compile(self, request: GenerateRequest) -> None:
+        """Start compiling the grammar of a request. `compiled` returns it when that is done."""
+        assert request.params.grammar is not None
+        compilation = self._compiler.submit(request.params.grammar)
+        self._compiling[request.id] = request, compilation
+
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._compiling)
+
+    def compiled(self) -> list[tuple[GenerateRequest, RequestRejectedError | None]]:
+        """Return the requests whose grammars are ready, or the reasons why they never will be."""
+        done = [entry for entry in self._compiling.values() if entry[1].done()]
+        results: list[tuple[GenerateRequest, RequestRejectedError | None]] = []
+        for request, compilation in done:
+            del self._compiling[request.id]
+            try:
+                matcher = compilation.result()
+            except RequestRejectedError as error:
+                results.append((request, error))
+                continue
+            assert request.params.grammar is not None
+            end = request.params.grammar.end_token_ids[0]
+            self._states[request.id] = _State(matcher, len(request.prompt), end)
+            results.append((request, None))
+        return results
+
+    def wait(self) -> None:
+        """Wait until a grammar is compiled."""
+        wait([entry[1] for entry in self._compiling.values()], return_when=FIRST_COMPLETED)
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Forget finished and aborted requests; unknown ids are ignored."""
+        if not self._states and not self._compiling:
+            return
+        for request_id in ids:
+            self._states.pop(request_id, None)
+            if request_id in self._compiling:
+                self._compiling.pop(request_id)[1].cancel()
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def start(self, sampling: Sequence[ScheduledSlice]) -> Future[TokenMasks] | None:
+        """Start computing the masks of the slices that sample; None if none is constrained."""
+        constrained = [index for index, s in enumerate(sampling) if s.id in self._states]
+        if not constrained:
+            return None
+        return self._filler.submit(self._masks, sampling, constrained, self._last)
+
+    def launched(self, pending: LaunchedStep) -> None:
+        """Remember the last step: the next masks may need its tokens before it is retired."""
+        self._last = pending if self._states else None
+
+    def accept(self, step: Step, sampled: Iterable[SampledToken]) -> None:
+        """Take the tokens of a step. Those that a mask already needed are known."""
+        if not self._states:
+            return
+        for s, result in zip((s for s in step.slices if s.samples), sampled, strict=True):
+            if state := self._states.get(s.id):
+                state.accept(s.start + s.count, result.token)
+
+    def _masks(
+        self,
+        sampling: Sequence[ScheduledSlice],
+        constrained: list[int],
+        last: LaunchedStep | None,
+    ) -> TokenMasks:
+        if last is not None:
+            self.accept(last.step, last.wait())
+        words = np.zeros((len(constrained), self._num_words), np.int32)
+        states = []
+        for index in constrained:
+            s = sampling[index]
+            state = self._states[s.id]
+            state.move_to(s.start + s.count)
+            states.append(state)
+        self._fill(words, states)
+        broken = set()
+        for row, (index, state) in enumerate(zip(constrained, states, strict=True)):
+            if not state.is_broken and state.matcher.is_error():
+                log.warning("a grammar cannot go on: %s", state.matcher.get_error().split("\n")[0])
+                state.is_broken = True
+            if state.is_broken:
+                broken.add(index)
+                words[row] = 0
+                words[row, state.end_token // WORD_BITS] = np.uint32(
+                    1 << state.end_token % WORD_BITS
+                ).view(np.int32)
+        return TokenMasks(constrained, torch.from_numpy(words), frozenset(broken))
+
+    def _fill(self, words: Words, states: list[_State]) -> None:
+        """Write the masks of all states that are not broken, on several threads."""
+        from llguidance import LLExecutor
+        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+        whole = [(state.matcher, row) for row, state in enumerate(states) if not state.is_broken]
+        if len(whole) == 1:
+            [(matcher, row)] = whole
+            fill_next_token_bitmask(matcher, words, row)
+        elif whole:
+            self._executor = self._executor or LLExecutor(cpu_count())
+            fill_next_token_bitmask_par(self._executor, whole, words)
+
+    def close(self) -> None:
+        self._compiler.close()
+        self._filler.shutdown(wait=False, cancel_futures=True)

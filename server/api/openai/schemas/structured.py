@@ -1,0 +1,132 @@
+"""The fields that ask for structured output: OpenAI's, and the names that other servers use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from server.api.openai.schemas.fields import having
+from server.generation.grammar import GrammarKind, WantedGrammar
+from server.http.body import Part, failure
+
+MAX_CHOICES = 4096
+Source = Annotated[str, StringConstraints(min_length=1)]
+Choices = Annotated[list[Source], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
+Schema = dict[str, Any]
+ANY_OBJECT: Schema = {"type": "object"}
+
+
+class NamedSchema(Part):
+    """`strict` changes nothing: the answer always follows the schema."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    value: Annotated[Schema | None, Field(alias="schema")] = None
+
+
+class TextFormat(Part):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Part):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Part):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+def _format(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _format,
+        custom_error_type="unsupported",
+        custom_error_message="`type` must be text, json_object or json_schema",
+    ),
+]
+KINDS: dict[str, GrammarKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+
+
+class StructuredOutputs(Part):
+    """vLLM's field. Exactly one of the first five says what the answer must be."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                having(json={"type": ["object", "string"]}),
+                *(having(**{name: {"type": "string"}}) for name in ("regex", "grammar")),
+                having(choice={"type": "array"}),
+                having(json_object={"const": True}),
+            ]
+        }
+    )
+
+    schema_: Annotated[Schema | Source | None, Field(alias="json")] = None
+    regex: Source | None = None
+    choice: Choices | None = None
+    grammar: Source | None = None
+    json_object: bool | None = None
+    structural_tag: SkipJsonSchema[Any] = None
+    whitespace_pattern: Source | None = None
+    disable_any_whitespace: bool | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StructuredOutputs:
+        if self.structural_tag is not None:
+            raise failure("unsupported", "is not supported by this server", "structural_tag")
+        if len(self._given()) != 1:
+            names = "json, regex, choice, grammar and json_object"
+            raise failure("invalid", f"needs exactly one of {names}")
+        return self
+
+    def _given(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
+        given["json"] = ANY_OBJECT if self.json_object else self.schema_
+        if self.json_object and self.schema_ is not None:
+            given["json_object"] = True
+        return {name: value for name, value in given.items() if value is not None}
+
+    def wanted(self, param: str) -> WantedGrammar:
+        [(name, value)] = self._given().items()
+        whitespace = "" if self.disable_any_whitespace else self.whitespace_pattern
+        kind, param = KINDS[name], f"{param}.{name}"
+        return WantedGrammar(param, kind, parsed(kind, value, param), whitespace)
+
+
+def parsed(kind: GrammarKind, value: Any, param: str) -> Any:
+    """Return a JSON schema that was given as a text as the object that it is."""
+    if kind != "json_schema" or not isinstance(value, str):
+        return value
+    try:
+        schema = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise failure("invalid", f"is not valid JSON: {error}", *param.split(".")) from None
+    return schema
+
+
+def of_response_format(given: ResponseFormat) -> WantedGrammar | None:
+    match given:
+        case TextFormat():
+            return None
+        case JsonObjectFormat():
+            return WantedGrammar("response_format", "json_schema", ANY_OBJECT)
+    schema = given.json_schema.value
+    param = "response_format.json_schema.schema"
+    return WantedGrammar(param, "json_schema", ANY_OBJECT if schema is None else schema)

@@ -1,0 +1,68 @@
+"""The grammar of an answer, in the format that the engine compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from engine.protocol import Grammar
+from server.http.errors import invalid
+from server.state import AppState
+
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
+# Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+
+
+@dataclass(frozen=True)
+class WantedGrammar:
+    """The grammar that a request asks for. `param` names its field, for errors."""
+
+    param: str
+    kind: GrammarKind
+    value: Any  # a JSON schema, a regular expression, a list of texts, or a GBNF or Lark grammar
+    whitespace: str | None = None  # a regular expression; empty: none is allowed
+
+
+def grammar_of(state: AppState, wanted: WantedGrammar | None) -> Grammar | None:
+    """Return the engine's grammar. Raises a 400 ApiError if it cannot be written in its format."""
+    if wanted is None:
+        return None
+    ends = state.tokenizer.eos_token_ids
+    if not ends:
+        raise invalid(wanted.param, "This model has no end token, which structured output needs.")
+    try:
+        source = _source(wanted)
+    except (ValueError, RecursionError) as error:
+        raise invalid(wanted.param, f"{wanted.param} cannot be read: {error}.") from None
+    return Grammar(source, tuple(ends), wanted.param)
+
+
+def _source(wanted: WantedGrammar) -> str:
+    from llguidance import LLMatcher, grammar_from  # takes 20 ms, and few servers need it
+
+    match wanted.kind:
+        case "json_schema":
+            return _json_source(wanted)
+        case "regex":
+            return LLMatcher.grammar_from_regex(wanted.value)
+        case "choice":
+            lark = grammar_from("choice", orjson.dumps(wanted.value).decode())
+        case "grammar":
+            lark = grammar_from("grammar", wanted.value)
+    return orjson.dumps({"grammars": [{"lark_grammar": lark}]}).decode()
+
+
+def _json_source(wanted: WantedGrammar) -> str:
+    """A schema's own `x-guidance` options win over ours."""
+    schema = wanted.value
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    options: dict[str, Any] = {"whitespace_pattern": wanted.whitespace or WHITESPACE}
+    if wanted.whitespace == "":
+        options = {"whitespace_flexible": False}
+    own = schema.get("x-guidance")
+    schema = {**schema, "x-guidance": own if isinstance(own, dict) else options}
+    return orjson.dumps({"grammars": [{"json_schema": schema}]}).decode()

@@ -1,0 +1,217 @@
+"""Answers that follow a grammar: alone, with others, preempted, ahead of the device, and cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine.grammar.matchers import _State
+from engine.protocol import Grammar
+from tests.server.conftest import EOS, byte_tokenizer
+from tests.support.driver import Driver, each, tiny_llama
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "bb", "ccc"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+MODES = {
+    "synchronous": {"depth": 0},
+    "late": {"depth": 1, "late": True},
+    "captured-late": {"depth": 1, "late": True, "captured": True},
+}
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 600 tokens, and a tokenizer of 258: the others are never allowed."""
+    folder = tiny_llama(tmp_path_factory.mktemp("tiny"))
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module", params=each(MODES))
+def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path, mode: dict[str, Any]) -> Driver:
+    return Driver(folder, **mode)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "driver" in request.fixturenames:
+        assert not request.getfixturevalue("driver").core.matchers._states
+
+
+def grammar(**kind: Any) -> Grammar:
+    return Grammar(json.dumps({"grammars": [kind]}), (EOS,), "response_format")
+
+
+def constrained(seed: int, schema: Any = PERSON, **more: Any) -> dict[str, Any]:
+    wanted = {"grammar": grammar(json_schema=schema), "stop_token_ids": (EOS,)}
+    return {"temperature": 1.0, "seed": seed, **wanted, **more}
+
+
+def text(driver: Driver, request_id: int) -> str:
+    return TOKENIZER.decode(driver.tokens(request_id))
+
+
+def prompt(number: int) -> list[int]:
+    return [(7 * number + i) % 256 for i in range(1 + number % 9)]
+
+
+def test_answers_are_valid_and_free_ones_stay_the_same(folder: Path, driver: Driver) -> None:
+    """Six of twelve requests follow a grammar; the others sample what they sample alone."""
+    free = {"temperature": 1.0, "stop_token_ids": (EOS,)}
+    alone = [driver.submit(prompt(n), 40, seed=n, **free) for n in range(6)]
+    driver.run()
+    ids, twins = [], []
+    for n in range(6):
+        ids.append(driver.submit(prompt(n), 200, **constrained(n)))
+        twins.append(driver.submit(prompt(n), 40, seed=n, **free))
+    driver.run()
+    answers = [json.loads(text(driver, request_id)) for request_id in ids]
+    assert len(set(map(str, answers))) > 1
+    for answer, request_id in zip(answers, ids, strict=True):
+        jsonschema.validate(answer, PERSON)
+        assert driver.finish(request_id) == "stop"
+        assert driver.tokens(request_id)[-1] == EOS
+    assert list(map(driver.tokens, twins)) == list(map(driver.tokens, alone))
+
+
+def test_answer_does_not_depend_on_preemptions(folder: Path, mode: dict[str, Any]) -> None:
+    """A preempted sequence samples its lost tokens again, so its matcher goes back."""
+    answers = {}
+    for blocks in (400, 22):
+        config = {"block_size": 16, "enable_prefix_caching": False}
+        size = blocks * 16 * 2 * 2 * 2 * 8 * 4  # tokens, layers, K and V, heads, channels, bytes
+        driver = Driver(folder, **mode, **config, kv_cache_memory_bytes=size)
+        ids = [driver.submit(prompt(n), 120, **constrained(n)) for n in range(8)]
+        driver.run()
+        answers[blocks] = [driver.tokens(request_id) for request_id in ids]
+        assert (driver.stats.preemptions > 0) == (blocks == 22)
+    assert answers[22] == answers[400]
+
+
+@pytest.mark.parametrize(
+    ("more", "answer"),
+    [
+        ({"min_tokens": 5}, "b"),
+        ({"logit_bias": ((TOKENIZER.token_to_id("b"), float("-inf")),)}, "b"),
+        ({"logprobs": 2}, "b"),
+        ({"repetition_penalty": 2.0, "frequency_penalty": 2.0}, "b"),
+        ({"temperature": 0.0}, "b"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_grammar_wins_over_what_would_forbid_its_only_answer(
+    driver: Driver, more: dict[str, Any], answer: str
+) -> None:
+    wanted = {"grammar": grammar(lark='start: "b"'), "stop_token_ids": (EOS,)}
+    wanted["grammar"] = grammar(lark_grammar='start: "b"')
+    request_id = driver.submit([1, 2], 9, **{"temperature": 1.0, **wanted, **more})
+    driver.run()
+    assert text(driver, request_id) == answer
+    if "logprobs" in more:
+        first = driver.outputs[request_id][0].logprobs
+        assert first is not None
+        assert first.logprob < -2, "the model's own distribution, not the masked one"
+        assert len(first.top) == 2
+
+
+def test_ended_answer_may_be_cut_by_max_tokens(driver: Driver) -> None:
+    request_id = driver.submit([1], 5, **constrained(3))
+    driver.run()
+    assert driver.finish(request_id) == "length"
+    assert text(driver, request_id).startswith('{"nam')
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ({"json_schema": {"not": {"type": "string"}}}, 'Unimplemented keys: ["not"].'),
+        ({"json_schema": {"type": "nonsense"}}, "Invalid type: nonsense."),
+        ({"lark_grammar": "start: other"}, "unknown name"),
+        ({"lark_grammar": "start: /(?=x)/"}, "look-around"),
+    ],
+    ids=["keyword", "type", "rule", "pattern"],
+)
+def test_grammar_that_cannot_be_followed_is_refused(
+    driver: Driver, kind: dict[str, Any], reason: str
+) -> None:
+    good = driver.submit([1], 100, **constrained(1))
+    bad = driver.submit([1], 100, temperature=1.0, grammar=grammar(**kind))
+    driver.run()
+    refusal = driver.rejected[bad]
+    assert (refusal.code, refusal.param) == ("invalid_grammar", "response_format")
+    assert reason in refusal.message
+    assert "\n" not in refusal.message
+    jsonschema.validate(json.loads(text(driver, good)), PERSON)
+
+
+def test_grammar_for_model_without_tokenizer_is_refused(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    bad = driver.submit([1], 9, **constrained(1))
+    driver.run()
+    assert "tokenizer.json" in driver.rejected[bad].message
+
+
+def test_abort_while_compiling_and_while_running_forgets_the_matcher(driver: Driver) -> None:
+    ids = [driver.submit([1], 100, **constrained(n)) for n in range(3)]
+    driver.abort(ids[0])
+    driver.turn(4)
+    driver.abort(ids[1])
+    driver.run()
+    jsonschema.validate(json.loads(text(driver, ids[2])), PERSON)
+    assert driver.finish(ids[0]) is None
+
+
+def test_grammar_that_breaks_in_mid_answer_ends_with_length(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """llguidance gives up if a state is too large. The answer is incomplete, but no error."""
+    accept = _State.accept
+
+    def breaks_at_last(state: _State, position: int, token: int) -> None:
+        accept(state, position, token)
+        if state.num_tokens == 1 + 6:
+            state.matcher.consume_token(EOS)  # not allowed here: the matcher reports an error
+
+    monkeypatch.setattr(_State, "accept", breaks_at_last)
+    request_id = driver.submit([1], 100, **constrained(2))
+    free = driver.submit([1], 12, temperature=1.0)
+    driver.run()
+    assert driver.finish(request_id) == "length"
+    assert driver.tokens(request_id)[-1] == EOS
+    assert len(driver.tokens(request_id)) == 7
+    assert len(driver.tokens(free)) == 12
+    assert "a grammar cannot go on" in caplog.text
+
+
+def test_same_grammar_is_compiled_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = driver.core.matchers._compiler
+    compiled = []
+    compile_one = compiler._compiled
+    monkeypatch.setattr(compiler, "_compiled", lambda g: compiled.append(g) or compile_one(g))
+    schema = {**PERSON, "title": "once"}
+    ids = [driver.submit([1], 100, **constrained(n, schema)) for n in range(4)]
+    driver.run()
+    assert len(compiled) == 1
+    for request_id in ids:
+        jsonschema.validate(json.loads(text(driver, request_id)), PERSON)

@@ -1,0 +1,87 @@
+"""Published JSON schemas: random weights follow each, or it is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.engine.grammar.test_matchers import TOKENIZER, constrained, text
+from tests.support.driver import Driver, tiny_llama
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+FILES = ("handwritten.jsonl", "synthesized100.jsonl")
+FUNCTIONS = ("simple_python.jsonl", "parallel.jsonl")
+TYPES = {"dict": "object", "float": "number", "tuple": "array", "bool": "boolean"}
+ANSWERS = 3
+LONGEST = 4000  # tokens, and each is a byte
+# Random weights hardly ever end a text or a list. With this bias they do.
+ENDING = tuple((TOKENIZER.token_to_id(char), 3.0) for char in '"]}')
+REASON = re.compile(
+    r"Unimplemented keys: \[\"\w|Unsatisfiable schema|regex|not disjoint|oneOf|intersection|format"
+    r"|\$ref|Pointer|multipleOf|type|enum|const|too (?:large|complex|many)|items"
+)
+
+
+def schemas(assets: Path) -> list[tuple[str, Any]]:
+    """JSONSchemaBench's hard sets, and the parameters of BFCL's functions."""
+    folder = assets / "structured-output"
+    rows = [json.loads(line) for name in FILES for line in (folder / name).read_text().splitlines()]
+    found = [(row["name"], row["schema"]) for row in rows]
+    for name in FUNCTIONS:
+        for line in (folder / name).read_text().splitlines():
+            for function in json.loads(line)["function"]:
+                found.append((function["name"], as_json_schema(function["parameters"])))
+    return found
+
+
+def as_json_schema(node: Any) -> Any:
+    """BFCL names types as Python does."""
+    if isinstance(node, list):
+        return [as_json_schema(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: as_json_schema(value) for key, value in node.items()}
+    if isinstance(node.get("type"), str):
+        made["type"] = TYPES.get(node["type"], node["type"])
+    if made.get("type") == "any":
+        del made["type"]
+    return {key: value for key, value in made.items() if key not in ("optional", "default")}
+
+
+def test_answers_follow_each_schema_or_it_is_refused_by_its_keyword(
+    assets: Path, tmp_path: Path
+) -> None:
+    folder = tiny_llama(tmp_path / "tiny", max_position_embeddings=LONGEST + 8)
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    driver = Driver(folder, max_num_seqs=64)
+    asked: dict[int, tuple[str, Any]] = {}
+    for name, schema in schemas(assets):
+        if not isinstance(schema, dict):
+            continue  # the server refuses it
+        for seed in range(ANSWERS):
+            params = constrained(seed, schema, logit_bias=ENDING)
+            asked[driver.submit([1, 2, 3], LONGEST, **params)] = name, schema
+    driver.run(max_turns=10**6)
+    refused: dict[str, str] = {}
+    followed, cut = 0, 0
+    for request_id, (name, schema) in asked.items():
+        if request_id in driver.rejected:
+            refused[name] = driver.rejected[request_id].message
+        elif driver.finish(request_id) == "length":
+            cut += 1
+        else:
+            answer = json.loads(text(driver, request_id))
+            kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+            errors = list(kind(schema).iter_errors(answer))
+            assert not errors, (name, schema, answer, errors[:1])
+            followed += 1
+    print(f"{len(asked)} requests: {followed} follow, {cut} cut, {len(refused)} schemas refused")
+    strange = {name: why for name, why in refused.items() if not REASON.search(why)}
+    assert not strange
+    assert cut <= len(asked) // 50
+    assert followed > 300
