@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import math
 import os
 import time
@@ -27,7 +26,7 @@ from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ApiError
 from server.http.openapi import RESPONSES, OpenApiApp
-from server.state import AppState
+from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -50,7 +49,6 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     until the model is loaded. Raises ConfigError if one of these files cannot be used.
     """
     configure(config)
-    version = importlib.metadata.version("penstock")
     folder = model_folder(engine_config.model)
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
@@ -61,7 +59,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer=Tokenizer.from_folder(folder),
         template=ChatTemplate.from_folder(folder, override),
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
-        metrics=Metrics(names[0], client, version, config.metrics_compat),
+        metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
         tracing=Tracing.from_environment(os.environ) if config.tracing else None,
         names=names,
         created=int(time.time()),
@@ -70,7 +68,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         keyed=bool(state.keys),
         vocab_size=lambda: client.info.vocab_size if client.info else None,
         title="Penstock",
-        version=version,
+        version=VERSION,
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,

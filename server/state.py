@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import zlib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +23,7 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
+VERSION = importlib.metadata.version("penstock")
 Task = Literal["generate", "embed"]
 
 
@@ -43,7 +46,7 @@ class AppState:
 
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response. Raises a 404 ApiError for an unknown model."""
-        if asked is None:
+        if not asked:  # some clients send an empty name if none is configured
             return self.names[0]
         if asked not in self.names:
             served = ", ".join(self.names)
@@ -73,6 +76,13 @@ class AppState:
         }
         message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
         raise invalid("model", message, "unsupported_model")
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: equal for equal versions, models and number formats."""
+        info = self.loaded()
+        parts = (VERSION, info.architecture, info.dtype, info.device, info.parameters)
+        return f"fp_{zlib.crc32(repr(parts).encode()):08x}"
 
     @property
     def start_token(self) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +168,18 @@ def safetensors_header(file: Path) -> dict[str, Any]:
     return header
 
 
+def _integer(text: str) -> int:
+    """Return an integer of a JSON file that also fits a float: no setting needs a larger one."""
+    value = int(text)
+    if abs(value) > sys.float_info.max:
+        raise ValueError(f"the number {text[:20]}… is too large")
+    return value
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ConfigError with the file name if there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
         json.dumps(value, ensure_ascii=False).encode()  # rejects lone surrogates such as \ud800
     except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"Cannot read {path}: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -92,7 +92,7 @@ def layer_count(
 def positive_float(config: dict[str, Any], key: str) -> float:
     """Return config[key] as a float. Raises ConfigError if it is not a finite number above zero."""
     value = required(config, key)
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ConfigError(f"config.json has {key} = {value!r:.40}; it must be a number above 0.")
     return float(value)
 

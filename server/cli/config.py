@@ -83,6 +83,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval: Annotated[
         float, setting(HTTP, "Seconds between keep-alive comments on an idle stream.", gt=0)
     ] = 15.0
+    strict_max_tokens: Annotated[
+        bool,
+        setting(
+            HTTP,
+            "Refuse a max_tokens beyond the context with a 400, instead of lowering it and naming "
+            "it in the header x-adjusted-params.",
+        ),
+    ] = False
     drain_timeout: Annotated[
         float, setting(HTTP, "Seconds that accepted requests get to finish after SIGTERM.", ge=0)
     ] = 30.0

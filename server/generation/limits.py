@@ -8,6 +8,7 @@ from server.generation.options import GenerationOptions
 from server.http.errors import ApiError, invalid
 from server.state import AppState
 
+MAX_CHOICES = 2048  # of one request
 MAX_PROMPT_LOGPROBS = 2**18  # logprobs of prompts in one response, about 1 KB each
 MAX_ANSWER_LOGPROBS = 2**22  # logprobs of several choices in one response: up to 1 GB
 
@@ -33,9 +34,10 @@ def token_limit(
 ) -> int:
     """Return how many tokens may be generated for `prompt`.
 
-    Raises a 400 ApiError if the prompt is empty, or if prompt and answer do not fit the context.
-    The answer of an encoder–decoder does not share its context with the prompt. It begins with
-    one start token.
+    This is `max_tokens`, or less if the context ends before: clients ask for tens of thousands by
+    rote. With --strict-max-tokens that is a 400 ApiError, as is a prompt that is empty or fills the
+    context. The answer of an encoder–decoder does not share its context with the prompt. It begins
+    with one start token.
     """
     if not prompt:
         raise invalid(param, "The prompt has no tokens.")
@@ -43,12 +45,20 @@ def token_limit(
     used = len(prompt)
     if state.start_token is not None:
         used = 1
-    least = options.max_tokens or 1
+    least = (options.max_tokens or 1) if state.config.strict_max_tokens else 1
     if max(len(prompt), used + least) > longest:
         raise context_exceeded(longest, _requested(state, options, len(prompt), used), param)
-    if options.max_tokens is None:
-        return longest - used
-    return options.max_tokens
+    left = longest - used
+    return left if options.max_tokens is None else min(options.max_tokens, left)
+
+
+def check_choices(options: GenerationOptions, num_prompts: int, param: str) -> None:
+    """Raise a 400 ApiError if a request asks for too many answers at once."""
+    if num_prompts * options.n > MAX_CHOICES:
+        message = (
+            f"{num_prompts} prompts with n = {options.n} have more than {MAX_CHOICES} choices."
+        )
+        raise invalid(param, message)
 
 
 def _requested(state: AppState, options: GenerationOptions, length: int, used: int) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from engine.protocol import SamplingParams
 from server.generation.limits import (
     check_answer_logprobs,
+    check_choices,
     check_prompt_logprobs,
     check_token_ids,
     token_limit,
@@ -19,6 +20,7 @@ from server.generation.limits import (
 from server.generation.options import GenerationOptions
 from server.generation.prompts import Echo
 from server.generation.sampling import check_logit_bias, check_min_tokens, sampling_params
+from server.http.body import ignored_header
 from server.http.errors import unsupported
 from server.state import AppState
 
@@ -31,6 +33,7 @@ class PreparedRequest:
     """
 
     model: str  # the name for the response
+    fingerprint: str  # equal for equal models and versions
     options: GenerationOptions
     prompts: list[list[int]]
     params: list[SamplingParams]  # of the first choice of each prompt
@@ -39,6 +42,7 @@ class PreparedRequest:
     start_token: int | None
     echoes: list[Echo] | None  # texts that the answers begin with, one per prompt
     ignored: list[str]  # names of request fields without effect, for the response header
+    lowered: int | None  # max_tokens as far as the context allows, if the request asked for more
     arrival: float  # CLOCK_MONOTONIC seconds
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to
@@ -47,6 +51,14 @@ class PreparedRequest:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.options.n
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The response headers that tell what became of the request's fields."""
+        lowered = {}
+        if self.lowered is not None:
+            lowered["x-adjusted-params"] = f"max_tokens={self.lowered}"
+        return ignored_header(self.ignored) | lowered
 
     def prompt_of(self, choice: int) -> int:
         """Return the index of the prompt that a choice answers."""
@@ -86,19 +98,23 @@ def prepare(
         check_token_ids(state, prompt, param)
     check_token_ids(state, options.stop_token_ids, "stop_token_ids")
     check_logit_bias(state, options.logit_bias)
+    check_choices(options, len(prompts), param)
     token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
+    most = max(token_limits)
     check_prompt_logprobs(options, sum(map(len, prompts)))
     check_answer_logprobs(options, token_limits)
     params = sampling_params(state, options)
     check_min_tokens(state, params, min(token_limits))
     return PreparedRequest(
         model=state.model_name(options.model),
+        fingerprint=state.fingerprint,
         options=options,
         prompts=prompts,
         params=[msgspec.structs.replace(params, max_tokens=limit) for limit in token_limits],
         start_token=state.start_token,
         echoes=echoes,
         ignored=list(ignored),
+        lowered=most if options.max_tokens is not None and most < options.max_tokens else None,
         arrival=request.state.arrival,
         request_id=request.state.request_id,
         headers=request.headers,

@@ -9,7 +9,6 @@ from server.generation.generation import Generation
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import StreamedResponse
 from server.generation.writer import Writer, format_events
-from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
 from server.state import AppState
 
@@ -45,5 +44,5 @@ class WholeResponse(Response):
             self.body = await format_events(
                 prepared.options, answers, lambda: self._writer.whole(answers, usage)
             )
-        self.init_headers(ignored_header(prepared.ignored))
+        self.init_headers(prepared.notes)
         await super().__call__(scope, receive, send)

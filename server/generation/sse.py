@@ -19,7 +19,6 @@ from starlette.types import Message, Receive, Scope, Send
 from server.generation.events import ChoiceEvents
 from server.generation.generation import Generation
 from server.generation.writer import Writer, format_events
-from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import ClientStalled, StreamBroken
 from server.state import AppState
@@ -51,7 +50,7 @@ class StreamedResponse(EventSourceResponse):
         config = state.config
         super().__init__(
             self._body(),
-            headers={"cache-control": "no-cache", **ignored_header(generation.prepared.ignored)},
+            headers={"cache-control": "no-cache", **generation.prepared.notes},
             ping=config.ping_interval,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             # Accepted streams continue while the server drains. The drain then ends the engine.

@@ -132,8 +132,10 @@ class Gate:
         if not self._keys:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")  # Anthropic's clients
         name = self._keys.find(key.strip(" \t").encode("latin-1"))  # the bytes as sent
-        if scheme.lower() != "bearer" or name is None:
+        if name is None:
             message = "The API key is missing or invalid; send `Authorization: Bearer KEY`."
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache

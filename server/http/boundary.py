@@ -45,7 +45,13 @@ class CrossOrigin(CORSMiddleware):
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             allow_private_network=True,  # from a public page to a private network
-            expose_headers=("x-request-id", "x-ignored-params", "retry-after", "x-should-retry"),
+            expose_headers=(
+                "x-request-id",
+                "x-ignored-params",
+                "x-adjusted-params",
+                "retry-after",
+                "x-should-retry",
+            ),
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:

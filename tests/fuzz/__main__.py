@@ -1,7 +1,7 @@
 """`make fuzz`: `python -m tests.fuzz [--minutes 60] [--seed N] [TARGET …]`.
 
-The targets take turns. An input that fails is stored under tests/fuzz/cases and ends the run; one
-that kills the process is stored by the next run.
+The targets take turns. An input that fails is stored under tests/fuzz/cases, and its target gets
+no further turn; one that kills the process is stored by the next run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import resource
 import sys
 import time
+import traceback
 from collections import defaultdict
 
 import psutil
@@ -33,12 +34,17 @@ def main() -> int:
     totals: dict[str, Tally] = defaultdict(Tally)
     memory: list[int] = []
     end = time.monotonic() + 60 * given.minutes
-    seed = given.seed
-    while time.monotonic() < end:
-        for name in given.targets:
+    seed, targets = given.seed, list(given.targets)
+    while time.monotonic() < end and targets:
+        for name in tuple(targets):
             seed += 1
             left = max(1.0, min(TURN_S, end - time.monotonic()))
-            tally = asyncio.run(fuzz(BY_NAME[name], left, seed))
+            try:
+                tally = asyncio.run(fuzz(BY_NAME[name], left, seed))
+            except Exception:
+                traceback.print_exc()
+                targets.remove(name)
+                continue
             total = totals[name]
             total.inputs += tally.inputs
             total.seconds += tally.seconds
@@ -48,7 +54,7 @@ def main() -> int:
     for name, total in totals.items():
         sys.stdout.write(f"{name:12} {total.inputs:10} {total.seconds:8.0f}\n")
     sys.stdout.write(f"memory after each round of all targets, in MiB: {memory}\n")
-    return 0
+    return int(targets != given.targets)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ def prepared_request(
         params=[params] * len(prompts),
         start_token=None,
         echoes=echoes,
+        lowered=None,
+        fingerprint="fp_0",
         ignored=[],
         arrival=time.monotonic(),
         request_id="req_1",

@@ -133,6 +133,7 @@ class OpenAIWriter:
             "object": kind,
             "created": self._created,
             "model": self._prepared.model,
+            "system_fingerprint": self._prepared.fingerprint,
         }
 
     # Choices
@@ -165,9 +166,9 @@ class OpenAIWriter:
         ids = self._prepared.prompts[self._prepared.prompt_of(index)]
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = ids
-        count = self._body.prompt_logprobs
+        count = int(self._body.prompt_logprobs or 0)
         for event in events:
-            if isinstance(event, PromptLogprobs) and count is not None:
+            if isinstance(event, PromptLogprobs) and self._body.asks_prompt_logprobs:
                 logprobs = prompt_logprobs_by_id(self._tokenizer, ids, event.logprobs, count)
                 fields["prompt_logprobs"] = logprobs
         return fields

@@ -43,7 +43,8 @@ async def test_chat_stream_has_expected_bytes(served):
     assert response.headers["x-accel-buffering"] == "no"
     first = json.loads(response.text.split("\n")[0][6:])
     fixed = f'"id":"{first["id"]}","object":"chat.completion.chunk","created":{first["created"]}'
-    chunk = f'data: {{{fixed},"model":"tiny","choices":[{{"index":0,"delta":'
+    fixed += f',"model":"tiny","system_fingerprint":"{first["system_fingerprint"]}"'
+    chunk = f'data: {{{fixed},"choices":[{{"index":0,"delta":'
     assert response.text == (
         f'{chunk}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]}}\n\n'
         f'{chunk}{{"content":"Hello wörld!"}},"logprobs":null,"finish_reason":null}}]}}\n\n'
@@ -67,7 +68,8 @@ async def test_completion_stream_has_expected_bytes(served):
     text = (await served.complete(stream=True)).text
     first = json.loads(text.split("\n")[0][6:])
     fixed = f'"id":"{first["id"]}","object":"text_completion","created":{first["created"]}'
-    chunk = f'data: {{{fixed},"model":"tiny","choices":[{{"index":0,"text":'
+    fixed += f',"model":"tiny","system_fingerprint":"{first["system_fingerprint"]}"'
+    chunk = f'data: {{{fixed},"choices":[{{"index":0,"text":'
     assert text == (
         f'{chunk}"Hello wörld!","logprobs":null,"finish_reason":null}}]}}\n\n'
         f'{chunk}"","logprobs":null,"finish_reason":"stop"}}]}}\n\n'

@@ -77,7 +77,7 @@ CHAT_CASES: Cases = [
     ({"logit_bias": {"+7": 1}}, "logit_bias", BAD),
     ({"min_tokens": 1, "stop_token_ids": [*range(258)]}, "stop_token_ids", BAD),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", BAD),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", BAD),
+    ({"stop": ["a"] * 33}, "stop", BAD),
     ({"stop": ""}, "stop", BAD),
     ({"stop": ["a", 5]}, "stop.1", BAD),
     ({"stop_token_ids": [258]}, "stop_token_ids", BAD),
@@ -85,7 +85,6 @@ CHAT_CASES: Cases = [
     ({"stream": "yes"}, "stream", BAD),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", BAD),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens", BAD),
-    ({"max_tokens": 10**9}, "messages", "context_length_exceeded"),
     ({"model": "gpt-4"}, "model", "model_not_found"),
     ({"model": "../../etc/passwd"}, "model", "model_not_found"),
     (
@@ -112,7 +111,7 @@ COMPLETION_CASES: Cases = [
     ),
     ({"prompt_logprobs": 20, "prompt": "a" * 60000}, "prompt", "context_length_exceeded"),
     ({"prompt_logprobs": True}, "prompt_logprobs", BAD),
-    ({"logprobs": 6}, "logprobs", BAD),
+    ({"logprobs": 21}, "logprobs", BAD),
     ({"prompt": None}, "prompt", BAD),
     ({"prompt": []}, "prompt", BAD),
     ({"prompt": [[]]}, "prompt.0", BAD),
@@ -122,11 +121,11 @@ COMPLETION_CASES: Cases = [
     ({"prompt": [1, 258, 2]}, "prompt", BAD),
     ({"prompt": [[1], [2, 258]]}, "prompt", BAD),
     ({"prompt": [-1]}, "prompt.0", BAD),
-    ({"prompt": ["a"] * 65}, "prompt", BAD),
+    ({"prompt": ["a"] * 2049}, "prompt", BAD),
+    ({"prompt": ["a"] * 17, "n": 128}, "prompt", BAD),
     ({"prompt": "a" * 511}, "prompt", "context_length_exceeded"),
     ({"prompt": "a" * 512}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a", "a" * 600]}, "prompt", "context_length_exceeded"),
-    ({"prompt": "a" * 500, "max_tokens": 12}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a", "a" * 500, "a"], "min_tokens": 12}, "min_tokens", BAD),
 ]
 
@@ -190,7 +189,7 @@ TOLD = [
     (ChatBody, {"messages": [7]}, "messages.0: Input should be an object, not 7."),
     (ChatBody, {"logit_bias": []}, "an object, not a list."),
     (ChatBody, {"stream": "secret"}, "boolean, not a string."),
-    (ChatBody, {"n": 17}, "less than or equal to 16, not 17."),
+    (ChatBody, {"n": 129}, "less than or equal to 128, not 129."),
     (ChatBody, {"n": {"a": "secret"}}, "integer, not an object."),
     (ScoreBody, {"text_1": [[1]], "text_2": "a"}, "text_1: Input should be a string or a list of"),
 ]
@@ -204,16 +203,29 @@ def test_validation_message_describes_value_in_json_terms(kind, fields, words):
     assert words in to_api_error(caught.value).message
 
 
-async def test_request_that_fills_context_exactly_is_accepted(served):
-    assert (await served.complete(prompt="a" * 500, max_tokens=11)).status_code == 200
-    message = (await served.complete(prompt="a" * 500, max_tokens=12)).json()["error"]["message"]
-    assert "512" in message
-    assert "501" in message
-    assert "513" in message
+async def test_max_tokens_beyond_the_context_is_lowered_and_named(served):
+    """Coding agents ask for 32,000 tokens by rote."""
+    answer = await served.complete(prompt="a" * 500, max_tokens=11)
+    assert answer.status_code == 200
+    assert "x-adjusted-params" not in answer.headers
+    for more in ({}, {"stream": True}):
+        answer = await served.complete(prompt=["a" * 500, "a" * 505], max_tokens=32_000, **more)
+        assert answer.status_code == 200
+        assert answer.headers["x-adjusted-params"] == "max_tokens=11"
+        assert [r.params.max_tokens for r in served.engine.requests[-2:]] == [11, 6]
+
+
+async def test_strict_max_tokens_refuses_what_does_not_fit(model, says):
+    async with serving(FakeEngine(says("x")), model, strict_max_tokens=True) as served:
+        assert (await served.complete(prompt="a" * 500, max_tokens=11)).status_code == 200
+        answer = await served.complete(prompt="a" * 500, max_tokens=12)
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert all(number in error["message"] for number in ("512", "501", "513"))
 
 
 BOUNDS = {
-    "n": (1, 16),
+    "n": (1, 128),
     "temperature": (0, 2),
     "top_p": (0, 1),
     "min_p": (0, 1),
@@ -245,7 +257,7 @@ CALLS = {"role": "assistant", "tool_calls": [TOOL] * 128}
 # (body type, value at its limit, value beyond its limit)
 LIMITS = [
     (ChatBody, {"stop": "a" * 4096}, {"stop": "a" * 4097}),
-    (ChatBody, {"stop": ["a"] * 4}, {"stop": ["a", ""]}),
+    (ChatBody, {"stop": ["a"] * 32}, {"stop": ["a"] * 33}),
     (ChatBody, {"stop_token_ids": [0] * 1024}, {"stop_token_ids": [0] * 1025}),
     (ChatBody, {"stop_token_ids": [2**31 - 1]}, {"stop_token_ids": [2**31]}),
     (ChatBody, {"stop_token_ids": [0]}, {"stop_token_ids": [0, -1]}),
@@ -256,9 +268,9 @@ LIMITS = [
     (ChatBody, {"messages": [USER] * 4096}, {"messages": [USER] * 4097}),
     (ChatBody, {"messages": [CALLS]}, {"messages": [{**CALLS, "tool_calls": [TOOL] * 129}]}),
     (CompletionBody, {"logprobs": 0}, {"logprobs": -1}),
-    (CompletionBody, {"logprobs": 5}, {"logprobs": 6}),
-    (CompletionBody, {"prompt": ["a"] * 64}, {"prompt": ["a"] * 65}),
-    (CompletionBody, {"prompt": [[1]] * 64}, {"prompt": [[1]] * 65}),
+    (CompletionBody, {"logprobs": 20}, {"logprobs": 21}),
+    (CompletionBody, {"prompt": ["a"] * 2048}, {"prompt": ["a"] * 2049}),
+    (CompletionBody, {"prompt": [[1]] * 2048}, {"prompt": [[1]] * 2049}),
     (EmbeddingBody, {"input": ["a"] * 2048}, {"input": ["a"] * 2049}),
     (EmbeddingBody, {"input": [[1]] * 2048}, {"input": [[1]] * 2049}),
     (EmbeddingBody, {"input": "a"}, {"input": ""}),

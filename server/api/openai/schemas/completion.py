@@ -19,14 +19,21 @@ from server.api.openai.schemas.fields import (
     never,
 )
 from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
+from server.generation.limits import MAX_CHOICES
 from server.http.body import failure
+
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API; chats have no such limit
 
 Prompts = Annotated[
     Annotated[str, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=64), Tag("<list>")]
     | Annotated[
-        list[TokenIds], Field(fail_fast=True, min_length=1, max_length=64), Tag("<id lists>")
+        list[str], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES), Tag("<list>")
+    ]
+    | Annotated[
+        list[TokenIds],
+        Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES),
+        Tag("<id lists>"),
     ],
     Shape,
 ]
@@ -46,9 +53,9 @@ class CompletionBody(GenerateBody):
 
     prompt: Prompts
     max_tokens: Annotated[int, Between(0, INT32)] | None = None
-    logprobs: Annotated[int, Between(0, 5)] | None = None
+    logprobs: Annotated[int, Between(0, 20)] | None = None
     echo: bool | None = None
-    best_of: SkipJsonSchema[Annotated[int, Between(1, 16)] | None] = None  # only n is supported
+    best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None  # only n is supported
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
@@ -58,6 +65,11 @@ class CompletionBody(GenerateBody):
             message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
             raise failure("invalid", message, "max_tokens")
         return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        given = super().max_new_tokens
+        return DEFAULT_MAX_TOKENS if given is None else given
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

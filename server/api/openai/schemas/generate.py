@@ -42,13 +42,14 @@ from server.http.body import Body, Part, failure
 from server.http.openapi import TOKEN_ID
 
 MAX_BIASES = 1024
+MAX_STOPS = 32
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Stops = Annotated[
     Annotated[Stop, Tag("<one>")]
-    | Annotated[list[Stop], Field(fail_fast=True, max_length=4), Tag("<list>")],
+    | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS), Tag("<list>")],
     OneOrMore,
 ]
 
@@ -97,7 +98,7 @@ class GenerateBody(Body):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Between(1, 16)] | None = None
+    n: Annotated[int, Between(1, 128)] | None = None
     stop: Stops | None = None
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
     max_tokens: Count | None = None

@@ -66,9 +66,25 @@ async def test_completions_openai_client_receives_answer(served):
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_completions_default_max_tokens_fill_context_per_prompt(served):
-    await served.complete(prompt=["a" * 10, "b" * 100])
-    assert [r.params.max_tokens for r in served.engine.requests] == [501, 411]
+async def test_completions_default_max_tokens_are_those_of_openai(served):
+    """16; a chat instead may fill the context."""
+    await served.complete(prompt=["a" * 10, "b" * 506])
+    assert [r.params.max_tokens for r in served.engine.requests] == [16, 5]
+    await served.chat()
+    assert served.engine.requests[-1].params.max_tokens > 400
+
+
+async def test_answers_have_the_fingerprint_of_model_and_version(served):
+    answers = [(await served.complete(prompt="a")).json(), (await served.chat()).json()]
+    prints = {answer["system_fingerprint"] for answer in answers}
+    assert len(prints) == 1
+    assert prints.pop().startswith("fp_")
+    stream = (await served.chat(stream=True)).text
+    assert stream.count('"system_fingerprint":"fp_') == stream.count("data: {")
+
+
+async def test_empty_model_name_means_the_served_one(served):
+    assert (await served.complete(prompt="a", model="")).json()["model"] == "tiny"
 
 
 async def test_completions_max_completion_tokens_overrides_max_tokens(served):
