@@ -6,6 +6,7 @@ Templates are untrusted code. Processes with limits on memory and time compile a
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,10 @@ class TemplateError(Exception):
 def _prepare(message: dict[str, Any]) -> dict[str, Any]:
     """Return the message as transformers prepares it for a template.
 
-    Null fields are dropped, because templates would print them as "None". The reasoning is stored
-    under each name that templates read.
+    Null fields are dropped, because templates would print them as "None"; but a null content stays,
+    because templates test for it. The reasoning is stored under each name that templates read.
     """
-    message = {key: value for key, value in message.items() if value is not None}
+    message = {k: value for k, value in message.items() if value is not None or k == "content"}
     reasoning = next((message[f] for f in REASONING_FIELDS if f in message), None)
     if reasoning is None:
         return message
@@ -89,6 +90,9 @@ class ChatTemplate:
 
         With `continue_final_message` the prompt ends where the last message's content ends.
 
+        A null content of a message with tool calls becomes an empty text if the template fails on
+        the null.
+
         Raises TemplateError
         - with the template's own message, if the template refuses the messages;
         - if the template fails, is over one of `render_pool.LIMITS`, or writes more than 64 Ki
@@ -108,6 +112,17 @@ class ChatTemplate:
             "messages": [_prepare(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
+        with_empty = [{**m, "content": ""} if _is_null(m) else m for m in context["messages"]]
+        if with_empty == context["messages"]:
+            return self._rendered(context)
+        try:
+            return self._rendered(context)
+        except TemplateError as error:
+            with contextlib.suppress(TemplateError):
+                return self._rendered({**context, "messages": with_empty})
+            raise error from None
+
+    def _rendered(self, context: dict[str, Any]) -> str:
         try:
             answer = self._pool.render(context)
         except ConfinedError as error:
@@ -123,6 +138,10 @@ class ChatTemplate:
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """Return what `render` returns, without blocking the event loop."""
         return await self._pool.in_thread(partial(self.render, messages, **options))
+
+
+def _is_null(message: dict[str, Any]) -> bool:
+    return "content" in message and message["content"] is None
 
 
 def _marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

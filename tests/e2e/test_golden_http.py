@@ -51,7 +51,14 @@ def checkpoint(request: pytest.FixtureRequest, assets: Path) -> Path:
     return assets / "checkpoints" / request.param
 
 
-@pytest.fixture(scope="module", params=SETUPS, ids=["roomy", "tight", "tight-uncached"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(SETUPS[0], id="roomy"),
+        pytest.param(SETUPS[1], id="tight", marks=pytest.mark.slow),
+        pytest.param(SETUPS[2], id="tight-uncached"),
+    ],
+)
 def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Rig]:
     setup: Setup = request.param
     with serving(checkpoint, "--dtype", "float32", *setup.flags) as server:

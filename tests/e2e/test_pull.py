@@ -118,7 +118,10 @@ def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None
     assert names == {*SMALL, *shards, INDEX, "1_Pooling/config.json"}
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize(
+    "resets",
+    [pytest.param(False, id="closed", marks=pytest.mark.slow), pytest.param(True, id="reset")],
+)
 def test_pull_after_dropped_connections_resumes(hub: Hub, home: Path, resets: bool) -> None:
     hub.drops, hub.resets = [300_000, 0, 200_000], resets
     pulled(hub, home)
@@ -143,7 +146,13 @@ def largest(folder: Path) -> int:
     return max(sizes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM)),
+    ],
+)
 def test_pull_after_a_killed_pull_resumes(hub: Hub, home: Path, number: signal.Signals) -> None:
     hub.drops, hub.stalls = [300_000], True
     process = start(hub, home)

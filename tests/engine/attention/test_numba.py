@@ -365,8 +365,16 @@ def test_compile_cache_not_writable_still_compiles(
     assert not list(tmp_path.rglob("*.nbc"))
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-@pytest.mark.parametrize("left", [b"", b"half of it"])
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("nbi", b""),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("nbi", b"half of it"), ("nbc", b""), ("nbc", b"half of it"))
+        ),
+    ],
+)
 def test_compile_cache_truncated_file_is_compiled_again(
     kind: str, left: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -411,6 +419,7 @@ print(sum(kernel.cache_hits for kernel in kernels), right)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_avx512(), reason="without AVX-512, all tests here cover this already")
 def test_numba_without_avx512_passes(tmp_path: Path) -> None:
     """Without AVX-512, kernels use vectors of eight lanes."""

@@ -97,11 +97,14 @@ class ChatMessage(Part):
         return self
 
     @property
-    def text(self) -> str:
-        """The text, with one line per text part as in vLLM. OpenAI does not document this."""
+    def text(self) -> str | None:
+        """The text, with one line per text part as in vLLM. OpenAI does not document this.
+
+        None: a message whose tool calls say it all. Templates distinguish it from an empty text.
+        """
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
-        return self.content or ""
+        return self.content if self.content or self.tool_calls else ""
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
