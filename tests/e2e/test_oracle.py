@@ -244,7 +244,8 @@ def check(body: Body, answer: Answer, oracle: Oracle, readings: Readings) -> Non
     for index, reply in answer.choices.items():
         prompt, echo = prompts[index // n]
         assert (reply.prompt or answer.prompt) == prompt
-        limit = body.get("max_tokens", LONGEST - len(prompt))
+        left = LONGEST - len(prompt)
+        limit = min(left, body.get("max_tokens", left if "messages" in body else 16))
         key = index, *prompt, None, *reply.ids
         if key not in readings:  # a streamed answer with the same tokens needs no second reading
             readings[key] = oracle.read(body, prompt, reply.ids, index % n, limit)
