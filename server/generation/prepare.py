@@ -42,7 +42,7 @@ class PreparedRequest:
     start_token: int | None
     echoes: list[Echo] | None  # texts that the answers begin with, one per prompt
     ignored: list[str]  # names of request fields without effect, for the response header
-    lowered: int | None  # max_tokens as far as the context allows, if the request asked for more
+    lowered: int | None  # the most tokens the context leaves, if max_tokens is above it
     arrival: float  # CLOCK_MONOTONIC seconds
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to

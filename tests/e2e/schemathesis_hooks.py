@@ -59,6 +59,8 @@ def _lengths_fit_the_encoder(body: dict[str, Any]) -> None:
 def _schemas_are_valid(body: dict[str, Any]) -> None:
     """Schemas, patterns and grammars are languages of their own."""
     format_, outputs = body.get("response_format"), body.get("structured_outputs")
+    if isinstance(format_, dict) and format_.get("schema") is not None:
+        format_["schema"] = {"type": "boolean"}
     if isinstance(format_, dict) and isinstance(format_.get("json_schema"), dict):
         format_["json_schema"]["schema"] = {"type": "boolean"}
     if isinstance(outputs, dict):

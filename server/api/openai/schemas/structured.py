@@ -33,7 +33,10 @@ class TextFormat(Part):
 
 
 class JsonObjectFormat(Part):
+    """`schema` is llama.cpp's: instructor's JSON_SCHEMA mode sends it."""
+
     type: Literal["json_object"]
+    value: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 class JsonSchemaFormat(Part):
@@ -126,7 +129,7 @@ def of_response_format(given: ResponseFormat) -> WantedGrammar | None:
         case TextFormat():
             return None
         case JsonObjectFormat():
-            return WantedGrammar("response_format", "json_schema", ANY_OBJECT)
-    schema = given.json_schema.value
-    param = "response_format.json_schema.schema"
+            param, schema = "response_format.schema", given.value
+        case JsonSchemaFormat():
+            param, schema = "response_format.json_schema.schema", given.json_schema.value
     return WantedGrammar(param, "json_schema", ANY_OBJECT if schema is None else schema)

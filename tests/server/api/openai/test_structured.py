@@ -44,6 +44,7 @@ async def source(served: Served, **fields: Any) -> Any:
                 "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
             }
         },
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
         {"guided_json": SCHEMA},
