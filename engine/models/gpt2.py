@@ -45,12 +45,13 @@ class GPT2Config:
     heads: int
     max_positions: int
     norm_eps: float
+    activation: str
     tied: bool
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> GPT2Config:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
-        expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
+        expect(config, "activation_function", "gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
         expect(config, "scale_attn_weights", True)
         expect(config, "scale_attn_by_inverse_layer_idx", False)
         hidden, heads = shared_by(config, "n_embd", "n_head")
@@ -62,6 +63,7 @@ class GPT2Config:
             heads=heads,
             max_positions=positive(config, "n_positions"),
             norm_eps=positive_float(config, "layer_norm_epsilon"),
+            activation=config.get("activation_function", "gelu_new"),
             tied=bool(config.get("tie_word_embeddings", True)),
         )
 
@@ -76,7 +78,7 @@ class GPT2Block(nn.Module):
         self.attend = Attention(self.spec, index)
         self.out = Linear(c.hidden, c.hidden, bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS["gelu_new"], bias=True)
+        self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)
 
     def forward(self, x: torch.Tensor, delta: torch.Tensor | None, batch: ForwardBatch) -> Tensors:
         """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.

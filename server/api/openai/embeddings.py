@@ -17,6 +17,7 @@ from server.api.receive import admit_and_read
 from server.generation.embedding import Embedding, Vectors, normalised
 from server.generation.off_loop import off_loop
 from server.generation.texts import encode_texts
+from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import invalid
 from server.http.openapi import body_schema
@@ -48,7 +49,7 @@ async def embeddings(request: Request) -> Response:
         data = [_entry(index, vector, body) for index, vector in enumerate(vectors)]
         return orjson.dumps(answer | {"data": data})
 
-    return json_response(await off_loop(vectors.size, write))
+    return json_response(await off_loop(vectors.size, write), body.ignored)
 
 
 def _check_dimensions(state: AppState, body: EmbeddingBody) -> None:
@@ -74,5 +75,5 @@ def encoder_usage(token_lists: Sequence[Sequence[int]]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def json_response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def json_response(body: bytes, ignored: Sequence[str]) -> Response:
+    return Response(body, media_type="application/json", headers=ignored_header(ignored))

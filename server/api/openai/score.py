@@ -45,4 +45,4 @@ async def score(request: Request) -> Response:
         "data": [{"index": i, "object": "score", "score": float(c)} for i, c in enumerate(cosines)],
         "usage": encoder_usage(token_lists),
     }
-    return json_response(orjson.dumps(answer))
+    return json_response(orjson.dumps(answer), body.ignored)

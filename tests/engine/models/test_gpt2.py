@@ -43,6 +43,8 @@ PARTS = [
 CASES = [
     Case("prefix", config, zeroed=PARTS),
     Case("no-prefix-inner", lambda: config(n_inner=96), edit=without_prefix),
+    Case("gelu", lambda: config(activation_function="gelu")),
+    Case("relu", lambda: config(activation_function="relu")),
     Case("untied", lambda: config(tie_word_embeddings=False), zeroed=["lm_head"]),
 ]
 
@@ -70,7 +72,7 @@ def test_gpt2_config_spelling_matches_transformers(golden: Golden, equality: Equ
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"activation_function": "gelu"}, "activation_function = 'gelu'"),
+        ({"activation_function": "silu"}, "activation_function = 'silu'"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ({"scale_attn_weights": False}, "scale_attn_weights"),
         ({"n_head": 5}, "n_embd 48, which is not divisible by 5"),

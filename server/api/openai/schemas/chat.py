@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
     Tag,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from server.api.openai.schemas.fields import INTEGER, LIST, TRUE, Between, having, never, shape_of
+from server.api.openai.schemas.fields import INTEGER, TRUE, Between, having, never, shape_of
 from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
 from server.generation.chat_prompt import Chat
 from server.http.body import Part, failure
@@ -29,10 +33,29 @@ class TextPart(Part):
     text: str
 
 
+class RefusalPart(Part):
+    """A refusal of the assistant, which the model reads as its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+AnyPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(lambda part: "<refusal>" if _kind(part) == "refusal" else "<text>"),
+]
 Content = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<one>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<list>")],
     shape_of("a string or a list of text parts"),
 ]
+
+
+def _kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
 
 
 class FunctionCall(Part):
@@ -59,40 +82,35 @@ class ToolCall(Part):
 
 
 CONTENT = {"type": ["string", "array"]}
-CALLS = LIST | {"minItems": 1}
 
 
 class ChatMessage(Part):
     """One message. Other fields (audio, refusal, …) are ignored."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                having(content=CONTENT),
-                having(role={"const": "assistant"}, tool_calls=CALLS),
-            ]
-        }
+        json_schema_extra={"anyOf": [having(content=CONTENT), having(role={"const": "assistant"})]}
     )
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    function_call: FunctionCall | None = None  # of OpenAI's API before tools
     reasoning_content: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
     def _text_only(cls, value: Any) -> Any:
         for index, part in enumerate(value if isinstance(value, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
+            kind = _kind(part)
+            if isinstance(kind, str) and kind not in ("text", "refusal"):
                 raise failure("unsupported", "only text parts are supported", index, "type")
         return value
 
     @model_validator(mode="after")
     def _needs_content(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and self.role != "assistant":
             raise failure("invalid", f"a message of role {self.role} needs content", "content")
         return self
 
@@ -104,17 +122,24 @@ class ChatMessage(Part):
         """
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
-        return self.content if self.content or self.tool_calls else ""
+        return self.content if self.content or self.calls else ""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or []
+        return [ToolCall(type="function", function=self.function_call)]
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        role = "tool" if self.role == "function" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.text}
         for name in ("name", "tool_call_id", "reasoning_content"):
             value = getattr(self, name)
             if value is not None:
                 message[name] = value
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.calls:
+            message["tool_calls"] = [call.for_template() for call in self.calls]
         return message
 
 
@@ -135,23 +160,41 @@ Messages = Annotated[
 ]
 
 
-class TemplateArguments(Part):
-    """The template arguments of a request.
+MAX_ARGUMENTS, MAX_ARGUMENT_BYTES = 64, 16384
+RESERVED = frozenset(
+    (
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "chat_template", "bos_token", "eos_token", "pad_token", "unk_token"),
+    )
+)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
-    Only known names with scalar values are allowed, because templates are code: CVE-2025-62426
-    exploited arguments that were passed on unchecked.
+
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the template arguments of a request. The template's limits bound what they can do.
+
+    Names that the server sets are refused: CVE-2025-62426 exploited arguments that replaced them.
     """
+    for name in given:
+        if name in RESERVED:
+            raise failure("unsupported", "is set by other fields of the request", name)
+        if not NAME.fullmatch(name):
+            raise failure("invalid", "has a member whose name is not that of a variable")
+    if len(orjson.dumps(given)) > MAX_ARGUMENT_BYTES:
+        raise failure("invalid", f"may have at most {MAX_ARGUMENT_BYTES} bytes of JSON")
+    return {name: value for name, value in given.items() if value is not None}
 
-    model_config = ConfigDict(extra="forbid")
 
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
-
-    def given(self) -> dict[str, Any]:
-        return self.model_dump(exclude_none=True)
-
-
+TemplateArguments = Annotated[
+    Annotated[dict[str, Any], Field(max_length=MAX_ARGUMENTS), AfterValidator(_arguments)],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{NAME.pattern}$", "not": {"enum": sorted(RESERVED)}},
+            "maxProperties": MAX_ARGUMENTS,
+        }
+    ),
+]
 ONE_ENDING = never(continue_final_message=TRUE, add_generation_prompt=TRUE)
 
 
@@ -210,7 +253,7 @@ class ChatBody(GenerateBody):
         """Return the conversation for the model's template. Takes long for a long body."""
         arguments: dict[str, Any] = {}
         if self.chat_template_kwargs is not None:
-            arguments = self.chat_template_kwargs.given()
+            arguments = dict(self.chat_template_kwargs)
         if self.reasoning_effort is not None:
             arguments.setdefault("reasoning_effort", self.reasoning_effort)
         return Chat(

@@ -1,10 +1,10 @@
-"""Bodies of /v1/embeddings (OpenAI's API) and /v1/score (vLLM's). An unknown field is a 400."""
+"""Bodies of /v1/embeddings (OpenAI's API) and /v1/score (vLLM's)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
+from pydantic import Field, StringConstraints, Tag, model_validator
 
 from server.api.openai.schemas.fields import (
     Count,
@@ -32,11 +32,10 @@ Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")]
 
 
 class EncoderBody(Body):
-    """The fields that both routes share. `user` has no effect."""
+    """The fields that both routes share."""
 
-    model_config = ConfigDict(extra="forbid")
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(("user",))
 
-    user: str | None = None
     priority: Priority | None = None
     # Keep only the first tokens of a text, at most this many; -1: as many as the model accepts.
     truncate_prompt_tokens: Count | Literal[-1] | None = None

@@ -51,7 +51,7 @@ class TokenizeBody(Body):
         """Return the conversation for the model's template. Takes long for a long body."""
         arguments: dict[str, Any] = {}
         if self.chat_template_kwargs is not None:
-            arguments = self.chat_template_kwargs.given()
+            arguments = dict(self.chat_template_kwargs)
         return Chat(
             messages=[message.for_template() for message in self.messages or ()],
             arguments=arguments,

@@ -149,6 +149,41 @@ async def test_chat_tool_history_reaches_the_template(served):
     assert "<tool>2" in prompt
 
 
+async def test_chat_messages_of_the_api_before_tools_are_read_as_calls(served):
+    called = {"name": "f", "arguments": '{"x":1}'}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": called},
+        {"role": "function", "name": "f", "content": "2"},
+    ]
+    prompt = await prompt_of(served, messages=messages)
+    assert '"arguments": {"x": 1}' in prompt
+    assert "<tool>2" in prompt
+
+
+@pytest.mark.parametrize("silent", [{}, {"content": None}, {"content": ""}, {"content": []}])
+async def test_chat_assistant_may_have_said_nothing(served, silent):
+    messages = [USER, {"role": "assistant", **silent}, USER]
+    assert "<assistant>\n" in await prompt_of(served, messages=messages)
+
+
+async def test_chat_refusal_is_text_of_the_assistant(served):
+    parts = [{"type": "text", "text": "I"}, {"type": "refusal", "refusal": "will not"}]
+    messages = [USER, {"role": "assistant", "content": parts}, USER]
+    assert "<assistant>I\nwill not\n" in await prompt_of(served, messages=messages)
+
+
+async def test_chat_template_arguments_may_be_any_json(model, tmp_path, says):
+    path = tmp_path / "all.jinja"
+    path.write_text("{{ bos_token }}{{ mode }} {{ options.depth }} {{ messages[0].content }}")
+    arguments = {"mode": "fast", "options": {"depth": [1, 2]}, "unread": 1, "null": None}
+    async with serving(FakeEngine(says("x")), model, chat_template=str(path)) as served:
+        answer = await served.chat(chat_template_kwargs=arguments)
+        assert answer.headers["x-ignored-params"] == "unread"
+        prompt = await prompt_of(served, chat_template_kwargs=arguments)
+    assert prompt.startswith("fast [1, 2] ")
+
+
 async def test_chat_every_known_message_field_reaches_the_template(model, tmp_path, says):
     fields = ("role", "name", "tool_call_id", "reasoning_content")
     shown = "/".join(f"{{{{ m.{name} }}}}" for name in fields)
