@@ -51,9 +51,10 @@ class Grammar(Record, frozen=True):
 class SamplingParams(Record, frozen=True):
     """How one sequence is sampled and when it stops. The server has validated the values.
 
-    Order of application: repetition, presence and frequency penalties, logit bias, suppression of
-    stop tokens before `min_tokens`, the grammar's mask, temperature, then top-k, top-p and min-p on
-    the distribution after temperature. The noise is a function of (seed, position, token) alone.
+    Order of application: repetition, presence and frequency penalties, logit bias, the allowed
+    tokens, suppression of stop tokens before `min_tokens`, the grammar's mask, temperature, then
+    top-k, top-p and min-p on the distribution after temperature. The noise is a function of (seed,
+    position, token) alone.
     """
 
     max_tokens: int
@@ -65,6 +66,7 @@ class SamplingParams(Record, frozen=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    allowed_token_ids: tuple[int, ...] = ()  # no other token is sampled; empty: all are allowed
     seed: int = 0  # drawn by the server if the client gave none
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()  # includes the model's end tokens unless ignored

@@ -16,6 +16,7 @@ def adjusts_logits(params: SamplingParams) -> bool:
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
         or params.logit_bias
+        or params.allowed_token_ids
         or params.min_tokens
     )
 
@@ -23,7 +24,8 @@ def adjusts_logits(params: SamplingParams) -> bool:
 def adjust(
     logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor, prompt_length: int
 ) -> None:
-    """Apply penalties, biases and the ban on early stop tokens to one row [V], in place.
+    """Apply penalties, biases and bans to one row [V], in place: all but the allowed tokens, and
+    stop tokens that come too early.
 
     `tokens` [known] are the prompt's and the answer's. The repetition penalty counts both (CTRL,
     arXiv 1909.05858). Presence and frequency penalties count the answer alone, as OpenAI defines.
@@ -40,6 +42,11 @@ def adjust(
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+    if params.allowed_token_ids:
+        allowed = list(params.allowed_token_ids)
+        kept = logits[allowed]
+        logits.fill_(float("-inf"))
+        logits[allowed] = kept
     if len(answer) < params.min_tokens and params.stop_token_ids:
         logits[list(params.stop_token_ids)] = float("-inf")
 

@@ -46,6 +46,7 @@ class GenerationOptions:
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[str, float]  # keys are token ids
+    allowed_token_ids: Sequence[int]  # empty: all
     grammar: WantedGrammar | None  # the answer follows it
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.

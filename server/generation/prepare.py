@@ -97,6 +97,7 @@ def prepare(
     for prompt in prompts:
         check_token_ids(state, prompt, param)
     check_token_ids(state, options.stop_token_ids, "stop_token_ids")
+    check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
     check_logit_bias(state, options.logit_bias)
     check_choices(options, len(prompts), param)
     token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]

@@ -48,6 +48,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         frequency_penalty=options.frequency_penalty,
         repetition_penalty=repetition,
         logit_bias=_logit_bias(state, options),
+        allowed_token_ids=tuple(sorted(set(options.allowed_token_ids))),
         seed=_seed(options.seed),
         min_tokens=options.min_tokens,
         stop_token_ids=_end_tokens(state, options),
@@ -96,6 +97,9 @@ def check_min_tokens(state: AppState, params: SamplingParams, token_limit: int) 
     # Vocabularies of bytes are so small that a request can exclude all of their tokens.
     excluded = {token for token, bias in params.logit_bias if bias == BANNED}
     excluded.update(params.stop_token_ids)
+    if params.allowed_token_ids and excluded.issuperset(params.allowed_token_ids):
+        message = "allowed_token_ids has only tokens that end the answer, which min_tokens forbids."
+        raise invalid("allowed_token_ids", message)
     vocab_size = state.loaded().vocab_size
     if sum(token < vocab_size for token in excluded) >= vocab_size:
         message = "stop_token_ids hold every token there is, so that none is left to begin with."

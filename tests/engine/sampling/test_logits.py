@@ -33,6 +33,8 @@ def adjusted_by_hand(
             value -= params.presence_penalty
             value -= params.frequency_penalty * answer.count(token)
         value += bias.get(token, 0.0)
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
+            value = -math.inf
         if token in params.stop_token_ids and len(answer) < params.min_tokens:
             value = -math.inf
         result.append(value)
@@ -50,6 +52,7 @@ token_ids = st.integers(0, VOCAB - 1)
     penalties=st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(0.01, 100)),
     bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=5),
     stops=st.sets(token_ids, max_size=4),
+    allowed=st.sets(token_ids, max_size=6),
     min_tokens=st.integers(0, 20),
 )
 def test_adjust_random_params_matches_formulas(
@@ -58,6 +61,7 @@ def test_adjust_random_params_matches_formulas(
     answer: int,
     penalties: tuple[float, float, float],
     bias: dict[int, float],
+    allowed: set[int],
     stops: set[int],
     min_tokens: int,
 ) -> None:
@@ -70,6 +74,7 @@ def test_adjust_random_params_matches_formulas(
         repetition_penalty=repetition,
         logit_bias=tuple(bias.items()),
         stop_token_ids=tuple(sorted(stops)),
+        allowed_token_ids=tuple(sorted(allowed)),
         min_tokens=min_tokens,
     )
     row = torch.tensor(logits)
@@ -87,6 +92,7 @@ def test_adjust_random_params_matches_formulas(
         {"frequency_penalty": -0.1},
         {"repetition_penalty": 1.01},
         {"logit_bias": ((1, 0.5),)},
+        {"allowed_token_ids": (3,)},
         {"min_tokens": 1},
     ],
     ids=str,

@@ -18,7 +18,7 @@ from server.api.openai.schemas.fields import (
     in_list,
     never,
 )
-from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
+from server.api.openai.schemas.generate import MAX_TOKENS_NAMES, NOT_STREAMED, GenerateBody
 from server.generation.limits import MAX_CHOICES
 from server.http.body import failure
 
@@ -52,7 +52,7 @@ class CompletionBody(GenerateBody):
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY]})
 
     prompt: Prompts
-    max_tokens: Annotated[int, Between(0, INT32)] | None = None
+    max_tokens: Annotated[Annotated[int, Between(0, INT32)] | None, MAX_TOKENS_NAMES] = None
     logprobs: Annotated[int, Between(0, 20)] | None = None
     echo: bool | None = None
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None  # only n is supported

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AliasChoices,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -41,6 +42,8 @@ from server.generation.options import GenerationOptions, Operation
 from server.http.body import Body, Part, failure
 from server.http.openapi import TOKEN_ID
 
+LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
+MAX_TOKENS_NAMES = Field(validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES))
 MAX_BIASES = 1024
 MAX_STOPS = 32
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -87,7 +90,7 @@ class GenerateBody(Body):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
         **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
-        **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors"), ([],)),
+        **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
         **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens"), ()),
     }
 
@@ -101,7 +104,7 @@ class GenerateBody(Body):
     n: Annotated[int, Between(1, 128)] | None = None
     stop: Stops | None = None
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Between(0, INT32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -110,7 +113,9 @@ class GenerateBody(Body):
     min_p: Fraction | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+    )
     logit_bias: Annotated[
         Annotated[dict[str, Bias], BeforeValidator(_few)] | None,
         WithJsonSchema(
@@ -142,6 +147,9 @@ class GenerateBody(Body):
     guided_whitespace_pattern: SkipJsonSchema[str | None] = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (
+        None
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -177,6 +185,14 @@ class GenerateBody(Body):
         if self.stream and self.asks_prompt_logprobs:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_limit(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        endless = [name for name in LLAMA_CPP_NAMES if value.get(name) == -1]
+        return {k: v for k, v in value.items() if k not in endless} if endless else value
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
@@ -229,6 +245,7 @@ class GenerateBody(Body):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
+            allowed_token_ids=self.allowed_token_ids or (),
             grammar=self._grammar,
             num_logprobs=self.num_logprobs,
             num_prompt_logprobs=self.num_prompt_logprobs,

@@ -74,6 +74,28 @@ async def test_completions_default_max_tokens_are_those_of_openai(served):
     assert served.engine.requests[-1].params.max_tokens > 400
 
 
+async def test_names_of_llama_cpp_and_ollama_are_those_of_openai(served):
+    for fields in ({"n_predict": 7}, {"num_predict": 7}, {"max_tokens": 7}):
+        answer = await served.complete(prompt="a", repeat_penalty=1.25, **fields)
+        assert "x-ignored-params" not in answer.headers
+        params = served.engine.requests[-1].params
+        assert (params.max_tokens, params.repetition_penalty) == (7, 1.25)
+    await served.chat(n_predict=-1)
+    assert served.engine.requests[-1].params.max_tokens > 400
+    answer = await served.complete(prompt="a", n_predict=-2)
+    assert answer.json()["error"]["param"] == "n_predict"
+
+
+async def test_allowed_token_ids_reach_the_engine(served):
+    await served.complete(prompt="a", allowed_token_ids=[7, 5, 7])
+    assert served.engine.requests[-1].params.allowed_token_ids == (5, 7)
+    await served.complete(prompt="a", allowed_token_ids=[])
+    assert served.engine.requests[-1].params.allowed_token_ids == ()
+    for fields in ({"allowed_token_ids": [258]}, {"allowed_token_ids": [EOS], "min_tokens": 1}):
+        answer = await served.complete(prompt="a", **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
 async def test_answers_have_the_fingerprint_of_model_and_version(served):
     answers = [(await served.complete(prompt="a")).json(), (await served.chat()).json()]
     prints = {answer["system_fingerprint"] for answer in answers}
