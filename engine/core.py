@@ -75,6 +75,7 @@ class EngineCore:
         """Run until a Shutdown message arrives."""
         while self.running:
             self.turn()
+        self.matchers.close()
 
     def turn(self) -> None:
         """Run the loop body once: handle messages, launch a step, retire a step that is due."""

@@ -25,6 +25,7 @@ DEADLINE_S = 20.0  # for a grammar's turn to begin
 CACHED_GRAMMARS, CACHED_BYTES = 512, 8 << 20  # limits of the cache; the bytes are of the sources
 LOWEST_PRIORITY = 19  # a nice value
 
+TOO_LATE = "The grammars of other requests took too long to compile; retry later."
 UNUSABLE = "The answer cannot be held to this grammar"
 
 Compilation = Future["LLMatcher"]
@@ -44,15 +45,20 @@ class GrammarCompiler:
     def submit(self, grammar: Grammar) -> Compilation:
         """Start compiling. The result is a new matcher, at the start of an answer.
 
-        The result raises RequestRejectedError if llguidance cannot follow the grammar, or if
-        others take too long.
+        The result raises RequestRejectedError if llguidance cannot follow the grammar or read the
+        tokenizer, or if others take too long.
         """
         return self._thread.submit(self._compile, grammar, time.monotonic() + DEADLINE_S)
 
     def _compile(self, grammar: Grammar, deadline: float) -> LLMatcher:
         if time.monotonic() > deadline:
-            raise _refusal(grammar, "other grammars are being compiled; try again later")
-        matcher = self._cache.pop(grammar, None) or self._compiled(grammar)
+            raise RequestRejectedError("server_overloaded", TOO_LATE, grammar.param)
+        try:
+            matcher = self._cache.pop(grammar, None) or self._compiled(grammar)
+        except RequestRejectedError:
+            raise
+        except BaseException as error:  # a Rust panic is no Exception
+            raise _refusal(grammar, f"llguidance failed: {error}") from error
         self._cache[grammar] = matcher
         self._trim()
         return matcher.deep_copy()
@@ -73,11 +79,8 @@ class GrammarCompiler:
 
         ends = grammar.end_token_ids
         if ends not in self._tokenizers:
-            try:
-                text = self._file.read_text(encoding="utf-8")
-                made = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(ends))
-            except (OSError, ValueError) as error:
-                raise _refusal(grammar, f"llguidance cannot read tokenizer.json: {error}") from None
+            text = self._file.read_text(encoding="utf-8")
+            made = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(ends))
             self._tokenizers[ends] = made
         return self._tokenizers[ends]
 

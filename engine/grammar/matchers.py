@@ -7,6 +7,7 @@ and go back after a preemption.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -189,12 +190,17 @@ class Matchers:
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
         whole = [(state.matcher, row) for row, state in enumerate(states) if not state.is_broken]
-        if len(whole) == 1:
-            [(matcher, row)] = whole
-            fill_next_token_bitmask(matcher, words, row)
-        elif whole:
+        if len(whole) > 1:
             self._executor = self._executor or LLExecutor(cpu_count())
-            fill_next_token_bitmask_par(self._executor, whole, words)
+            with contextlib.suppress(Exception):
+                fill_next_token_bitmask_par(self._executor, whole, words)
+                return
+        for matcher, row in whole:
+            try:
+                fill_next_token_bitmask(matcher, words, row)
+            except Exception as error:
+                log.warning("llguidance failed: %s", error)
+                states[row].is_broken = True
 
     def close(self) -> None:
         self._compiler.close()

@@ -114,6 +114,8 @@ def to_api_error(error: BaseException, *, draining: bool = False) -> ApiError:
             return _from_validation(error)
         case TemplateError():
             return invalid("messages", f"The chat template cannot render the messages: {error}")
+        case RequestRejectedError(code="server_overloaded"):
+            return ApiError(503, error.code, error.message, headers={"retry-after": "5"})
         case RequestRejectedError():
             return ApiError(400, error.code, error.message, param=error.param)
         case EngineOverloadedError():

@@ -204,6 +204,56 @@ def test_grammar_that_breaks_in_mid_answer_ends_with_length(
     assert "a grammar cannot go on" in caplog.text
 
 
+class Panic(BaseException):
+    """A Rust panic is no Exception."""
+
+
+def test_panic_while_compiling_refuses_only_that_request(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panics(*given: Any, **options: Any) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr("llguidance.LLMatcher", panics)
+    bad = driver.submit([1], 9, **constrained(1, {"title": "panics"}))
+    good = driver.submit([1], 9, temperature=1.0)
+    driver.run()
+    assert "llguidance failed: index out of bounds" in driver.rejected[bad].message
+    assert len(driver.tokens(good)) == 9
+
+
+def test_failing_mask_ends_only_its_request(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masks of all rows come from one call, so the rows of a failed call are tried alone."""
+    from llguidance import numpy
+
+    fill = numpy.fill_next_token_bitmask
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("a thread panicked")
+
+    def fails_for_first(matcher: Any, words: Any, row: int) -> None:
+        if row == 0:
+            fails()
+        fill(matcher, words, row)
+
+    monkeypatch.setattr(numpy, "fill_next_token_bitmask_par", fails)
+    monkeypatch.setattr(numpy, "fill_next_token_bitmask", fails_for_first)
+    ids = [driver.submit([1], 200, **constrained(n)) for n in range(2)]
+    driver.run()
+    assert "length" in map(driver.finish, ids)
+
+
+def test_grammar_behind_a_long_queue_is_refused_to_be_sent_later(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.grammar.compiler.DEADLINE_S", -1.0)
+    late = driver.submit([1], 9, **constrained(1))
+    driver.run()
+    assert driver.rejected[late].code == "server_overloaded"
+
+
 def test_same_grammar_is_compiled_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = driver.core.matchers._compiler
     compiled = []

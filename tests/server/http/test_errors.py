@@ -465,6 +465,15 @@ async def test_unavailable_engine_state_returns_503_with_its_code(served):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_rejection_of_a_grammar_names_its_field_and_an_overload_is_503(served):
+    served.engine.reject = RequestRejectedError("invalid_grammar", "no", "guided_json")
+    error = (await served.chat(stream=True)).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_grammar", "guided_json")
+    served.engine.reject = RequestRejectedError("server_overloaded", "later", "guided_json")
+    answer = await served.chat(stream=True)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
 async def test_failure_before_first_token_returns_error_status(served, stream):
     served.engine.reject = RequestRejectedError("context_length_exceeded", "too long for the cache")
     response = await served.chat(stream=stream)
