@@ -464,7 +464,6 @@ async def test_unavailable_engine_state_returns_503_with_its_code(served):
     assert await served.metric("rejects_total", code="server_overloaded") == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
 async def test_rejection_of_a_grammar_names_its_field_and_an_overload_is_503(served):
     served.engine.reject = RequestRejectedError("invalid_grammar", "no", "guided_json")
     error = (await served.chat(stream=True)).json()["error"]
@@ -474,6 +473,7 @@ async def test_rejection_of_a_grammar_names_its_field_and_an_overload_is_503(ser
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
+@pytest.mark.parametrize("stream", [False, True])
 async def test_failure_before_first_token_returns_error_status(served, stream):
     served.engine.reject = RequestRejectedError("context_length_exceeded", "too long for the cache")
     response = await served.chat(stream=stream)
