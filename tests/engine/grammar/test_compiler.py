@@ -1,0 +1,94 @@
+"""Grammars over published vocabularies: byte-level BPE, byte fallback, the demo's own."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+
+from engine.checkpoint.folder import model_folder
+from engine.errors import RequestRejectedError
+from engine.grammar.compiler import GrammarCompiler
+from engine.protocol import Grammar
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "ü": {"enum": ["ä ö", "日本", "👍 x"]},
+        "n": {"type": "integer", "minimum": 0, "maximum": 99_999},
+    },
+    "required": ["name", "ü", "n"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+END_TOKENS = {
+    "tokenizers/gpt2": "<|endoftext|>",
+    "tokenizers/llama2": "</s>",
+    "tokenizers/qwen2.5": "<|endoftext|>",
+    "checkpoints/stories260K-llama": "</s>",
+    "demo": None,  # token 0
+}
+
+
+def compiler_for(folder: Path) -> tuple[GrammarCompiler, tokenizers.Tokenizer]:
+    vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return GrammarCompiler(folder, vocabulary.get_vocab_size() + 64), vocabulary
+
+
+def grammar(end: int, **kind: Any) -> Grammar:
+    return Grammar(json.dumps({"grammars": [kind]}), (end,), "guided_json")
+
+
+@pytest.mark.parametrize("name", END_TOKENS)
+def test_random_allowed_tokens_are_valid_json(assets: Path, name: str) -> None:
+    """Also if the model has more logits than the tokenizer has tokens."""
+    folder = model_folder("demo") if name == "demo" else assets / name
+    compiler, vocabulary = compiler_for(folder)
+    end_token = END_TOKENS[name]
+    end = vocabulary.token_to_id(end_token) if end_token else 0
+    for seed in range(5):
+        rng = random.Random(seed)
+        matcher = compiler.submit(grammar(end, json_schema=SCHEMA)).result()
+        tokens: list[int] = []
+        while not tokens or tokens[-1] != end:
+            words = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(words, bitorder="little"))
+            assert allowed.max() < vocabulary.get_vocab_size()
+            tokens.append(int(rng.choice(allowed)))
+            assert matcher.consume_token(tokens[-1])
+        answer = json.loads(vocabulary.decode(tokens[:-1], skip_special_tokens=False))
+        jsonschema.validate(answer, SCHEMA)
+    compiler.close()
+
+
+@pytest.mark.parametrize("name", ["t5", "bert-uncased"])
+def test_vocabulary_that_llguidance_cannot_read_refuses_the_request(
+    assets: Path, name: str
+) -> None:
+    compiler, _ = compiler_for(assets / "tokenizers" / name)
+    with pytest.raises(RequestRejectedError, match=r"llguidance failed: .*decoder"):
+        compiler.submit(grammar(1, json_schema=SCHEMA)).result()
+    compiler.close()
+
+
+def test_cache_is_bounded_and_forgets_the_oldest(
+    assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.grammar.compiler.CACHED_GRAMMARS", 3)
+    compiler, _ = compiler_for(assets / "checkpoints/stories260K-llama")
+    grammars = [grammar(2, json_schema={**SCHEMA, "title": str(n)}) for n in range(5)]
+    for wanted in (*grammars[:3], grammars[0], *grammars[3:]):
+        compiler.submit(wanted).result()
+    assert list(compiler._cache) == [grammars[0], *grammars[3:]]
+    assert compiler._cached_bytes == sum(len(g.source) for g in compiler._cache)
+    monkeypatch.setattr("engine.grammar.compiler.CACHED_BYTES", 2 * len(grammars[0].source))
+    compiler.submit(grammars[4]).result()
+    assert len(compiler._cache) == 2
+    compiler.close()
