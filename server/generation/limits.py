@@ -48,8 +48,10 @@ def token_limit(
     least = (options.max_tokens or 1) if state.config.strict_max_tokens else 1
     if max(len(prompt), used + least) > longest:
         raise context_exceeded(longest, _requested(state, options, len(prompt), used), param)
-    left = longest - used
-    return left if options.max_tokens is None else min(options.max_tokens, left)
+    most = options.max_tokens
+    if most is None and state.start_token is None:
+        most = options.default_max_tokens
+    return longest - used if most is None else min(most, longest - used)
 
 
 def check_choices(options: GenerationOptions, num_prompts: int, param: str) -> None:

@@ -26,7 +26,8 @@ class GenerationOptions:
     cache_salt: str
 
     # Where the answer ends.
-    max_tokens: int | None  # None: until the context is full
+    max_tokens: int | None  # None: the default, or until the context is full
+    default_max_tokens: int | None  # of models that continue the prompt: a translation ends itself
     min_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]

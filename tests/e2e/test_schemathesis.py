@@ -25,7 +25,7 @@ from tests.support.tiny_bert import tiny_bert
 DEMO = Path(__file__).resolve().parents[2] / "engine" / "demo" / "model"
 CASES = 1000
 POSITIONS = 16384  # schemathesis writes texts of some thousand characters
-ENCODER_PATHS = ("/v1/embeddings", "/v1/score")
+ENCODER_PATHS = ("/v1/embeddings", "/v1/score", "/v1/rerank")
 CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
     *("response_headers_conformance", "response_schema_conformance", "negative_data_rejection"),

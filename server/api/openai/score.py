@@ -13,7 +13,7 @@ from starlette.responses import Response
 from server.api.openai.embeddings import encoder_usage, json_response
 from server.api.openai.schemas.embedding import ScoreBody
 from server.api.receive import admit_and_read
-from server.generation.embedding import Embedding, normalised
+from server.generation.embedding import Embedding, Vectors, normalised
 from server.generation.texts import encode_texts
 from server.http.disconnect import cancel_on_disconnect
 from server.http.openapi import body_schema
@@ -32,17 +32,25 @@ async def score(request: Request) -> Response:
     with state.client.reserve():
         first = await encode_texts(state, body.first_texts, truncate, "text_1")
         second = await encode_texts(state, body.second_texts, truncate, "text_2")
-    token_lists = first + second
-    with Embedding(state, token_lists, request.state.arrival, body.priority or 0) as embedding:
-        vectors = await cancel_on_disconnect(request.receive, embedding.collect())
-    units = normalised(vectors)
-    cosines = (units[: len(first)] * units[len(first) :]).sum(1)
+    cosines = await similarities(request, first, second, body.priority or 0)
     answer = {
         "id": f"score-{secrets.token_hex(16)}",
         "object": "list",
         "created": int(time.time()),
         "model": state.model_name(body.model),
         "data": [{"index": i, "object": "score", "score": float(c)} for i, c in enumerate(cosines)],
-        "usage": encoder_usage(token_lists),
+        "usage": encoder_usage(first + second),
     }
     return json_response(orjson.dumps(answer), body.ignored)
+
+
+async def similarities(
+    request: Request, first: list[list[int]], second: list[list[int]], priority: int
+) -> Vectors:
+    """Return the cosine [N] of each pair of N token lists; `first` may be one for all."""
+    state = state_of(request)
+    with Embedding(state, first + second, request.state.arrival, priority) as embedding:
+        vectors = await cancel_on_disconnect(request.receive, embedding.collect())
+    units = normalised(vectors)
+    cosines: Vectors = (units[: len(first)] * units[len(first) :]).sum(1)
+    return cosines

@@ -229,7 +229,7 @@ def test_defaults_contain_set_values_and_refuse_bad_ones(stories: Path) -> None:
     odd = [{"top_k": 1.5}, {"temperature": "hot"}, {"top_p": True}]
     odd += [{name: float(value)} for name in ("top_k", "top_p") for value in ("inf", "nan")]
     odd += [{"min_p": 1.5}, {"top_p": -0.1}, {"repetition_penalty": 0}, {"temperature": -1}]
-    for wrong in [*odd, {"top_k": 10**400}]:
+    for wrong in [*odd, {"top_k": 10**300}]:
         change(file, **dict.fromkeys(SAMPLING_DEFAULTS, 1) | wrong)
         with pytest.raises(ConfigError, match=f"generation_config.json: {next(iter(wrong))}"):
             Tokenizer.from_folder(stories)

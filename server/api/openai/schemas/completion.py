@@ -22,8 +22,6 @@ from server.api.openai.schemas.generate import MAX_TOKENS_NAMES, NOT_STREAMED, G
 from server.generation.limits import MAX_CHOICES
 from server.http.body import failure
 
-DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API; chats have no such limit
-
 Prompts = Annotated[
     Annotated[str, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
@@ -47,6 +45,7 @@ NOT_EMPTY: dict[str, Any] = {
 
 class CompletionBody(GenerateBody):
     OPERATION = "text_completion"
+    DEFAULT_MAX_TOKENS = 16
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY]})
@@ -65,11 +64,6 @@ class CompletionBody(GenerateBody):
             message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
             raise failure("invalid", message, "max_tokens")
         return self
-
-    @property
-    def max_new_tokens(self) -> int | None:
-        given = super().max_new_tokens
-        return DEFAULT_MAX_TOKENS if given is None else given
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -1,10 +1,10 @@
-"""Bodies of /v1/embeddings (OpenAI's API) and /v1/score (vLLM's)."""
+"""Bodies of /v1/embeddings (OpenAI's API), /v1/score (vLLM's) and /v1/rerank (Jina's, Cohere's)."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from server.api.openai.schemas.fields import (
     Count,
@@ -14,7 +14,7 @@ from server.api.openai.schemas.fields import (
     TokenIds,
     in_list,
 )
-from server.http.body import Body, failure
+from server.http.body import Body, Part, failure
 
 MAX_TEXTS = 2048
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -49,6 +49,34 @@ class EmbeddingBody(EncoderBody):
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         return in_list(self.input)
+
+
+class Document(Part):
+    text: Text
+
+
+Documents = Annotated[
+    list[
+        Annotated[
+            Annotated[Text, Tag("<text>")] | Annotated[Document, Tag("<document>")],
+            Discriminator(lambda value: "<text>" if isinstance(value, str) else "<document>"),
+        ]
+    ],
+    Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
+]
+
+
+class RerankBody(EncoderBody):
+    """`top_n` documents are returned, all of them by default, with their texts if wanted."""
+
+    query: Text
+    documents: Documents
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [d if isinstance(d, str) else d.text for d in self.documents]
 
 
 class ScoreBody(EncoderBody):

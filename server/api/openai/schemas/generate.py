@@ -95,6 +95,7 @@ class GenerateBody(Body):
     }
 
     OPERATION: ClassVar[Operation]
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None  # as in OpenAI's API
     _grammar: WantedGrammar | None = PrivateAttr(None)
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
@@ -229,6 +230,7 @@ class GenerateBody(Body):
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             max_tokens=self.max_new_tokens,
+            default_max_tokens=self.DEFAULT_MAX_TOKENS,
             min_tokens=self.min_tokens or 0,
             stop=self.stops,
             stop_token_ids=self.stop_token_ids or (),

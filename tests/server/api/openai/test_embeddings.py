@@ -339,3 +339,52 @@ async def test_encoder_routes_loading_model_returns_503(model: Path) -> None:
             )
         served.engine.state, served.engine.info = "ready", ENCODER
         assert (await post(served, input="a")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
+async def test_rerank_sorts_documents_by_similarity(encoder: Served, path: str) -> None:
+    documents: list[Any] = ["x", {"text": "ab"}, "yz", "abx"]
+    query = vector(ids("ab"))
+
+    def cosine(text: str) -> float:
+        other = vector(ids(text))
+        return float(query @ other / np.linalg.norm(query) / np.linalg.norm(other))
+
+    answer = await post(encoder, path, query="ab", documents=documents, max_chunks_per_doc=1)
+    assert answer.headers["x-ignored-params"] == "max_chunks_per_doc"
+    body = answer.json()
+    assert body.keys() == {"id", "model", "results", "usage"}
+    results = body["results"]
+    assert results[0]["index"] == 1
+    assert results[0]["relevance_score"] == pytest.approx(1)
+    scores = [entry["relevance_score"] for entry in results]
+    assert scores == sorted(scores, reverse=True)
+    texts = ["x", "ab", "yz", "abx"]
+    for entry in results:
+        assert entry["document"] == {"text": texts[entry["index"]]}
+        assert entry["relevance_score"] == pytest.approx(cosine(texts[entry["index"]]), abs=1e-6)
+    fields = {"query": "ab", "documents": documents, "top_n": 2, "return_documents": False}
+    few = (await post(encoder, path, **fields)).json()["results"]
+    assert few == [{k: v for k, v in entry.items() if k != "document"} for entry in results[:2]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"documents": ["a"]}, "query"),
+        ({"query": "a"}, "documents"),
+        ({"query": "a", "documents": []}, "documents"),
+        ({"query": "a", "documents": ["b", 5]}, "documents.1"),
+        ({"query": "a", "documents": [{"txt": "b"}]}, "documents.0.text"),
+        ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        ({"query": "a", "documents": ["b", "y" * 600]}, "documents.1"),
+        ({"query": "a" * 600, "documents": ["b"]}, "query"),
+    ],
+    ids=str,
+)
+async def test_rerank_bad_parameter_is_named(
+    encoder: Served, fields: dict[str, Any], param: str
+) -> None:
+    status, named, *_ = await refusal(encoder, "/v1/rerank", **fields)
+    assert (status, named) == (400, param)
+    assert not encoder.engine.texts
