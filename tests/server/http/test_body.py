@@ -151,7 +151,9 @@ async def send_part(served: Any, size: int) -> tuple[Any, Any]:
 def test_validation_object_with_too_many_members_is_refused(
     kind: type[Body], body: dict[str, Any]
 ) -> None:
-    with pytest.raises(pydantic.ValidationError, match="at most 1024 members, not 400") as refused:
+    with pytest.raises(
+        pydantic.ValidationError, match=r"at most (1024|64) members, not 400"
+    ) as refused:
         kind.model_validate(body)
     assert refused.value.error_count() == 1
 

@@ -185,8 +185,15 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _few_arguments(value: Any) -> Any:
+    """Limit the names before validation: Field's max_length is checked after all items."""
+    if isinstance(value, dict) and len(value) > MAX_ARGUMENTS:
+        raise failure("invalid", f"may have at most {MAX_ARGUMENTS} members, not {len(value)}")
+    return value
+
+
 TemplateArguments = Annotated[
-    Annotated[dict[str, Any], Field(max_length=MAX_ARGUMENTS), AfterValidator(_arguments)],
+    Annotated[dict[str, Any], BeforeValidator(_few_arguments), AfterValidator(_arguments)],
     WithJsonSchema(
         {
             "type": "object",

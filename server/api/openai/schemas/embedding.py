@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
@@ -35,6 +35,7 @@ class EncoderBody(Body):
     """The fields that both routes share."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(("user",))
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"normalize": (True,)}
 
     priority: Priority | None = None
     # Keep only the first tokens of a text, at most this many; -1: as many as the model accepts.
