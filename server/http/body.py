@@ -58,8 +58,11 @@ class Part(BaseModel):
         extra.clear()
         for name, value in self.__dict__.items():
             parts = value if isinstance(value, list) else [value]
-            if parts and isinstance(parts[0], Part):
-                found += [f"{name}.{inner}" for part in parts for inner in part.drop_unknown()]
+            if parts and isinstance(parts[0], int):
+                continue  # a million token ids, perhaps
+            for part in parts:
+                if isinstance(part, Part):
+                    found += [f"{name}.{inner}" for inner in part.drop_unknown()]
         return list(dict.fromkeys(found))
 
 

@@ -42,7 +42,7 @@ def generator(tmp_path: Path) -> Iterator[Server]:
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = POSITIONS
     (folder / "config.json").write_text(json.dumps(config))
-    with serving(folder, "--no-access-log") as server:
+    with serving(folder, "--no-access-log", "--max-body-bytes", 2**27) as server:
         yield server
 
 

@@ -368,6 +368,18 @@ async def test_rerank_sorts_documents_by_similarity(encoder: Served, path: str) 
     assert few == [{k: v for k, v in entry.items() if k != "document"} for entry in results[:2]]
 
 
+@pytest.mark.parametrize("texts_first", [True, False])
+async def test_rerank_takes_texts_and_objects_in_one_list(
+    encoder: Served, texts_first: bool
+) -> None:
+    documents: list[Any] = ["x", {"text": "ab", "id": 7}, "yz", {"text": "zy"}]
+    if not texts_first:
+        documents.reverse()
+    answer = await post(encoder, "/v1/rerank", query="ab", documents=documents)
+    assert len(answer.json()["results"]) == 4
+    assert answer.headers["x-ignored-params"] == "documents.id"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
