@@ -88,7 +88,10 @@ class EngineCore:
         for message in messages:
             self.handle(message)
         for request, error in self.matchers.compiled():
-            self._add(request, error)
+            if error is None:
+                self._add(request)
+            else:
+                self._reject(request.id, error)
         step = self.scheduler.schedule()
         if step:
             pending = self.runner.launch(step)
@@ -113,18 +116,16 @@ class EngineCore:
             case Shutdown():
                 self.running = False
 
-    def _add(
-        self, request: GenerateRequest | EmbedRequest, error: RequestRejectedError | None = None
-    ) -> None:
-        """Queue a request, or refuse it: because of `error`, or because it can never run."""
+    def _add(self, request: GenerateRequest | EmbedRequest) -> None:
+        """Queue a request, or refuse it if it can never run."""
         try:
-            if error:
-                raise error
             self.scheduler.add(request)
-        except RequestRejectedError as reason:
-            self.matchers.drop([request.id])
-            refusal = Rejected(request.id, reason.code, reason.message, reason.param)
-            self.endpoint.send(refusal)
+        except RequestRejectedError as error:
+            self._reject(request.id, error)
+
+    def _reject(self, request_id: int, error: RequestRejectedError) -> None:
+        self.matchers.drop([request_id])
+        self.endpoint.send(Rejected(request_id, error.code, error.message, error.param))
 
     def publish(self, pending: PendingStep) -> None:
         """Wait for the results of a step and send its outputs."""

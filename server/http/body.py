@@ -34,6 +34,16 @@ def failure(kind: Literal["invalid", "unsupported"], message: str, *path: Any) -
     return PydanticCustomError(kind, "{message}", {"message": message, "path": path})
 
 
+def few(value: Any, most: int = MAX_MEMBERS, noun: str = "members") -> Any:
+    """Limit the members of an object before validation: pydantic counts them after all items.
+
+    Checking a million of them would stop every stream for a second.
+    """
+    if isinstance(value, dict) and len(value) > most:
+        raise failure("invalid", f"may have at most {most} {noun}, not {len(value)}")
+    return value
+
+
 class Part(BaseModel):
     """A request body, or an object inside one."""
 
@@ -42,10 +52,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_members(cls, value: Any) -> Any:
-        """Limit the members: checking a million of them would stop every stream for a second."""
-        if isinstance(value, dict) and len(value) > MAX_MEMBERS:
-            raise failure("invalid", f"may have at most {MAX_MEMBERS} members, not {len(value)}")
-        return value
+        return few(value)
 
     def drop_unknown(self) -> list[str]:
         """Delete unknown members, here and in the parts inside, and return their names.

@@ -10,11 +10,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.openai.embeddings import encoder_usage, json_response
+from server.api.openai.embeddings import json_response
 from server.api.openai.schemas.embedding import RerankBody
 from server.api.openai.score import similarities
 from server.api.receive import admit_and_read
-from server.generation.texts import encode_texts
 from server.http.openapi import body_schema
 from server.state import state_of
 
@@ -27,11 +26,8 @@ async def rerank(request: Request) -> Response:
     """Sort documents by the cosine of their vectors with the query's, the most similar first."""
     state = state_of(request)
     body = await admit_and_read(request, RerankBody, "embed")
-    truncate = body.truncate_prompt_tokens
-    with state.client.reserve():
-        query = await encode_texts(state, [body.query], truncate, "query")
-        documents = await encode_texts(state, body.texts, truncate, "documents")
-    scores = await similarities(request, query, documents, body.priority or 0)
+    sides = ("query", [body.query]), ("documents", body.texts)
+    scores, usage = await similarities(request, body, *sides)
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()
 
     def entry(index: int) -> dict[str, Any]:
@@ -44,6 +40,6 @@ async def rerank(request: Request) -> Response:
         "id": f"rerank-{secrets.token_hex(16)}",
         "model": state.model_name(body.model),
         "results": [entry(index) for index in order],
-        "usage": encoder_usage(query + documents),
+        "usage": usage,
     }
     return json_response(orjson.dumps(answer), body.ignored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -23,7 +24,7 @@ from pydantic import (
 from server.api.openai.schemas.fields import INTEGER, TRUE, Between, having, never, shape_of
 from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
 from server.generation.chat_prompt import Chat
-from server.http.body import Part, failure
+from server.http.body import Part, failure, few
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 
@@ -185,15 +186,12 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _few_arguments(value: Any) -> Any:
-    """Limit the names before validation: Field's max_length is checked after all items."""
-    if isinstance(value, dict) and len(value) > MAX_ARGUMENTS:
-        raise failure("invalid", f"may have at most {MAX_ARGUMENTS} members, not {len(value)}")
-    return value
-
-
 TemplateArguments = Annotated[
-    Annotated[dict[str, Any], BeforeValidator(_few_arguments), AfterValidator(_arguments)],
+    Annotated[
+        dict[str, Any],
+        BeforeValidator(partial(few, most=MAX_ARGUMENTS)),
+        AfterValidator(_arguments),
+    ],
     WithJsonSchema(
         {
             "type": "object",

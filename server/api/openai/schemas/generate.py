@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -39,7 +40,7 @@ from server.api.openai.schemas.structured import (
 )
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions, Operation
-from server.http.body import Body, Part, failure
+from server.http.body import Body, Part, failure, few
 from server.http.openapi import TOKEN_ID
 
 LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
@@ -55,13 +56,6 @@ Stops = Annotated[
     | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS), Tag("<list>")],
     OneOrMore,
 ]
-
-
-def _few(value: Any) -> Any:
-    """Limit the keys before validation: Field's max_length is checked after all items."""
-    if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise failure("invalid", f"may have at most {MAX_BIASES} keys, not {len(value)}")
-    return value
 
 
 OTHER_NAMES: dict[str, GrammarKind] = {
@@ -118,7 +112,8 @@ class GenerateBody(Body):
         None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
     logit_bias: Annotated[
-        Annotated[dict[str, Bias], BeforeValidator(_few)] | None,
+        Annotated[dict[str, Bias], BeforeValidator(partial(few, most=MAX_BIASES, noun="keys"))]
+        | None,
         WithJsonSchema(
             {
                 "anyOf": [

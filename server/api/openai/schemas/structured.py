@@ -61,6 +61,7 @@ ResponseFormat = Annotated[
 ]
 KINDS: dict[str, GrammarKind] = {
     "json": "json_schema",
+    "json_object": "json_schema",
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
@@ -101,9 +102,7 @@ class StructuredOutputs(Part):
 
     def _given(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
-        given["json"] = ANY_OBJECT if self.json_object else self.schema_
-        if self.json_object and self.schema_ is not None:
-            given["json_object"] = True
+        given |= {"json": self.schema_, "json_object": ANY_OBJECT if self.json_object else None}
         return {name: value for name, value in given.items() if value is not None}
 
     def wanted(self, param: str) -> WantedGrammar:
