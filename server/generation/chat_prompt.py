@@ -7,6 +7,7 @@ from typing import Any
 
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
+from server.generation.tools import NO_TOOLS, ToolUse
 from server.http.errors import unsupported
 from server.state import AppState
 
@@ -17,10 +18,11 @@ class Chat:
 
     messages: list[dict[str, Any]]  # as templates read them; `content` is a text
     arguments: dict[str, Any]  # of the template, such as enable_thinking
-    add_generation_prompt: bool
-    continue_final_message: bool
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     # None: special tokens are added unless the template writes them.
     add_special_tokens: bool | None = None
+    tool_use: ToolUse = NO_TOOLS
 
 
 async def chat_prompt(state: AppState, chat: Chat) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from engine.protocol import TokenLogprobs
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,46 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """The next text of what the model thinks before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The next part of a tool call.
+
+    `id` and `name` are set in the first delta of each call, and only there. The `arguments` of all
+    deltas with one `index` make a JSON object, unless the answer was cut.
+    """
+
+    index: int  # of the call in its choice, from 0
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a choice: a stop string or end token ("stop"), or the token limit ("length")."""
+    """The end of a choice.
+
+    "stop" is a stop string or an end token, "length" the token limit, also within a call.
+    "tool_calls" is an end after at least one complete call.
+    """
 
     reason: FinishReason
 
 
-Event = PromptLogprobs | TextDelta | Finish
+Event = PromptLogprobs | ReasoningDelta | TextDelta | ToolCallDelta | Finish
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEvents:
-    """Events of one choice that arrived together, in the order of the members of `Event`."""
+    """Events of one choice that arrived together, in the order of the model's text.
+
+    Prompt logprobs come first, and the end comes last. One TextDelta has all tokens of the update.
+    """
 
     index: int
     events: Sequence[Event]
@@ -69,3 +97,4 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens that the prefix cache held
+    reasoning_tokens: int = 0  # completion tokens before the answer

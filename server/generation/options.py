@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from server.generation.grammar import WantedGrammar
@@ -20,36 +20,37 @@ class GenerationOptions:
 
     operation: Operation  # `gen_ai.operation.name` of the trace
     model: str | None
-    stream: bool
-    n: int  # choices per prompt
-    priority: int
-    cache_salt: str
+    stream: bool = False
+    n: int = 1  # choices per prompt
+    priority: int = 0
+    cache_salt: str = ""
 
     # Where the answer ends.
-    max_tokens: int | None  # None: the default, or until the context is full
-    default_max_tokens: int | None  # of models that continue the prompt: a translation ends itself
-    min_tokens: int
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
+    max_tokens: int | None = None  # None: the default, or until the context is full
+    # Of models that continue the prompt: a translation ends itself.
+    default_max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
 
     # How tokens become text.
-    include_stop: bool  # the text contains the stop string or the end token
-    skip_special_tokens: bool
+    include_stop: bool = False  # the text contains the stop string or the end token
+    skip_special_tokens: bool = True
 
     # How tokens are sampled.
-    seed: int | None  # None or -1: random
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[str, float]  # keys are token ids
-    allowed_token_ids: Sequence[int]  # empty: all
-    grammar: WantedGrammar | None  # the answer follows it
+    seed: int | None = None  # None or -1: random
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # keys are token ids
+    allowed_token_ids: Sequence[int] = ()  # empty: all
+    grammar: WantedGrammar | None = None  # the answer follows it
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
-    num_logprobs: int
-    num_prompt_logprobs: int
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1

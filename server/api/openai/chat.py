@@ -9,10 +9,7 @@ from starlette.responses import Response
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.writer import ChatWriter
 from server.api.receive import admit_and_read
-from server.generation.chat_prompt import chat_prompt, unread_arguments
-from server.generation.off_loop import off_loop
-from server.generation.prepare import prepare
-from server.generation.response import respond
+from server.generation.chat_answer import answer_chat
 from server.http.openapi import body_schema
 from server.state import state_of
 
@@ -24,10 +21,12 @@ async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     state = state_of(request)
     body = await admit_and_read(request, ChatBody, "generate")
-    size = len(await request.body())
-    with state.client.reserve():
-        chat = await off_loop(size, body.chat)
-        prompt = await chat_prompt(state, chat)
-    ignored = [*body.ignored, *unread_arguments(state, chat)]
-    prepared = prepare(state, request, body.options(), [prompt], param="messages", ignored=ignored)
-    return respond(state, prepared, ChatWriter(state.tokenizer, prepared, body))
+    return await answer_chat(
+        state,
+        request,
+        body.chat,
+        body.options(),
+        lambda prepared: ChatWriter(state.tokenizer, prepared, body),
+        param="messages",
+        ignored=body.ignored,
+    )

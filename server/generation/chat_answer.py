@@ -1,0 +1,41 @@
+"""Answer a chat: the one path from a conversation to a response, for every chat API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.generation.chat_prompt import Chat, chat_prompt, unread_arguments
+from server.generation.off_loop import off_loop
+from server.generation.options import GenerationOptions
+from server.generation.prepare import PreparedRequest, prepare
+from server.generation.response import respond
+from server.generation.writer import Writer
+from server.state import AppState
+
+
+async def answer_chat(
+    state: AppState,
+    request: Request,
+    read_chat: Callable[[], Chat],
+    options: GenerationOptions,
+    writer: Callable[[PreparedRequest], Writer],
+    *,
+    param: str,
+    ignored: Sequence[str] = (),
+) -> Response:
+    """Return the response to a chat.
+
+    `read_chat` takes the conversation from the body; it runs in a thread if the body is long.
+    `param` names the field of the messages in errors. Raises what `chat_prompt` and `prepare`
+    raise.
+    """
+    size = len(await request.body())
+    with state.client.reserve():
+        chat = await off_loop(size, read_chat)
+        prompt = await chat_prompt(state, chat)
+    names = [*ignored, *unread_arguments(state, chat)]
+    prepared = prepare(state, request, options, [prompt], param=param, ignored=names)
+    return respond(state, prepared, writer(prepared))

@@ -1,0 +1,35 @@
+"""The tools of a request, independent of the API that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ToolMode = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: dict[str, Any]  # JSON schema of its arguments
+    for_template: dict[str, Any]  # the whole definition, as OpenAI's chat API has it
+    is_strict: bool = False  # calls are held to `parameters` also if the model may decide
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request, and how they may be called."""
+
+    tools: Sequence[Tool] = ()
+    # "none": the model does not see the tools. "auto": it decides. "required": it makes a call.
+    mode: ToolMode = "auto"
+    name: str | None = None  # the one tool that must be called; `mode` is then "required"
+    allows_parallel: bool = True  # several calls in one answer
+    param: str = "tools"  # names the field of the tools in error messages
+    choice_param: str = "tool_choice"
+
+
+NO_TOOLS = ToolUse()
