@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from server.api import docs, ops
 from server.api.openai import chat, completions, embeddings, models, rerank, score, tokenize
 from server.cli.config import ServerConfig, served_names
+from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ApiError
@@ -52,12 +53,19 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     folder = model_folder(engine_config.model)
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
+    tokenizer = Tokenizer.from_folder(folder)
+    template = ChatTemplate.from_folder(folder, override)
+    answers, hermes = answer_formats(
+        tokenizer, template, config.tool_call_parser, config.reasoning_parser
+    )
     state = AppState(
         config=config,
         client=client,
         keys=ApiKeys(config),
-        tokenizer=Tokenizer.from_folder(folder),
-        template=ChatTemplate.from_folder(folder, override),
+        tokenizer=tokenizer,
+        template=template,
+        answers=answers,
+        hermes=hermes,
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
         metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
         tracing=Tracing.from_environment(os.environ) if config.tracing else None,

@@ -20,6 +20,7 @@ from server.http.errors import ApiError, invalid, to_api_error
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
+from server.text.parsers.detect import AnswerFormat
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
@@ -34,6 +35,8 @@ class AppState:
     keys: ApiKeys
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    answers: AnswerFormat | None  # how the model writes its answers; None without a template
+    hermes: AnswerFormat | None  # the same with tools in the system message
     pooling: PoolingConfig  # used by encoders only
     metrics: Metrics
     tracing: Tracing | None

@@ -15,6 +15,40 @@ METRICS = "Metrics and traces"
 # An origin as browsers send it (RFC 6454, section 6.2): lower case, without the default port.
 ORIGIN = r"^(\*|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
 
+ToolCallParser = Literal[
+    "auto",
+    "apertus",
+    "apriel",
+    "cohere_command",
+    "cohere_command_r",
+    "deepseek_r1",
+    "deepseek_v3_1",
+    "deepseek_v3_2",
+    "firefunction",
+    "functionary_v3_1",
+    "functiongemma",
+    "gemma4",
+    "gigachat",
+    "glm",
+    "granite",
+    "harmony",
+    "hermes",
+    "kimi_k2",
+    "lfm2",
+    "llama3_json",
+    "minimax_m2",
+    "mistral",
+    "mistral_list",
+    "nemotron",
+    "pythonic",
+    "qwen3_coder",
+    "seed_oss",
+    "solar_open",
+]
+ReasoningParser = Literal[
+    "auto", "none", "think", "mistral", "cohere", "gemma4", "seed_oss", "apertus", "solar_open",
+    "apriel", "granite", "gemma3n",
+]  # fmt: skip
 MetricsCompat = Literal["none", "vllm"]
 
 
@@ -63,6 +97,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             extra={"form": "the path of a file"},
         ),
     ] = None
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        setting(HTTP, "Format of the model's tool calls; auto finds it from the chat template."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        setting(
+            HTTP,
+            "Marks around the model's reasoning; auto finds them from the chat template, and none "
+            "leaves reasoning in the content.",
+        ),
+    ] = "auto"
     max_body_bytes: Annotated[
         int,
         setting(

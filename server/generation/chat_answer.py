@@ -10,6 +10,7 @@ from starlette.responses import Response
 from server.generation.chat_prompt import Chat, chat_prompt, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
+from server.generation.parsing import parsing_of, with_grammar
 from server.generation.prepare import PreparedRequest, prepare
 from server.generation.response import respond
 from server.generation.writer import Writer
@@ -36,6 +37,10 @@ async def answer_chat(
     with state.client.reserve():
         chat = await off_loop(size, read_chat)
         prompt = await chat_prompt(state, chat)
+    parsing = parsing_of(state, chat, prompt.text)
+    options = with_grammar(state, options, chat, parsing)
     names = [*ignored, *unread_arguments(state, chat)]
-    prepared = prepare(state, request, options, [prompt], param=param, ignored=names)
+    prepared = prepare(
+        state, request, options, [prompt.ids], param=param, ignored=names, parsing=parsing
+    )
     return respond(state, prepared, writer(prepared))

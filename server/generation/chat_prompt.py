@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
-from server.generation.tools import NO_TOOLS, ToolUse
+from server.generation.tool_prompt import with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
+from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
 
 
 @dataclass(frozen=True)
@@ -25,17 +27,26 @@ class Chat:
     tool_use: ToolUse = NO_TOOLS
 
 
-async def chat_prompt(state: AppState, chat: Chat) -> list[int]:
-    """Return the token ids of a chat.
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A chat as the model reads it."""
+
+    text: str
+    ids: list[int]
+
+
+async def chat_prompt(state: AppState, chat: Chat) -> ChatPrompt:
+    """Return the prompt of a chat.
 
     Raises TemplateError, or a 400 ApiError if the model cannot read such a chat or if it is longer
     than the context.
     """
     text = await chat_text(state, chat)
     add = adds_special_tokens(state, chat)
-    return await off_loop(
+    ids = await off_loop(
         len(text), lambda: encode_prompt(state, text, "messages", add_special_tokens=add)
     )
+    return ChatPrompt(text, ids)
 
 
 async def chat_text(state: AppState, chat: Chat) -> str:
@@ -78,12 +89,31 @@ async def render(state: AppState, chat: Chat) -> str:
     if state.template is None:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
+    messages = [_with_known_role(message) for message in chat.messages]
+    arguments = chat.arguments
+    tools = _visible_tools(chat)
+    if shows_tools_in_text(state, chat):
+        messages = with_tools_in_text(messages, tools)
+    elif tools:
+        arguments = {**arguments, "tools": [tool.for_template for tool in tools]}
     return await state.template.render_async(
-        [_with_known_role(message) for message in chat.messages],
+        messages,
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
-        **chat.arguments,
+        **arguments,
     )
+
+
+def _visible_tools(chat: Chat) -> Sequence[Tool]:
+    return () if chat.tool_use.mode == "none" else chat.tool_use.tools
+
+
+def shows_tools_in_text(state: AppState, chat: Chat) -> bool:
+    """Return whether the system message shows the tools, because the template does not."""
+    if state.template is None or not _visible_tools(chat):
+        return False
+    is_known = state.answers is not None and state.answers.calls is not None
+    return not is_known or "tools" not in state.template.variables
 
 
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:

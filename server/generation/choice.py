@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.protocol import TokenOutput
 from server.generation.events import (
     ChoiceEvents,
@@ -14,6 +16,9 @@ from server.generation.events import (
 )
 from server.generation.prepare import PreparedRequest
 from server.text.detokenizer import Detokenizer
+from server.text.parsers.answer_parser import AnswerParser
+from server.text.parsers.deltas import CallOutcome, ContentDelta
+from server.text.parsers.marks import NO_MARKS
 from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
 
@@ -21,9 +26,8 @@ from server.text.tokenizer import Tokenizer
 class Choice:
     """One answer while it grows: tokens go in, events come out.
 
-    Tokens pass a line of stages: Detokenizer, then StopMatcher. Each stage has `push`, which may
-    hold back an unfinished end, and `flush`, which returns it. A parser of reasoning or tool calls
-    is one more stage behind the StopMatcher.
+    Tokens pass a line of stages: Detokenizer, StopMatcher, and for chats an AnswerParser. Each has
+    `push`, which may hold back an unfinished end, and `flush`, which returns it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, index: int) -> None:
@@ -37,10 +41,18 @@ class Choice:
         self._awaits_prompt_logprobs = prepared.computes_prompt_logprobs(index)
         self._min_tokens = options.min_tokens
         self._shows_end_token = options.include_stop
+        self._parsing = prepared.parsing
+        self._parser: AnswerParser | None = None
+        marks = NO_MARKS
+        if self._parsing is not None:
+            syntax, marks = self._parsing.syntax, self._parsing.syntax.marks
+            self._parser = AnswerParser(syntax, self._parsing.tools, start=self._parsing.start)
+        self.num_reasoning_tokens = 0
         self._detokenizer = Detokenizer(
             tokenizer,
             skip_special_tokens=options.skip_special_tokens,
             continues=prepared.start_token is None,
+            marks=marks,
         )
         self._stop_matcher = StopMatcher(options.stop, include=options.include_stop)
         echo = ""
@@ -66,12 +78,15 @@ class Choice:
             self.finish = "length"
             return self.finish
         self.num_tokens += 1
+        if self._parser is not None and self._parser.is_reasoning:
+            self.num_reasoning_tokens += 1
         self._token_ids.append(output.token)
         # The engine ends with "stop" only on an end token, which is not part of the text.
         if output.finish != "stop" or self._shows_end_token:
             self._show(output)
         if output.finish is not None and output.finish != "error" and self.finish is None:
             self._end(output.finish)
+        self._end_parsing()
         return self.finish
 
     def _show(self, output: TokenOutput) -> None:
@@ -97,12 +112,48 @@ class Choice:
             self.finish = reason
             self._text += self._stop_matcher.flush()
 
+    def _end_parsing(self) -> None:
+        """Pass the text on to the parser, and the end of the answer."""
+        parser, parsing = self._parser, self._parsing
+        if parser is None or parsing is None:
+            return
+        parser.push(self._text)
+        self._text = ""
+        if self.finish is None and not parsing.allows_parallel and parser.calls.outcomes:
+            self.finish = "stop"  # one call is enough
+        if self.finish is None:
+            return
+        parser.flush(is_cut=self.finish == "length")
+        if self.finish == "stop" and parser.calls.count and not parsing.is_named:
+            self.finish = "tool_calls"
+
+    @property
+    def outcomes(self) -> Sequence[CallOutcome]:
+        """The fate of each call that the answer has so far."""
+        return self._parser.outcomes if self._parser is not None else ()
+
+    def _deltas(self) -> list[Event]:
+        """Return the text, or its parts. One TextDelta has the tokens."""
+        token_ids, logprobs = self._token_ids, self._logprobs
+        if self._parser is None:
+            return [TextDelta(self._text, token_ids, logprobs)]
+        events: list[Event] = []
+        for delta in self._parser.take():
+            if isinstance(delta, ContentDelta):
+                events.append(TextDelta(delta.text, token_ids, logprobs))
+                token_ids, logprobs = [], []
+            else:
+                events.append(delta)
+        if token_ids:
+            events.append(TextDelta("", token_ids, logprobs))
+        return events
+
     def take(self) -> ChoiceEvents:
         """Return what `add` has produced since the last call, merged to one event of each kind."""
         events: list[Event] = []
         if self._prompt_logprobs is not None:
             events.append(self._prompt_logprobs)
-        events.append(TextDelta(self._text, self._token_ids, self._logprobs))
+        events += self._deltas()
         if self.finish is not None:
             events.append(Finish(self.finish))
         self._clear()

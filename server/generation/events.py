@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.protocol import TokenLogprobs
+from server.text.parsers.deltas import ReasoningDelta as ReasoningDelta
+from server.text.parsers.deltas import ToolCallDelta as ToolCallDelta
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -42,27 +44,6 @@ class TextDelta:
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenWithLogprobs]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """The next text of what the model thinks before its answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """The next part of a tool call.
-
-    `id` and `name` are set in the first delta of each call, and only there. The `arguments` of all
-    deltas with one `index` make a JSON object, unless the answer was cut.
-    """
-
-    index: int  # of the call in its choice, from 0
-    id: str | None
-    name: str | None
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ class Generation(Submission[TokenOutput]):
             prompt_tokens=sum(map(len, self.prepared.prompts)),
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=self._cached_tokens(),
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     def _cached_tokens(self) -> int:
@@ -166,6 +167,8 @@ class Generation(Submission[TokenOutput]):
             ended=timeline.text_end,
         )
         self._metrics.finish(reason, stamps, choice.num_tokens)
+        for outcome in choice.outcomes:
+            self._metrics.tool_call(outcome)
 
     def _admission(self, request_id: int) -> Admission | None:
         return self._stream.admissions.get(request_id)

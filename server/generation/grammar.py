@@ -11,9 +11,10 @@ from engine.protocol import Grammar
 from server.http.errors import invalid
 from server.state import AppState
 
-GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
 # Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}  # of llguidance
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class WantedGrammar:
     kind: GrammarKind
     value: Any  # a JSON schema, a regular expression, a list of texts, or a GBNF or Lark grammar
     whitespace: str | None = None  # a regular expression; empty: none is allowed
+    # A Lark grammar of the whole answer, in which this one is `@answer`. "": this one is all of it.
+    around: str = ""
 
 
 def grammar_of(state: AppState, wanted: WantedGrammar | None) -> Grammar | None:
@@ -35,6 +38,8 @@ def grammar_of(state: AppState, wanted: WantedGrammar | None) -> Grammar | None:
         raise invalid(wanted.param, "This model has no end token, which structured output needs.")
     try:
         source = _source(wanted)
+        if wanted.around:
+            source = _within(source, wanted.around)
     except (ValueError, RecursionError) as error:
         raise invalid(wanted.param, f"{wanted.param} cannot be read: {error}.") from None
     return Grammar(source, tuple(ends), wanted.param)
@@ -52,7 +57,16 @@ def _source(wanted: WantedGrammar) -> str:
             lark = grammar_from("choice", orjson.dumps(wanted.value).decode())
         case "grammar":
             lark = grammar_from("grammar", wanted.value)
+        case "lark":
+            lark = wanted.value
     return orjson.dumps({"grammars": [{"lark_grammar": lark}]}).decode()
+
+
+def _within(source: str, around: str) -> str:
+    """Return the grammar `around`, in which the one of `source` is `@answer`."""
+    (inner,) = orjson.loads(source)["grammars"]
+    grammars = [{"lark_grammar": around}, {**inner, "name": "answer"}]
+    return orjson.dumps({"grammars": grammars}).decode()
 
 
 def _json_source(wanted: WantedGrammar) -> str:
@@ -60,7 +74,9 @@ def _json_source(wanted: WantedGrammar) -> str:
     schema = wanted.value
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
-    options: dict[str, Any] = {"whitespace_pattern": wanted.whitespace or WHITESPACE}
+    options: dict[str, Any] = JSON_OPTIONS
+    if wanted.whitespace:
+        options = {"whitespace_pattern": wanted.whitespace}
     if wanted.whitespace == "":
         options = {"whitespace_flexible": False}
     own = schema.get("x-guidance")

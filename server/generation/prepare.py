@@ -18,6 +18,7 @@ from server.generation.limits import (
     token_limit,
 )
 from server.generation.options import GenerationOptions
+from server.generation.parsing import Parsing
 from server.generation.prompts import Echo
 from server.generation.sampling import check_logit_bias, check_min_tokens, sampling_params
 from server.http.body import ignored_header
@@ -47,6 +48,7 @@ class PreparedRequest:
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to
     salt: str  # only requests of equal salt share cached prefixes
+    parsing: Parsing | None = None  # None: the answers are plain text
 
     @property
     def num_choices(self) -> int:
@@ -88,6 +90,7 @@ def prepare(
     param: str,
     echoes: list[Echo] | None = None,
     ignored: Sequence[str] = (),
+    parsing: Parsing | None = None,
 ) -> PreparedRequest:
     """Check everything that depends on the model, and return the request to submit.
 
@@ -114,6 +117,7 @@ def prepare(
         params=[msgspec.structs.replace(params, max_tokens=limit) for limit in token_limits],
         start_token=state.start_token,
         echoes=echoes,
+        parsing=parsing,
         ignored=list(ignored),
         lowered=most if options.max_tokens is not None and most < options.max_tokens else None,
         arrival=request.state.arrival,

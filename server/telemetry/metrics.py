@@ -63,6 +63,10 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
 }
 
 
+# As in `server.text.parsers.deltas`.
+CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
+
+
 class Metrics:
     """The metrics of one app, and the methods that record them."""
 
@@ -136,9 +140,12 @@ class Metrics:
         self._success = make("request_success", "Sequences finished, by reason.", "finished_reason")
         self._aborts = make("aborts", "HTTP requests aborted before their end.", "reason")
         self._rejects = make("rejects", "Requests answered with an error, by error code.", "code")
+        self._tool_calls = make("tool_calls", "Tool calls in answers, by what they are.", "result")
         # Create these series at 0: one that first appears at 1 has no increase, so an alert on it
         # would miss the first event.
-        for finished in ("stop", "length"):
+        for outcome in get_args(CallOutcome):
+            self._tool_calls.labels(**labels, result=outcome)
+        for finished in ("stop", "length", "tool_calls"):
             self._success.labels(**labels, finished_reason=finished)
         for reason in get_args(AbortReason):
             self._aborts.labels(**labels, reason=reason)
@@ -189,6 +196,10 @@ class Metrics:
             self._time_per_output_token.observe(decode / (tokens - 1))
         self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
         self._request_generation_tokens.observe(tokens)
+
+    def tool_call(self, outcome: CallOutcome) -> None:
+        """Count a call of a finished answer, or a text that looked like one."""
+        self._tool_calls.labels(**self._labels, result=outcome).inc()
 
     def embedded(self, arrival: float) -> None:
         """Record one encoded text; `arrival` is in CLOCK_MONOTONIC seconds."""

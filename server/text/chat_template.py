@@ -7,7 +7,9 @@ Templates are untrusted code. Processes with limits on memory and time compile a
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special: dict[str, str], path: Path) -> None:
+        self.source = source
         self._special_tokens = special
         self._pool = RenderPool(source.encode("utf-8", "surrogatepass"))
         try:
@@ -90,8 +93,7 @@ class ChatTemplate:
 
         With `continue_final_message` the prompt ends where the last message's content ends.
 
-        A null content of a message with tool calls becomes an empty text if the template fails on
-        the null.
+        If the template fails on tool calls, other forms of them are tried (`_variants`).
 
         Raises TemplateError
         - with the template's own message, if the template refuses the messages;
@@ -112,14 +114,13 @@ class ChatTemplate:
             "messages": [_prepare(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
-        with_empty = [{**m, "content": ""} if _is_null(m) else m for m in context["messages"]]
-        if with_empty == context["messages"]:
-            return self._rendered(context)
+        messages = context["messages"]
         try:
             return self._rendered(context)
         except TemplateError as error:
-            with contextlib.suppress(TemplateError):
-                return self._rendered({**context, "messages": with_empty})
+            for other in _variants(messages):
+                with contextlib.suppress(TemplateError):
+                    return self._rendered({**context, "messages": other})
             raise error from None
 
     def _rendered(self, context: dict[str, Any]) -> str:
@@ -140,8 +141,36 @@ class ChatTemplate:
         return await self._pool.in_thread(partial(self.render, messages, **options))
 
 
+def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield other forms of messages with tool calls, which some templates need.
+
+    A content is an empty text instead of null, or the arguments are JSON texts, or both.
+    """
+    with_text = [{**m, "content": ""} if _is_null(m) else m for m in messages]
+    with_json = [_with_json_arguments(message) for message in messages]
+    if with_text != messages:
+        yield with_text
+    if with_json != messages:
+        yield with_json
+        if with_text != messages:
+            yield [_with_json_arguments(message) for message in with_text]
+
+
 def _is_null(message: dict[str, Any]) -> bool:
     return "content" in message and message["content"] is None
+
+
+def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with the arguments of its tool calls as OpenAI's API has them."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if isinstance(function["arguments"], dict):
+            function = {**function, "arguments": json.dumps(function["arguments"])}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def _marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from server.text.parsers.marks import NO_MARKS, Marks, without_marks
 from server.text.tokenizer import Tokenizer
 
 
@@ -18,13 +19,20 @@ class Detokenizer:
     """Streaming text of one sequence. `push` never returns part of a character.
 
     The texts returned by `push` and `flush` together equal `tokenizer.decode` of all ids. With
-    `continues` the ids follow a prompt, so the leading space that `decode` strips is kept.
+    `continues` the ids follow a prompt, so the leading space that `decode` strips is kept. The
+    tokens of `marks` become their marks, also if they are special.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        continues: bool = False,
+        marks: Marks = NO_MARKS,
     ) -> None:
         self._tokenizer = tokenizer
+        self._marks = marks.by_id
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run: list[int] = []  # byte-fallback tokens of a run that has not ended
@@ -35,6 +43,19 @@ class Detokenizer:
 
         An unfinished character or run of byte-fallback tokens at the end is held back.
         """
+        if not self._marks:
+            return self._decode(ids)
+        text = ""
+        for token_id in ids:
+            mark = self._marks.get(token_id)
+            if mark is None:
+                text += without_marks(self._decode((token_id,)))
+            else:
+                text += without_marks(self.flush()) + mark
+                self._begun = True
+        return text
+
+    def _decode(self, ids: Sequence[int]) -> str:
         token_bytes = self._tokenizer.token_bytes
         ids = [i for i in ids if i not in self._skipped]
         if self._tokenizer.byte_level:
@@ -51,7 +72,9 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the text still held back at the end; unfinished characters become U+FFFD."""
-        return self._end_run() + self._utf8.decode(b"", final=True)
+        text = self._end_run() + self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
 
     def _end_run(self) -> str:
         run, self._run = self._run, []

@@ -84,6 +84,7 @@ class Tokenizer:
         self._honour_flags(config, named)
         self.byte_level = self._is_byte_level(folder)
         added = backend.get_added_tokens_decoder()
+        self.added_ids = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.byte_values = self._find_byte_tokens()
         self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in added)])

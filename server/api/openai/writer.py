@@ -26,8 +26,10 @@ from server.generation.events import (
     Event,
     Finish,
     PromptLogprobs,
+    ReasoningDelta,
     TextDelta,
     TokenWithLogprobs,
+    ToolCallDelta,
     Usage,
 )
 from server.generation.prepare import PreparedRequest
@@ -184,6 +186,10 @@ class OpenAIWriter:
                     echoed = self._echoed_tokens(update.index, event)
                 case TextDelta():
                     yield self._text_part(event, echoed)
+                case ReasoningDelta():
+                    yield Part(self._reasoning_content(event.text))
+                case ToolCallDelta():
+                    yield Part(self._call_content(event))
                 case Finish():
                     yield Part(self._closing_content(), finish_reason=event.reason)
 
@@ -215,6 +221,12 @@ class OpenAIWriter:
         raise NotImplementedError
 
     def _closing_content(self) -> Json:
+        raise NotImplementedError
+
+    def _reasoning_content(self, text: str) -> Json:
+        raise NotImplementedError  # only answers to chats have reasoning and calls
+
+    def _call_content(self, delta: ToolCallDelta) -> Json:
         raise NotImplementedError
 
     def _delta(self, content: Json) -> Json:
@@ -265,8 +277,24 @@ class ChatWriter(OpenAIWriter):
     def _delta(self, content: Json) -> Json:
         return {"delta": content}
 
+    def _reasoning_content(self, text: str) -> Json:
+        # The first name is DeepSeek's and most servers', the second vLLM's newer one.
+        return {"reasoning_content": text, "reasoning": text}
+
+    def _call_content(self, delta: ToolCallDelta) -> Json:
+        function = {"arguments": delta.arguments}
+        if delta.id is None:
+            return {"tool_calls": [{"index": delta.index, "function": function}]}
+        named = {"name": delta.name, **function}
+        call = {"index": delta.index, "id": delta.id, "type": "function", "function": named}
+        return {"tool_calls": [call]}
+
     def _message(self, content: Json) -> Json:
-        return {"message": {**content, "refusal": None}}
+        message = {**content, "refusal": None}
+        if "tool_calls" in content:
+            message["tool_calls"] = whole_calls(content["tool_calls"])
+            message["content"] = content["content"] or None
+        return {"message": message}
 
     def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
         return chat_logprobs(self._tokenizer, tokens)
@@ -305,11 +333,26 @@ class CompletionWriter(OpenAIWriter):
         return completion_logprobs(self._tokenizer, tokens)
 
 
+def whole_calls(deltas: Sequence[Json]) -> list[Json]:
+    """Return tool calls from their deltas. A whole answer has no indices."""
+    calls: list[Json] = []
+    for delta in deltas:
+        if "id" in delta:
+            function = dict(delta["function"])
+            calls.append({"id": delta["id"], "type": delta["type"], "function": function})
+        else:
+            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
 def usage_fields(usage: Usage) -> Json:
     """Return `usage` as in OpenAI's API."""
-    return {
+    fields: Json = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens:
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return fields

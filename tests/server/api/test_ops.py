@@ -162,10 +162,10 @@ async def test_metrics_have_expected_values_and_known_labels(served):
         *("prefix_cache_hits", "num_preemptions", "cache_config_info", "build_info"),
         *("request_time_per_output_token_seconds", "request_inference_time_seconds"),
         *("request_params_max_tokens", "iteration_tokens", "http_requests", "draining"),
-        "last_step_age_seconds",
+        *("last_step_age_seconds", "tool_calls"),
     }
     closed = {"model_name", "engine", "le", "reason", "code", "finished_reason", "version"}
-    closed |= {"block_size", "num_gpu_blocks", "status"}
+    closed |= {"block_size", "num_gpu_blocks", "status", "result"}
     for family in ours.values():
         for sample in family.samples:
             assert sample.labels.keys() <= closed

@@ -33,7 +33,6 @@ BAD = "invalid_value"
 UNSUPPORTED = "unsupported_parameter"
 Cases = list[tuple[dict[str, Any], str, str]]
 CHAT_CASES: Cases = [
-    ({"tools": [TOOL]}, "tools", UNSUPPORTED),
     ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", UNSUPPORTED),
     ({"prompt_logprobs": 21}, "prompt_logprobs", BAD),
@@ -144,7 +143,7 @@ async def test_invalid_chat_request_names_field_and_code(served):
 
 
 async def test_unsupported_field_message_lists_accepted_values_or_hint(served):
-    says = {"modalities": 'values: ["text"].', "tools": "(in Open WebUI: Legacy)."}
+    says = {"modalities": 'values: ["text"].', "functions": "Use tools."}
     for field, instead in says.items():
         response = await served.chat(**{field: {"type": "audio"}})
         assert response.json()["error"]["message"].endswith(instead)

@@ -23,6 +23,7 @@ from pydantic import (
 
 from server.api.openai.schemas.fields import INTEGER, TRUE, Between, having, never, shape_of
 from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
+from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
 from server.generation.chat_prompt import Chat
 from server.http.body import Part, failure, few
 
@@ -213,8 +214,8 @@ def check_ending(body: Any) -> None:
 class ChatBody(GenerateBody):
     OPERATION = "chat"
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
-        **dict.fromkeys(("tools", "functions", "documents"), ([],)),
-        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        **dict.fromkeys(("functions", "documents"), ([],)),
+        "function_call": ("none", "auto"),
         **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
         "moderation": (),
         "modalities": (["text"],),
@@ -222,7 +223,8 @@ class ChatBody(GenerateBody):
         "best_of": (1,),
     }
     HINTS: ClassVar[dict[str, str]] = {
-        "tools": " Turn off native function calling in the client (in Open WebUI: Legacy).",
+        "functions": " Use tools.",
+        "function_call": " Use tool_choice.",
     }
 
     model_config = ConfigDict(
@@ -238,6 +240,9 @@ class ChatBody(GenerateBody):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -266,4 +271,7 @@ class ChatBody(GenerateBody):
             arguments=arguments,
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
+            tool_use=tool_use(
+                self.tools, self.tool_choice, parallel=self.parallel_tool_calls is not False
+            ),
         )

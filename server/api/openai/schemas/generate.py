@@ -78,7 +78,7 @@ class GenerateBody(Body):
         (
             *("user", "safety_identifier", "store", "metadata", "service_tier"),
             *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-            *("parallel_tool_calls", "guided_decoding_backend"),
+            "guided_decoding_backend",
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {

@@ -1,0 +1,115 @@
+"""Parsing: how the answers of one request are split into content, reasoning and calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from server.generation.chat_prompt import Chat, shows_tools_in_text
+from server.generation.grammar import JSON_OPTIONS, WantedGrammar
+from server.generation.options import GenerationOptions
+from server.http.errors import invalid
+from server.state import AppState
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.call_grammar import call_grammar, reasoning_grammar
+from server.text.parsers.detect import AnswerFormat, detect
+from server.text.parsers.formats import BY_NAME, REASONING_BY_NAME, Reasoning
+from server.text.parsers.syntax import State, Syntax
+from server.text.parsers.tools import Tool
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Parsing:
+    """The ingredients of the parsers of a request's choices."""
+
+    syntax: Syntax
+    start: State
+    tools: Mapping[str, Tool]
+    allows_parallel: bool  # otherwise the answer ends with its first call
+    is_named: bool  # the request names the function; its answers then end with "stop"
+
+
+def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
+    """Return how to parse the answers to a prompt; None if they are plain text.
+
+    Raises a 400 ApiError if `tool_choice` needs tools that the request lacks.
+    """
+    use = chat.tool_use
+    _check_choice(chat)
+    answers = _format_of(state, chat)
+    if answers is None or chat.continue_final_message:
+        return None
+    has_tools = bool(use.tools) and use.mode != "none"
+    syntax = answers.syntax if has_tools else answers.plain_syntax
+    if not any(syntax.transitions.values()):
+        return None
+    return Parsing(
+        syntax=syntax,
+        start=answers.start(prompt),
+        tools={tool.name: tool for tool in use.tools},
+        allows_parallel=use.allows_parallel,
+        is_named=use.name is not None,
+    )
+
+
+def _check_choice(chat: Chat) -> None:
+    use = chat.tool_use
+    if use.mode == "required" and not use.tools:
+        raise invalid(use.choice_param, f"{use.choice_param} needs tools, and there are none.")
+    if use.name is not None and use.name not in {tool.name for tool in use.tools}:
+        message = f"{use.choice_param} names {use.name[:64]!r}, which is not among the tools."
+        raise invalid(use.choice_param, message)
+
+
+def _format_of(state: AppState, chat: Chat) -> AnswerFormat | None:
+    if shows_tools_in_text(state, chat):
+        return state.hermes
+    return state.answers
+
+
+def with_grammar(
+    state: AppState, options: GenerationOptions, chat: Chat, parsing: Parsing | None
+) -> GenerationOptions:
+    """Return the options with the grammar that tools, reasoning and structured output need."""
+    answers = _format_of(state, chat)
+    if parsing is None or answers is None:
+        return options
+    use, wanted = chat.tool_use, options.grammar
+    is_held = any(tool.is_strict for tool in use.tools) or wanted is not None
+    if use.tools and use.mode != "none" and (use.mode == "required" or is_held):
+        if wanted is not None and use.mode == "auto":
+            text = call_grammar(answers, use, parsing.start, JSON_OPTIONS, other="@answer")
+            grammar = dataclasses.replace(wanted, around=text)
+        else:
+            text = call_grammar(answers, use, parsing.start, JSON_OPTIONS)
+            grammar = WantedGrammar(use.param, "lark", text)
+        return dataclasses.replace(options, grammar=grammar)
+    if wanted is None:
+        return options
+    around = reasoning_grammar(answers, parsing.start, JSON_OPTIONS)
+    return dataclasses.replace(options, grammar=dataclasses.replace(wanted, around=around))
+
+
+def answer_formats(
+    tokenizer: Tokenizer, template: ChatTemplate | None, calls_name: str, reasoning_name: str
+) -> tuple[AnswerFormat | None, AnswerFormat | None]:
+    """Return the format of a model's answers, and the one for tools in the system message.
+
+    The names are of formats, or "auto".
+    """
+    if template is None:
+        return None, None
+    reasoning: Reasoning | Literal["auto"] | None = REASONING_BY_NAME.get(reasoning_name)
+    if reasoning_name == "auto":
+        reasoning = "auto"
+    calls = None if calls_name == "auto" else BY_NAME[calls_name]
+    tokens, special = tokenizer.added_ids, tokenizer.special_ids
+    render, source = template.render, template.source
+    found = detect(render, source, tokens, special, calls=calls, reasoning=reasoning)
+    in_text = calls or BY_NAME["hermes"]
+    reasoning = found.reasoning
+    hermes = detect(render, source, tokens, special, calls=in_text, reasoning=reasoning)
+    return found, hermes

@@ -1,0 +1,343 @@
+"""AnswerParser: the text of an answer becomes content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from server.text.parsers.calls import Calls
+from server.text.parsers.deltas import (
+    CallOutcome,
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, NamedCall
+from server.text.parsers.json_calls import JsonCalls
+from server.text.parsers.json_scanner import JsonScanner
+from server.text.parsers.literal_calls import GemmaCalls, PythonCalls
+from server.text.parsers.syntax import State, Syntax, body_of
+from server.text.parsers.tagged_value import TaggedValue
+from server.text.parsers.tools import Tool
+
+Scanner = JsonScanner | JsonCalls | PythonCalls | GemmaCalls
+
+MAX_NAME = 512  # characters before a call's arguments
+SPACE = " \t\r\n"
+PROSE = (State.CONTENT, State.REASONING)
+DROPPED = (State.BETWEEN, State.SECTION, State.CLOSING, State.PARAMETERS, State.BEFORE_VALUE)
+SCANNED = (State.ARGUMENTS, State.CALLS)
+VALUES = (State.VALUE, State.JSON_VALUE)
+BEFORE_NAME = (State.SECTION, State.NAME, State.HEADER, State.CALLS)
+CALLED = re.compile(r"to=(?:functions\.)?(?P<name>[\w.-]+)")  # in a header
+PLAIN_NAME = r"\s*(?P<name>\S+)\s*"
+
+
+class AnswerParser:
+    """Splits one answer into events. The result does not depend on how the text is cut.
+
+    `push` takes text with marks (`server.text.parsers.marks`), `flush` ends it, and `take` returns
+    what is known by then. White space between prose and a mark is dropped.
+
+    A text that looks like a call and is none is content. Once its name has been read, a malformed
+    call stays a call, and its arguments are passed on as they are: a client can report the error to
+    the model.
+    """
+
+    def __init__(
+        self, syntax: Syntax, tools: Mapping[str, Tool], *, start: State = State.CONTENT
+    ) -> None:
+        self.num_malformed = 0  # texts that looked like calls
+        self._syntax = syntax
+        self._state = start
+        self._deltas: list[Delta] = []
+        id_style = syntax.format.id_style if syntax.format else "call"
+        self.calls = Calls(tools, id_style, self._deltas.append)
+        self._pending = ""  # not processed: the possible beginning of a terminal
+        self._raw = ""  # of a call whose name is not known
+        self._collected = ""  # of a name, key or header
+        self._dropped = ""
+        self._value: TaggedValue | None = None
+        self._scanner: Scanner | None = None
+        self._space = ""  # white space at the end of the prose, dropped if a mark follows
+        self._strips = start is not State.CONTENT  # drops white space before prose
+        self._has_content = False
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._state is State.REASONING
+
+    @property
+    def outcomes(self) -> list[CallOutcome]:
+        """The fate of each call, and of each text that looked like one."""
+        malformed: list[CallOutcome] = ["malformed"] * self.num_malformed
+        return self.calls.outcomes + malformed
+
+    def take(self) -> list[Delta]:
+        """Return the events since the last call; neighbours of one kind are merged."""
+        merged: list[Delta] = []
+        for delta in self._deltas:
+            joint = _joint(merged[-1], delta) if merged else None
+            if joint is None:
+                merged.append(delta)
+            else:
+                merged[-1] = joint
+        self._deltas.clear()
+        return merged
+
+    def push(self, text: str) -> None:
+        self._pending += text
+        self._run(is_end=False)
+
+    def flush(self, *, is_cut: bool) -> None:
+        """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
+        if is_cut and self._syntax.format is not None:
+            self._pending = self._space = ""  # perhaps the beginning of a mark
+        self._run(is_end=True)
+        if self._state is State.CONTENT:
+            self._emit(self._space)
+        elif not is_cut:
+            self._end_unfinished()
+
+    def _end_unfinished(self) -> None:
+        """The model ended its answer within a call."""
+        if self.calls.is_open:
+            if self._value is not None:
+                self._value.end()
+            self.calls.end()
+        elif self._state in BEFORE_NAME and not (
+            self._state is State.SECTION and self.calls.has_any
+        ):
+            self._not_a_call()
+        elif self._state is State.CLOSING and self._dropped.strip():
+            self._state = State.CONTENT
+            self._emit(self._syntax.marks.text(self._dropped))
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def _run(self, *, is_end: bool) -> None:
+        at = 0
+        while True:
+            before = at, self._state
+            at = self._step(at, is_end=is_end)
+            if before == (at, self._state):
+                break
+        self._pending = self._pending[at:]
+
+    def _step(self, at: int, *, is_end: bool) -> int:
+        """Process text from position `at`. Return the position after it."""
+        if self._state in SCANNED:
+            return self._scan(at)
+        if self._may_begin_bare_call:
+            start = self._skipped(at)
+            if start == len(self._pending) and not is_end:
+                return at
+            if self._pending[start : start + 1] in self._bare_openings:
+                self._enter(State.CALLS)
+                return start
+        found = self._syntax.terminals[self._state].find(self._pending, at, is_end=is_end)
+        self._take_text(self._pending[at : found.before])
+        if found.terminal is None:
+            return found.before
+        if self._is_out_of_place(found.terminal):
+            self._take_text(found.terminal)
+        else:
+            self._raw += found.terminal
+            self._leave(self._syntax.transitions[self._state][found.terminal])
+        return found.end
+
+    def _is_out_of_place(self, terminal: str) -> bool:
+        """Return whether a text that opens reasoning stands after the start of the answer.
+
+        A token does not: models that have one may think again.
+        """
+        opens = self._state is State.CONTENT and terminal == self._syntax.reasoning_open
+        return opens and self._has_content and self._syntax.marks.text(terminal) == terminal
+
+    # In a format without marks, a call begins the answer or follows another call.
+
+    @property
+    def _may_begin_bare_call(self) -> bool:
+        is_bare = self._syntax.format is not None and self._syntax.format.is_bare
+        return is_bare and self._state is State.CONTENT and not self._has_content
+
+    @property
+    def _bare_openings(self) -> tuple[str, ...]:
+        is_json = isinstance(body_of(self._syntax.format), JsonCall)
+        return ("{", "[") if is_json else ("[",)
+
+    def _skipped(self, at: int) -> int:
+        skipped = SPACE + ";," if self.calls.has_any else SPACE
+        while at < len(self._pending) and self._pending[at] in skipped:
+            at += 1
+        return at
+
+    # ---- text ------------------------------------------------------------------------------------
+
+    def _take_text(self, text: str) -> None:
+        """Take text of the current state."""
+        if self._state in PROSE:
+            self._take_prose(text)
+        elif self._state in DROPPED:
+            self._dropped += text
+        elif self._state is State.MALFORMED:
+            self.calls.arguments(self._syntax.marks.text(text))
+        elif self._value is not None:
+            self._value.push(self._syntax.marks.text(text))
+        else:
+            self._collected += text
+            self._raw += text
+            if len(self._collected) > MAX_NAME and self._state is State.NAME:
+                self._not_a_call()
+
+    def _take_prose(self, text: str) -> None:
+        shown = self._space + self._syntax.marks.shown(text)
+        if self._strips:
+            shown = shown.lstrip(SPACE)
+        kept = shown.rstrip(SPACE)
+        self._space = shown[len(kept) :]
+        self._emit(kept)
+
+    def _emit(self, text: str) -> None:
+        if not text:
+            return
+        self._strips = False
+        if self._state is State.REASONING:
+            self._deltas.append(ReasoningDelta(text))
+        else:
+            self._has_content = True
+            self._deltas.append(ContentDelta(text))
+
+    # ---- transitions -----------------------------------------------------------------------------
+
+    def _leave(self, then: State) -> None:
+        """Go to the next state after a terminal."""
+        match self._state:
+            case State.NAME:
+                if not self._end_name():
+                    return
+                if then in (State.CONTENT, State.SECTION):
+                    self.calls.end()  # it has no arguments
+            case State.HEADER:
+                then = self._end_header()
+            case State.KEY:
+                self._begin_value(then)
+            case State.VALUE | State.JSON_VALUE:
+                assert self._value is not None
+                self._value.end()
+                self._value = None
+            case State.MALFORMED:
+                self.calls.end()
+            case State.PARAMETERS if then is not State.KEY:
+                self.calls.end()
+        self._enter(then)
+
+    def _enter(self, then: State) -> None:
+        begins_section = then is State.SECTION and self._state is State.CONTENT
+        if then in (*PROSE, *DROPPED) and not begins_section:
+            self._raw = ""
+        self._state = then
+        self._space = ""
+        self._strips = True
+        self._dropped = ""
+        self._collected = ""
+        self._scanner = self._make_scanner() if then in SCANNED else None
+
+    def _end_name(self) -> bool:
+        """Begin the call whose name has been read. Return whether it is one."""
+        format = self._syntax.format
+        pattern = PLAIN_NAME
+        if isinstance(format, CallFormat) and isinstance(format.body, NamedCall):
+            pattern = format.body.pattern
+        match = re.fullmatch(pattern, self._syntax.marks.text(self._collected))
+        if match is None or re.search(r"\s", match["name"]):
+            self._not_a_call()
+            return False
+        self._begin_call(match["name"], match.groupdict().get("id"))
+        return True
+
+    def _begin_call(self, name: str, call_id: str | None) -> None:
+        self.calls.begin(name, call_id)
+        self._raw = ""
+
+    def _end_header(self) -> State:
+        """Return what the message is, by its header."""
+        header = self._syntax.marks.text(self._collected)
+        called = CALLED.search(header)
+        if called:
+            self._begin_call(called["name"], None)
+            return State.ARGUMENTS
+        return State.REASONING if "analysis" in header else State.CONTENT
+
+    def _begin_value(self, then: State) -> None:
+        key = self._syntax.marks.text(self._collected).strip()
+        has_json_values = bool(self._syntax.transitions[State.JSON_VALUE])
+        kind = self.calls.kind_of(key)
+        if has_json_values:  # the format itself tells texts from JSON
+            kind = "json" if then is State.JSON_VALUE else "text"
+        self._value = TaggedValue(self.calls, key, kind)
+
+    # ---- notations that end themselves -----------------------------------------------------------
+
+    def _make_scanner(self) -> Scanner:
+        if self._state is State.ARGUMENTS:
+            return JsonScanner()
+        format = self._syntax.format
+        is_bare = format is not None and format.is_bare
+        match body_of(format):
+            case JsonCall() as body:
+                return JsonCalls(body, self.calls, is_known_only=is_bare)
+            case GemmaCall(quote=quote):
+                return GemmaCalls(self.calls, self._syntax.marks.encode(quote))
+        return PythonCalls(self.calls, is_known_only=is_bare)
+
+    def _scan(self, at: int) -> int:
+        scanner = self._scanner
+        assert scanner is not None
+        num_calls = self.calls.count
+        end = scanner.push(self._pending, at)
+        self._raw += self._pending[at:end]
+        if self.calls.is_open or self.calls.count > num_calls:
+            self._raw = ""
+        if isinstance(scanner, JsonScanner):
+            self.calls.arguments(self._syntax.marks.text(scanner.take()))
+        if scanner.is_broken:
+            self._break()
+        elif scanner.is_done:
+            self._end_scan(scanner)
+        return end
+
+    def _break(self) -> None:
+        """Go on after text that cannot be read as a call."""
+        if self.calls.is_open:
+            self._enter(State.MALFORMED)
+        else:
+            self._not_a_call()
+
+    def _end_scan(self, scanner: Scanner) -> None:
+        if isinstance(scanner, JsonScanner):
+            self.calls.end()
+        self._enter(State.CLOSING if self._syntax.closes_call else self._syntax.after_call)
+        if self._syntax.format is not None and self._syntax.format.is_bare:
+            self._has_content = False
+
+    def _not_a_call(self) -> None:
+        """Give back the text since the mark as content."""
+        self.num_malformed += 1
+        text = self._syntax.marks.text(self._raw)
+        self._enter(State.CONTENT)
+        self._emit(text)
+
+
+def _joint(first: Delta, second: Delta) -> Delta | None:
+    """Return two neighbouring events as one, if they belong together."""
+    match first, second:
+        case ContentDelta(), ContentDelta():
+            return ContentDelta(first.text + second.text)
+        case ReasoningDelta(), ReasoningDelta():
+            return ReasoningDelta(first.text + second.text)
+        case ToolCallDelta(), ToolCallDelta() if first.index == second.index:
+            arguments = first.arguments + second.arguments
+            return ToolCallDelta(first.index, first.id, first.name, arguments)
+    return None

@@ -1,0 +1,160 @@
+"""The tool calls of one answer while they grow: what the parser finds becomes events."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from server.text.parsers.deltas import CallOutcome, ToolCallDelta
+from server.text.parsers.formats import IdStyle
+from server.text.parsers.tools import Tool
+
+ValueKind = Literal["text", "json", "either"]
+ALPHANUMERIC = string.ascii_letters + string.digits
+PYTHON_NAMES = {"true": "True", "false": "False", "null": "None"}
+STRING_OR_NAME = re.compile(
+    r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.S
+)
+
+
+class Calls:
+    """Collects the events of all calls. At most one call is open."""
+
+    def __init__(
+        self, tools: Mapping[str, Tool], id_style: IdStyle, emit: Callable[[Any], None]
+    ) -> None:
+        self.outcomes: list[CallOutcome] = []  # of the calls that have ended
+        self.is_open = False
+        self.count = 0
+        self._tools = tools
+        self._id_style = id_style
+        self._emit = emit
+        self._name = ""
+        self._arguments: list[str] = []
+        self._num_pairs = -1  # of arguments written by `key`; -1: not written that way
+
+    @property
+    def has_any(self) -> bool:
+        return self.count > 0
+
+    def knows(self, name: str) -> bool:
+        return name in self._tools
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        self._name = name
+        self._arguments = []
+        self._num_pairs = -1
+        self.is_open = True
+        self.count += 1
+        identity = call_id or self._new_id(name)
+        self._emit(ToolCallDelta(self.count - 1, identity, name, ""))
+
+    def arguments(self, text: str) -> None:
+        """Append to the JSON text of the arguments."""
+        if text:
+            self._arguments.append(text)
+            self._emit(ToolCallDelta(self.count - 1, None, None, text))
+
+    # Arguments that come as keys and values
+
+    def key(self, key: str) -> None:
+        """Begin the next argument."""
+        self._num_pairs = max(self._num_pairs, 0)
+        opening = ", " if self._num_pairs else "{"
+        self._num_pairs += 1
+        self.arguments(f"{opening}{_json(key)}: ")
+
+    def kind_of(self, key: str) -> ValueKind:
+        """Return what a value without quotes is, by the tool's schema."""
+        tool = self._tools.get(self._name)
+        if tool is None:
+            return "either"
+        properties = tool.parameters.get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        if not isinstance(schema, dict):
+            return "either"
+        return kind_of_schema(schema)
+
+    def value(self, text: str, kind: ValueKind) -> None:
+        """Write the whole value of an argument, which the model wrote without JSON's quotes."""
+        self.arguments(_json(read_value(text, kind)))
+
+    def literal(self, value: Any) -> None:
+        self.arguments(_json(value))
+
+    def end(self) -> None:
+        """End the open call."""
+        if not self._arguments:
+            self.arguments("{}")
+        elif self._num_pairs > 0:
+            self.arguments("}")
+        self.is_open = False
+        self.outcomes.append(self._outcome())
+
+    def _outcome(self) -> CallOutcome:
+        tool = self._tools.get(self._name)
+        if tool is None:
+            return "unknown_tool"
+        try:
+            given = json.loads("".join(self._arguments))
+        except ValueError:
+            return "invalid_arguments"
+        required = tool.parameters.get("required")
+        names = required if isinstance(required, list) else []
+        if not isinstance(given, dict) or not all(name in given for name in names):
+            return "invalid_arguments"
+        return "valid"
+
+    def _new_id(self, name: str) -> str:
+        """Return an id that the model's own template can show."""
+        match self._id_style:
+            case "short":
+                return "".join(secrets.choice(ALPHANUMERIC) for _ in range(9))
+            case "indexed":
+                return f"functions.{name}:{self.count - 1}"
+        return f"call_{secrets.token_hex(12)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def kind_of_schema(schema: Mapping[str, Any]) -> ValueKind:
+    """Return whether values of a schema are texts, or JSON, or one of both."""
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return "text" if kinds == "string" else "json"
+    choices = schema.get("enum")
+    if kinds is None and isinstance(choices, list) and choices:
+        return "text" if all(isinstance(choice, str) for choice in choices) else "either"
+    return "either"
+
+
+def read_value(text: str, kind: ValueKind) -> Any:
+    """Return the value that a model wrote without quotes: JSON, a Python literal, or a text."""
+    if kind == "text":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return read_python(text.strip())
+    except ValueError:
+        return text
+
+
+def read_python(text: str) -> Any:
+    """Return the value of a Python literal, in which JSON's names may stand. Raises ValueError."""
+    named = STRING_OR_NAME.sub(lambda m: m.group(1) or PYTHON_NAMES[m.group(2)], text)
+    try:
+        value = ast.literal_eval(named)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(f"not a literal: {text[:64]!r}") from error
+    return value

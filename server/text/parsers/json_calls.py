@@ -1,0 +1,160 @@
+"""Read calls that are JSON objects with a name and arguments, or an array of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from server.text.parsers.calls import Calls
+from server.text.parsers.formats import JsonCall
+from server.text.parsers.json_scanner import SPACE, JsonScanner
+
+Place = Literal["start", "object", "first key", "key", "colon", "value", "after", "next"]
+NAMES = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters")  # models of one format mix them up
+
+
+class JsonCalls:
+    """Reads the calls from an opening brace or bracket to its end.
+
+    `is_known_only` breaks at a function that is not among the tools.
+    """
+
+    def __init__(self, body: JsonCall, calls: Calls, *, is_known_only: bool) -> None:
+        self.is_done = False
+        self.is_broken = False
+        self._body = body
+        self._calls = calls
+        self._is_known_only = is_known_only
+        self._is_list = False
+        self._place: Place = "start"
+        self._value = JsonScanner()
+        self._key = ""
+        self._name = ""
+        self._id: str | None = None
+        self._early_arguments = ""  # before the name is known
+        self._text = ""  # of the value being read, unless it streams
+
+    def push(self, text: str, at: int) -> int:
+        while at < len(text) and not self.is_done and not self.is_broken:
+            if self._place in ("first key", "key", "value"):
+                at = self._read_value(text, at)
+            else:
+                self._structural(text[at])
+                at += 1
+        return at
+
+    def end(self) -> None:
+        """Nothing is pending at the end of the text."""
+
+    def _structural(self, char: str) -> None:
+        if char in SPACE:
+            return
+        match self._place, char:
+            case "start", "[":
+                self._is_list = True
+                self._place = "object"
+            case (("start" | "object"), "{"):
+                self._begin_object()
+            case "colon", ":":
+                self._begin_value("value")
+            case "after", ",":
+                self._begin_value("key")
+            case "after", "}":
+                self._end_object()
+            case "next", ",":
+                self._place = "object"
+            case ("next", "]"):
+                self.is_done = True
+            case _:
+                self.is_broken = True
+
+    def _begin_object(self) -> None:
+        self._name = ""
+        self._id = None
+        self._early_arguments = ""
+        self._begin_value("first key")
+
+    def _begin_value(self, place: Place) -> None:
+        self._place = place
+        self._value = JsonScanner()
+        self._text = ""
+
+    def _read_value(self, text: str, at: int) -> int:
+        if self._place == "first key" and text[at] == "}":
+            self.is_broken = True  # an empty object is no call
+            return at
+        at = self._value.push(text, at)
+        piece = self._value.take()
+        self._text += piece
+        if self._streams:
+            self._calls.arguments(piece)
+        self.is_broken = self._value.is_broken
+        if self._value.is_done:
+            self._end_value()
+        return at
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the value being read is the arguments of the open call."""
+        is_object = self._text.startswith("{")
+        return is_object and self._place == "value" and self._is_arguments and self._calls.is_open
+
+    @property
+    def _is_arguments(self) -> bool:
+        return not self._body.name or self._key in (*ARGUMENTS, self._body.arguments)
+
+    def _end_value(self) -> None:
+        if self._place != "value":
+            key = json.loads(self._text)
+            self.is_broken = not isinstance(key, str)
+            self._key = str(key)
+            self._place = "colon"
+            if not self._body.name:
+                self._begin_call(self._key)
+            return
+        has_streamed = self._streams
+        self._place = "after"
+        if self._is_arguments:
+            if not has_streamed:
+                self._take_arguments()
+            return
+        value = json.loads(self._text)
+        if self._key in (*NAMES, self._body.name):
+            self._begin_call(value)
+        elif self._key in ("id", self._body.id) and isinstance(value, str):
+            self._id = value if self._key == "id" else None
+
+    def _take_arguments(self) -> None:
+        """Take the whole arguments, which have not streamed."""
+        self._early_arguments = self._text
+        if self._calls.is_open:
+            self._write_early_arguments()
+
+    def _begin_call(self, name: object) -> None:
+        known = isinstance(name, str) and (not self._is_known_only or self._calls.knows(name))
+        if not known or self._calls.is_open:
+            self.is_broken = True
+            return
+        self._name = str(name)
+        self._calls.begin(self._name, self._id)
+        if self._early_arguments:
+            self._write_early_arguments()
+
+    def _write_early_arguments(self) -> None:
+        """Write arguments that were read before the name, or that are JSON inside a text."""
+        text, self._early_arguments = self._early_arguments, ""
+        value = json.loads(text)
+        if isinstance(value, str):
+            text = value
+        self._calls.arguments("" if text == "null" else text)
+
+    def _end_object(self) -> None:
+        if not self._calls.is_open:
+            self.is_broken = True
+            return
+        self._calls.end()
+        if self._is_list:
+            self._place = "next"
+        else:
+            self.is_done = True

@@ -1,0 +1,182 @@
+"""Follow a JSON value through a text that arrives in pieces (RFC 8259)."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Mode = Literal["value", "item", "key", "first key", "colon", "after", "string", "escape", "scalar"]
+
+PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # of a string
+SPACE = " \t\n\r"
+SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
+WHOLE_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|true|false|null")
+# The beginnings of scalars.
+PART_OF_SCALAR = re.compile(
+    r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|(0|[1-9][0-9]*)(\.[0-9]+)?[eE][-+]?[0-9]*)?"
+    r"|t(ru?)?|f(a(ls?)?)?|n(ul?)?|true|false|null"
+)
+HEX = frozenset("0123456789abcdefABCDEF")
+CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class JsonScanner:
+    """Reads one JSON value, and stops where it ends or where it breaks. Drops space before it.
+
+    A control character in a string, such as a line break, is not JSON, but models write it. It is
+    replaced by its escape, so that `text` is always a beginning of valid JSON.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.is_broken = False
+        self._stack: list[str] = []  # open brackets
+        self._mode: Mode = "value"
+        self._escape = ""  # after a backslash
+        self._scalar = ""
+        self._is_key = False
+        self._parts: list[str] = []
+
+    def take(self) -> str:
+        """Return the text read since the last call."""
+        text = "".join(self._parts)
+        self._parts.clear()
+        return text
+
+    def push(self, text: str, at: int) -> int:
+        """Read from position `at`. Return the position after what was read."""
+        while at < len(text) and not self.is_done and not self.is_broken:
+            at = self._step(text, at)
+        return at
+
+    def end(self) -> None:
+        """Take the end of the text as the end of a number or another scalar."""
+        if self._mode == "scalar" and not self._stack:
+            self._end_scalar()
+
+    def _step(self, text: str, at: int) -> int:
+        match self._mode:
+            case "string":
+                return self._string(text, at)
+            case "escape":
+                return self._escaped(text, at)
+            case "scalar":
+                return self._more_scalar(text, at)
+        char = text[at]
+        if char not in SPACE and not self._structural(char):
+            self.is_broken = True
+            return at
+        if self._reads_scalar:  # its first character is read with the others
+            return at
+        is_leading_space = char in SPACE and self._mode == "value" and not self._stack
+        if not is_leading_space:
+            self._parts.append(char)
+        return at + 1
+
+    @property
+    def _reads_scalar(self) -> bool:
+        return self._mode == "scalar"
+
+    def _structural(self, char: str) -> bool:
+        """Read a character outside strings and scalars. Return whether it may stand here."""
+        match self._mode:
+            case "value":
+                return self._begin_value(char)
+            case "item":
+                return self._close("]") if char == "]" else self._begin_value(char)
+            case "first key" if char == "}":
+                return self._close("}")
+            case "key" | "first key":
+                self._is_key = True
+                self._mode = "string"
+                return char == '"'
+            case "colon":
+                self._mode = "value"
+                return char == ":"
+        if char == ",":
+            self._mode = "key" if self._stack[-1] == "}" else "value"
+            return True
+        return self._close(char)
+
+    def _begin_value(self, char: str) -> bool:
+        if char == "{":
+            self._stack.append("}")
+            self._mode = "first key"
+        elif char == "[":
+            self._stack.append("]")
+            self._mode = "item"
+        elif char == '"':
+            self._is_key = False
+            self._mode = "string"
+        else:
+            self._scalar = ""
+            self._mode = "scalar"
+            return SCALAR.match(char) is not None
+        return True
+
+    def _close(self, char: str) -> bool:
+        if not self._stack or self._stack[-1] != char:
+            return False
+        self._stack.pop()
+        self._end_value()
+        return True
+
+    def _end_value(self) -> None:
+        self._mode = "after"
+        self.is_done = not self._stack
+
+    def _string(self, text: str, at: int) -> int:
+        plain = PLAIN.match(text, at)
+        if plain:
+            self._parts.append(plain.group())
+            return plain.end()
+        char = text[at]
+        if char == '"':
+            self._parts.append(char)
+            if self._is_key:
+                self._mode = "colon"
+            else:
+                self._end_value()
+        elif char == "\\":
+            self._escape = ""
+            self._mode = "escape"
+        else:
+            self._parts.append(CONTROL.get(char, f"\\u{ord(char):04x}"))
+        return at + 1
+
+    def _escaped(self, text: str, at: int) -> int:
+        """Read an escape. It is passed on whole, so that `text` never ends within one."""
+        escape = self._escape + text[at]
+        if escape[0] == "u":
+            is_valid = escape == "u" or escape[-1] in HEX
+            is_whole = len(escape) == 5
+        else:
+            is_valid = escape in '"\\/bfnrt'
+            is_whole = True
+        if not is_valid:
+            self.is_broken = True
+            return at
+        self._escape = escape
+        if is_whole:
+            self._parts.append("\\" + escape)
+            self._mode = "string"
+        return at + 1
+
+    def _more_scalar(self, text: str, at: int) -> int:
+        found = SCALAR.match(text, at)
+        if found is None:
+            self._end_scalar()
+            return at
+        longer = self._scalar + found.group()
+        if not PART_OF_SCALAR.fullmatch(longer):
+            self.is_broken = True
+            return at
+        self._scalar = longer
+        self._parts.append(found.group())
+        return found.end()
+
+    def _end_scalar(self) -> None:
+        if WHOLE_SCALAR.fullmatch(self._scalar):
+            self._end_value()
+        else:
+            self.is_broken = True

@@ -1,0 +1,273 @@
+"""Read calls whose arguments are pairs of a name and a literal: Python's and Gemma's formats.
+
+An argument is passed on when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+from server.text.parsers.calls import Calls, read_python
+
+SPACE = " \t\n\r"
+OPEN, CLOSE = "([{", ")]}"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+PART_OF_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+MAX_NAME = 256
+
+Place = Literal["start", "call", "name", "key", "value", "next"]
+
+
+class PythonCalls:
+    """Reads [f(a=1, b="x"), g()] from the bracket to its end."""
+
+    def __init__(self, calls: Calls, *, is_known_only: bool) -> None:
+        self.is_done = False
+        self.is_broken = False
+        self._calls = calls
+        self._is_known_only = is_known_only
+        self._place: Place = "start"
+        self._text = ""  # of the name, key or value being read
+        self._depth = 0  # of brackets in a value
+        self._quote = ""
+        self._is_escaped = False
+
+    def push(self, text: str, at: int) -> int:
+        while at < len(text) and not self.is_done and not self.is_broken:
+            self._step(text[at])
+            at += 1
+        return at
+
+    def end(self) -> None:
+        """Nothing is pending at the end of the text."""
+
+    def _step(self, char: str) -> None:
+        match self._place:
+            case "value":
+                self._in_value(char)
+            case "name" | "key":
+                self._in_name(char)
+            case _:
+                self._between(char)
+
+    def _between(self, char: str) -> None:
+        if char in SPACE:
+            return
+        match self._place, char:
+            case "start", "[":
+                self._place = "call"
+            case "next", ",":
+                self._place = "call"
+            case ("next", "]"):
+                self.is_done = True
+            case "call", _:
+                self._text = char
+                self._place = "name"
+                self.is_broken = NAME.fullmatch(char) is None
+            case _:
+                self.is_broken = True
+
+    def _in_name(self, char: str) -> None:
+        end = "(" if self._place == "name" else "="
+        if char == ")" and self._place == "key" and not self._text.strip():
+            self._end_call()
+        elif char == end:
+            self._end_name()
+        elif len(self._text) < MAX_NAME and PART_OF_NAME.fullmatch((self._text + char).strip()):
+            self._text += char
+        else:
+            self.is_broken = True
+
+    def _end_name(self) -> None:
+        name = self._text.strip()
+        self._text = ""
+        if not NAME.fullmatch(name):
+            self.is_broken = True
+        elif self._place == "key":
+            self._calls.key(name)
+            self._place = "value"
+            self._depth = 0
+        elif self._is_known_only and not self._calls.knows(name):
+            self.is_broken = True
+        else:
+            self._calls.begin(name)
+            self._place = "key"
+
+    def _in_value(self, char: str) -> None:
+        if self._quote:
+            self._in_string(char)
+        elif self._depth == 0 and char in ",)":
+            self._end_value()
+            self._place = "key"
+            if char == ")":
+                self._end_call()
+            return
+        elif char in OPEN:
+            self._depth += 1
+        elif char in CLOSE:
+            self._depth -= 1
+        elif char in "\"'":
+            self._quote = char
+        self._text += char
+
+    def _in_string(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif char == "\\":
+            self._is_escaped = True
+        elif char == self._quote:
+            self._quote = ""
+
+    def _end_value(self) -> None:
+        text, self._text = self._text.strip(), ""
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = _python_or_text(text)
+        self._calls.literal(value)
+
+    def _end_call(self) -> None:
+        self._calls.end()
+        self._text = ""
+        self._place = "next"
+
+
+def _python_or_text(text: str) -> Any:
+    try:
+        return read_python(text)
+    except ValueError:
+        return text
+
+
+class GemmaCalls:
+    """Reads f{a:1,b:<|"|>x<|"|>} from the name to the closing brace.
+
+    `quote` is one character, the mark of its token, or a text.
+    """
+
+    def __init__(self, calls: Calls, quote: str) -> None:
+        self.is_done = False
+        self.is_broken = False
+        self._calls = calls
+        self._quote = quote
+        self._text = ""
+        self._place: Place = "name"
+        self._depth = 0
+        self._is_quoted = False
+
+    def push(self, text: str, at: int) -> int:
+        while at < len(text) and not self.is_done and not self.is_broken:
+            self._step(text[at])
+            at += 1
+        return at
+
+    def end(self) -> None:
+        """Nothing is pending at the end of the text."""
+
+    def _step(self, char: str) -> None:
+        if self._place == "value":
+            self._in_value(char)
+            return
+        if char == "}" and self._place == "key" and not self._text.strip():
+            self._end_call()
+        elif char == ("{" if self._place == "name" else ":"):
+            self._end_name()
+        elif len(self._text) < MAX_NAME:
+            self._text += char
+        else:
+            self.is_broken = True
+
+    def _end_name(self) -> None:
+        name = self._text.replace(self._quote, "").strip(" ,\n")
+        self._text = ""
+        if not name:
+            self.is_broken = True
+        elif self._place == "key":
+            self._calls.key(name)
+            self._place = "value"
+            self._depth = 0
+        else:
+            self._calls.begin(name)
+            self._place = "key"
+
+    def _in_value(self, char: str) -> None:
+        if not self._is_quoted and self._depth == 0 and char in ",}":
+            value = _GemmaValue(self._text, self._quote).read()
+            self._calls.literal(value)
+            self._text = ""
+            self._place = "key"
+            if char == "}":
+                self._end_call()
+            return
+        self._text += char
+        if self._text.endswith(self._quote):
+            self._is_quoted = not self._is_quoted
+        elif not self._is_quoted:
+            self._depth += (char in OPEN) - (char in CLOSE)
+
+    def _end_call(self) -> None:
+        self._calls.end()
+        self.is_done = True
+
+
+class _GemmaValue:
+    """Reads one whole value: a quoted text, an object, an array, or a JSON scalar."""
+
+    def __init__(self, text: str, quote: str) -> None:
+        self._text = text.strip()
+        self._quote = quote
+        self._at = 0
+
+    def read(self) -> Any:
+        """Return the value, or the text itself if it cannot be read."""
+        try:
+            value = self._value()
+        except (ValueError, IndexError, RecursionError):
+            return self._text
+        return value if self._at == len(self._text) else self._text
+
+    def _value(self) -> Any:
+        if self._text.startswith(self._quote, self._at):
+            return self._quoted()
+        if self._text[self._at] in "{[":
+            return self._collection()
+        end = self._at
+        while end < len(self._text) and self._text[end] not in ",]}:":
+            end += 1
+        word = self._text[self._at : end].strip()
+        self._at = end
+        return json.loads(word)
+
+    def _quoted(self) -> str:
+        start = self._at + len(self._quote)
+        end = self._text.index(self._quote, start)
+        self._at = end + len(self._quote)
+        return self._text[start:end]
+
+    def _collection(self) -> Any:
+        is_object = self._text[self._at] == "{"
+        closing = "}" if is_object else "]"
+        items: list[Any] = []
+        pairs: dict[str, Any] = {}
+        self._at += 1
+        while self._text[self._at] != closing:
+            if is_object:
+                key = self._key()
+                pairs[key] = self._value()
+            else:
+                items.append(self._value())
+            if self._text[self._at] == ",":
+                self._at += 1
+        self._at += 1
+        return pairs if is_object else items
+
+    def _key(self) -> str:
+        if self._text.startswith(self._quote, self._at):
+            key = self._quoted()
+        else:
+            end = self._text.index(":", self._at)
+            key, self._at = self._text[self._at : end].strip(), end
+        self._at = self._text.index(":", self._at) + 1
+        return key

@@ -1,0 +1,221 @@
+"""Tools and reasoning over HTTP: chat completions with a template that knows neither."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.server.conftest import encode, model, says
+from tests.support.fake_engine import INFO, FakeEngine
+from tests.support.rig import Served, serving
+
+__all__ = ["encode", "model", "says"]
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+TWO = f"Let me see.\n{CALL}\n{CALL}"
+
+
+def engine_of(script: Any) -> FakeEngine:
+    """Return an engine with room for tools: each of their bytes is a token."""
+    return FakeEngine(script, info=msgspec.structs.replace(INFO, max_model_len=4096))
+
+
+async def streamed(served: Served, **fields: Any) -> dict[str, Any]:
+    """Return the message and finish reason of a stream, joined as clients join it."""
+    response = await served.chat(stream=True, **fields)
+    assert response.status_code == 200, response.text
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    finish = None
+    for line in response.text.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+        delta = choice["delta"]
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+        finish = choice["finish_reason"] or finish
+    return {"message": message, "finish_reason": finish}
+
+
+async def test_calls_are_the_same_in_stream_and_whole_answer(model: Path, says) -> None:
+    async with serving(engine_of(says(TWO)), model) as served:
+        whole = (await served.chat(tools=[WEATHER])).json()["choices"][0]
+        stream = await streamed(served, tools=[WEATHER])
+    assert whole["finish_reason"] == stream["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] == stream["message"]["content"] == "Let me see."
+    calls = whole["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == stream["message"]["tool_calls"]
+    assert calls[0]["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert len({call["id"] for call in calls}) == 2
+    assert all(call["type"] == "function" and "index" not in call for call in calls)
+
+
+async def test_answer_of_calls_alone_has_null_content(model: Path, says) -> None:
+    async with serving(engine_of(says(CALL)), model) as served:
+        message = (await served.chat(tools=[WEATHER])).json()["choices"][0]["message"]
+    assert message["content"] is None
+
+
+async def test_answer_without_calls_has_no_tool_calls(model: Path, says) -> None:
+    async with serving(engine_of(says("Hello <b> ")), model) as served:
+        choice = (await served.chat(tools=[WEATHER])).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello <b> ", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("length", range(1, len(CALL), 7))
+async def test_cut_call_ends_with_length(model: Path, says, length: int) -> None:
+    async with serving(engine_of(says(CALL)), model) as served:
+        fields = {"tools": [WEATHER], "max_tokens": length}
+        whole = (await served.chat(**fields)).json()["choices"][0]
+        stream = await streamed(served, **fields)
+    assert whole["finish_reason"] == stream["finish_reason"] == "length"
+    assert not whole["message"]["content"]
+    for call in whole["message"].get("tool_calls", ()):
+        assert '{"city": "Rome"}'.startswith(call["function"]["arguments"])
+
+
+async def test_model_reads_the_tools_and_their_results(model: Path, says) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    async with serving(engine_of(says("x")), model) as served:
+        assert (await served.chat(tools=[WEATHER], messages=messages)).status_code == 200
+        await served.chat(tools=[WEATHER], tool_choice="none")
+        with_tools, without = (
+            served.app.state.penstock.tokenizer.decode(request.prompt)
+            for request in served.engine.requests
+        )
+    assert with_tools.startswith("<system>Be brief.\n\nYou can call functions.")
+    assert '"name": "weather"' in with_tools
+    assert (
+        '<assistant><tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>' in with_tools
+    )
+    assert "<user><tool_response>\nsunny\n</tool_response>" in with_tools
+    assert without == "<user>Hi\n<assistant>"
+
+
+async def test_tool_choice_none_leaves_markup_as_content(model: Path, says) -> None:
+    async with serving(engine_of(says(CALL)), model) as served:
+        response = await served.chat(tools=[WEATHER], tool_choice="none")
+    assert response.json()["choices"][0]["message"]["content"] == CALL
+
+
+@pytest.mark.parametrize(
+    ("fields", "held"),
+    [
+        ({}, False),
+        ({"tool_choice": "auto"}, False),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+    ],
+)
+async def test_choice_holds_the_answer_to_a_grammar(model: Path, says, fields, held) -> None:
+    async with serving(engine_of(says(CALL)), model) as served:
+        response = await served.chat(tools=[WEATHER], **fields)
+        (request,) = served.engine.requests
+    assert response.status_code == 200
+    assert (request.params.grammar is not None) == held
+    is_named = isinstance(fields.get("tool_choice"), dict)
+    expected = "stop" if is_named else "tool_calls"  # as OpenAI's own API ends a named call
+    assert response.json()["choices"][0]["finish_reason"] == expected
+
+
+async def test_strict_tool_holds_calls_also_in_auto(model: Path, says) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    async with serving(engine_of(says(CALL)), model) as served:
+        await served.chat(tools=[strict])
+        (request,) = served.engine.requests
+    assert request.params.grammar is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_parallel_calls_the_answer_ends_after_one(model, says, stream) -> None:
+    async with serving(engine_of(says(TWO)), model) as served:
+        fields = {"tools": [WEATHER], "parallel_tool_calls": False}
+        if stream:
+            answer = await streamed(served, **fields)
+        else:
+            answer = (await served.chat(**fields)).json()["choices"][0]
+    assert len(answer["message"]["tool_calls"]) == 1
+    assert answer["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": "f"}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+    ],
+)
+async def test_wrong_tools_are_refused_by_name(model: Path, says, fields, param) -> None:
+    async with serving(engine_of(says("x")), model) as served:
+        response = await served.chat(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_reasoning_is_its_own_field_and_counted(model: Path, says) -> None:
+    text = "<think>\nHm.\n</think>\n\nYes."
+    async with serving(engine_of(says(text)), model, reasoning_parser="think") as served:
+        whole = (await served.chat()).json()
+        stream = await streamed(served)
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+    assert message["reasoning"] == message["reasoning_content"]
+    assert stream["message"]["reasoning_content"] == "Hm."
+    assert stream["message"]["content"] == "Yes."
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 13}
+
+
+async def test_prompt_that_opens_reasoning_begins_with_it(model: Path, says) -> None:
+    text = "Hm.</think>Yes."
+    async with serving(engine_of(says(text)), model, reasoning_parser="think") as served:
+        opened = {"chat_template_kwargs": {"enable_thinking": True}}
+        message = (await served.chat(**opened)).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+
+
+async def test_calls_are_counted_by_what_they_are(model: Path, says) -> None:
+    texts = [CALL, CALL.replace("weather", "x"), CALL.replace("city", "town"), "<tool_call>?"]
+    async with serving(engine_of(says("\n".join(texts))), model) as served:
+        assert (await served.chat(tools=[WEATHER])).status_code == 200
+        lines = (await served.http.get("/metrics")).text.splitlines()
+    counts = {
+        line.split('result="')[1].split('"')[0]: float(line.split()[-1])
+        for line in lines
+        if line.startswith("penstock:tool_calls_total")
+    }
+    assert counts == {"valid": 1, "unknown_tool": 1, "invalid_arguments": 1, "malformed": 1}
+
+
+async def test_logprobs_and_token_ids_cover_the_whole_answer(model: Path, says) -> None:
+    async with serving(engine_of(says(TWO)), model) as served:
+        response = await served.chat(tools=[WEATHER], logprobs=True, return_token_ids=True)
+    choice = response.json()["choices"][0]
+    assert len(choice["token_ids"]) == len(TWO) + 1
+    assert len(choice["logprobs"]["content"]) == len(TWO)

@@ -1,0 +1,127 @@
+"""Every published template: its format is found, and its own calls are parsed back."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from server.cli.config import ReasoningParser, ToolCallParser
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.detect import PROBES, AnswerFormat, Prober, detect
+from server.text.parsers.formats import BY_NAME, CALL_FORMATS, REASONING_BY_NAME
+from tests.support.parsing import check_cuts, parse
+
+ASSETS = Path(__file__).parents[5] / "shared" / "assets" / "chat-templates"
+FILES = sorted(ASSETS.glob("*.jinja"))
+TOKEN = re.compile(r"<[|｜/]?[\w:▁｜]+[|｜]?>|\[/?[A-Z_]+\]|<\|\"\|>|<\w+\|>")
+# Templates that show no calls, whose calls only their instructions or tokens name, or that fail.
+NOT_SHOWN = {
+    "CohereForAI-c4ai-command-r-plus-tool_use": None,
+    "HuggingFaceTB-SmolLM3-3B": None,
+    "Kimi-K2-Instruct": "kimi_k2",
+    "Kimi-K2-Thinking": "kimi_k2",
+    "LFM2-8B-A1B": None,
+    "LFM2.5-Instruct": None,
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek_r1",
+    "fireworks-ai-llama-3-firefunction-v2": "firefunction",
+    "google-gemma-2-2b-it": None,
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
+    "llama-cpp-deepseek-r1": "deepseek_r1",
+    "llama-cpp-rwkv-world": None,
+    "meetkai-functionary-medium-v3.2": None,
+    "microsoft-Phi-3.5-mini-instruct": None,
+}
+INFERRED = {"GigaChat3-10B-A1.8B"}
+
+
+def detected(file: Path, *, tokens: bool = True) -> tuple[AnswerFormat, Prober]:
+    source = file.read_text(encoding="utf-8")
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, file)
+    found = sorted(set(TOKEN.findall(source))) if tokens else []
+    ids = {token: index for index, token in enumerate(found)}
+    try:
+        special = frozenset(ids.values())
+        prober = Prober(template.render, source, ids, special)
+        return detect(template.render, source, ids, special), prober
+    finally:
+        template.close()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_published_template_is_detected_and_its_calls_survive_splits(file: Path) -> None:
+    answers, prober = detected(file)
+    if file.stem in NOT_SHOWN:
+        name = answers.calls.name if answers.calls else None
+        assert (name, answers.round_trips) == (NOT_SHOWN[file.stem], False)
+        return
+    assert answers.round_trips
+    assert answers.source == ("template" if file.stem in INFERRED else "table")
+    called = prober.called
+    marked = answers.syntax.marks.encode(prober.answer)
+    answer = parse(answers.syntax, [marked], PROBES)
+    assert [(name, json.loads(arguments)) for name, arguments in answer.calls] == called
+    check_cuts(answers.syntax, prober.answer, PROBES)
+
+
+@pytest.mark.parametrize(
+    "stem", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "Mistral-Small-3.2-24B-Instruct-2506"]
+)
+def test_detection_needs_no_tokens(stem: str) -> None:
+    answers, _ = detected(ASSETS / f"{stem}.jinja", tokens=False)
+    assert answers.round_trips
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("Qwen-Qwen3-0.6B", "think"),
+        ("ByteDance-Seed-OSS", "seed_oss"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "mistral"),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "cohere"),
+        ("google-gemma-4-31B-it", "gemma4"),
+        ("Apertus-8B-Instruct", "apertus"),
+        ("Apriel-1.6-15b-Thinker-fixed", "apriel"),
+        ("Qwen-Qwen2.5-7B-Instruct", None),
+    ],
+)
+def test_reasoning_of_published_template_is_found(stem: str, name: str | None) -> None:
+    answers, _ = detected(ASSETS / f"{stem}.jinja")
+    assert answers.reasoning == (REASONING_BY_NAME[name] if name else None)
+
+
+def test_unknown_marks_are_inferred_from_what_the_template_renders(tmp_path: Path) -> None:
+    for stem, old, new in (
+        ("Qwen-Qwen2.5-7B-Instruct", "tool_call>", "do_this>"),
+        ("Qwen3-Coder", "parameter", "argument"),
+        ("deepseek-ai-DeepSeek-V3.1", "tool▁sep", "tool▁then"),
+        ("NVIDIA-Nemotron-Nano-v2", "TOOLCALL", "CALLS"),
+    ):
+        file = tmp_path / f"{stem}.jinja"
+        source = (ASSETS / f"{stem}.jinja").read_text(encoding="utf-8").replace(old, new)
+        file.write_text(source, encoding="utf-8")
+        answers, prober = detected(file)
+        assert (answers.source, answers.round_trips) == ("template", True), stem
+        check_cuts(answers.syntax, prober.answer, PROBES)
+
+
+def test_flag_overrides_what_is_found() -> None:
+    file = ASSETS / "Qwen-Qwen3-0.6B.jinja"
+    source = file.read_text(encoding="utf-8")
+    template = ChatTemplate(source, {}, file)
+    try:
+        answers = detect(
+            template.render, source, {}, frozenset(), calls=BY_NAME["pythonic"], reasoning=None
+        )
+    finally:
+        template.close()
+    assert answers.calls is BY_NAME["pythonic"]
+    assert (answers.source, answers.round_trips, answers.reasoning) == ("flag", False, None)
+
+
+def test_every_format_is_a_choice_of_the_flag() -> None:
+    assert set(get_args(ToolCallParser)) == {"auto", *(f.name for f in CALL_FORMATS)}
+    assert set(get_args(ReasoningParser)) == {"auto", "none", *REASONING_BY_NAME}
