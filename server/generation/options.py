@@ -49,6 +49,7 @@ class GenerationOptions:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[str, float] = field(default_factory=dict)  # keys are token ids
     allowed_token_ids: Sequence[int] = ()  # empty: all
+    bad_words: Sequence[str] = ()  # texts that are not generated
     grammar: WantedGrammar | None = None  # the answer follows it
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.

@@ -47,9 +47,11 @@ LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; 
 MAX_TOKENS_NAMES = Field(validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES))
 MAX_BIASES = 1024
 MAX_STOPS = 32
+MAX_BAD_WORDS = 128
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+BadWord = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Stops = Annotated[
     Annotated[Stop, Tag("<one>")]
@@ -84,7 +86,7 @@ class GenerateBody(Body):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
         **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
-        **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
+        "logits_processors": ([],),
         **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens"), ()),
     }
 
@@ -144,6 +146,9 @@ class GenerateBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (
+        None
+    )
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = (
         None
     )
     include_stop_str_in_output: bool | None = None
@@ -243,6 +248,7 @@ class GenerateBody(Body):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
             allowed_token_ids=self.allowed_token_ids or (),
+            bad_words=self.bad_words or (),
             grammar=self._grammar,
             num_logprobs=self.num_logprobs,
             num_prompt_logprobs=self.num_prompt_logprobs,

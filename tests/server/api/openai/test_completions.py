@@ -96,6 +96,19 @@ async def test_allowed_token_ids_reach_the_engine(served):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
 
 
+async def test_bad_words_reach_the_engine_with_and_without_a_space(served, encode):
+    await served.complete(prompt="a", bad_words=["ab", " ab", "  ", "c"])
+    due = [encode("ab"), encode(" ab"), encode("  "), encode("   "), encode("c"), encode(" c")]
+    banned = served.engine.requests[-1].params.banned_sequences
+    assert banned == tuple(map(tuple, due))
+    await served.chat(bad_words=[])
+    assert served.engine.requests[-1].params.banned_sequences == ()
+    answer = await served.complete(prompt="a", bad_words=["€" * 64] * 3 + ["x" * 64] * 128)
+    assert answer.json()["error"]["param"] == "bad_words"
+    answer = await served.complete(prompt="a", bad_words=[f"{n:060}" for n in range(20)])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bad_words")
+
+
 async def test_answers_have_the_fingerprint_of_model_and_version(served):
     answers = [(await served.complete(prompt="a")).json(), (await served.chat()).json()]
     prints = {answer["system_fingerprint"] for answer in answers}
