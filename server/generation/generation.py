@@ -33,6 +33,7 @@ class Generation(Submission[TokenOutput]):
         ]
         self._by_id = {state.client.next_id(): choice for choice in self._choices}
         self._timelines = [Timeline() for _ in self._choices]
+        self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
         super().__init__(state, self._by_id)
 
     # Requests
@@ -108,6 +109,8 @@ class Generation(Submission[TokenOutput]):
             if output.finish == "error":
                 raise numerical_error()
             self._timelines[choice.index].add_token(at)
+            if output.logprobs is not None:
+                self._logprob_sums[choice.index] += output.logprobs.logprob
             changed[choice.index] = choice
             reason = choice.add(output)
             if reason is not None:
@@ -121,6 +124,14 @@ class Generation(Submission[TokenOutput]):
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=self._cached_tokens(),
         )
+
+    def scores(self) -> list[float]:
+        """Return the mean logprob of the tokens of each choice, the end token included.
+
+        0 if the engine computes no logprobs.
+        """
+        lengths = [max(choice.num_tokens, 1) for choice in self._choices]
+        return [total / length for total, length in zip(self._logprob_sums, lengths, strict=True)]
 
     def _cached_tokens(self) -> int:
         """Count the first choice of each prompt. The others share its blocks in any case."""

@@ -22,6 +22,7 @@ class GenerationOptions:
     model: str | None
     stream: bool = False
     n: int = 1  # choices per prompt
+    best_of: int | None = None  # candidates per prompt, at least n; the n likeliest are returned
     priority: int = 0
     cache_salt: str = ""
 
@@ -55,3 +56,8 @@ class GenerationOptions:
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
+
+    @property
+    def num_candidates(self) -> int:
+        """Number of answers per prompt that are generated."""
+        return self.best_of or self.n

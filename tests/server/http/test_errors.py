@@ -99,7 +99,11 @@ CHAT_CASES: Cases = [
 ]
 COMPLETION_CASES: Cases = [
     ({"suffix": "x"}, "suffix", UNSUPPORTED),
-    ({"best_of": 2}, "best_of", UNSUPPORTED),
+    ({"best_of": 2, "stream": True}, "best_of", UNSUPPORTED),
+    ({"best_of": 2, "n": 3}, "best_of", BAD),
+    ({"best_of": 0}, "best_of", BAD),
+    ({"best_of": 129}, "best_of", BAD),
+    ({"prompt": ["a"] * 17, "best_of": 128}, "prompt", BAD),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds", UNSUPPORTED),
     ({"max_tokens": 0}, "max_tokens", BAD),
     ({"max_tokens": 0, "logprobs": 1}, "max_tokens", BAD),

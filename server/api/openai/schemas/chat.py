@@ -219,7 +219,6 @@ class ChatBody(GenerateBody):
         "moderation": (),
         "modalities": (["text"],),
         "echo": (False,),
-        "best_of": (1,),
     }
     HINTS: ClassVar[dict[str, str]] = {
         "tools": " Turn off native function calling in the client (in Open WebUI: Legacy).",

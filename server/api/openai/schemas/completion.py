@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, Tag, model_validator
-from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.schemas.fields import (
     INT32,
@@ -54,12 +53,9 @@ class CompletionBody(GenerateBody):
     max_tokens: Annotated[Annotated[int, Between(0, INT32)] | None, MAX_TOKENS_NAMES] = None
     logprobs: Annotated[int, Between(0, 20)] | None = None
     echo: bool | None = None
-    best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None  # only n is supported
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise failure("unsupported", "is supported only if it equals n", "best_of")
         if self.max_tokens == 0 and not self.echo and not self.asks_prompt_logprobs:
             message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
             raise failure("invalid", message, "max_tokens")

@@ -99,6 +99,8 @@ class GenerateBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Between(1, 128)] | None = None
+    # At least n, which JSON Schema cannot say.
+    best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
     stop: Stops | None = None
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
@@ -187,6 +189,17 @@ class GenerateBody(Body):
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
         return self
 
+    @model_validator(mode="after")
+    def _best_of_has_candidates(self) -> Self:
+        n = self.n or 1
+        if self.best_of is None or self.best_of == n:
+            return self
+        if self.best_of < n:
+            raise failure("invalid", f"must be at least n, which is {n}", "best_of")
+        if self.stream:
+            raise failure("unsupported", "above n is not supported with stream: true", "best_of")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _no_limit(cls, value: Any) -> Any:
@@ -227,6 +240,7 @@ class GenerateBody(Body):
             model=self.model,
             stream=bool(self.stream),
             n=self.n or 1,
+            best_of=self.best_of,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             max_tokens=self.max_new_tokens,
