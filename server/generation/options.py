@@ -26,6 +26,9 @@ class GenerationOptions:
     priority: int = 0
     cache_salt: str = ""
 
+    # None: the whole prompt, which must fit. -1: as many of its last tokens as fit.
+    truncate_prompt_tokens: int | None = None
+
     # Where the answer ends.
     max_tokens: int | None = None  # None: the default, or until the context is full
     # Of models that continue the prompt: a translation ends itself.

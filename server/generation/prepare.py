@@ -20,6 +20,7 @@ from server.generation.limits import (
 from server.generation.options import GenerationOptions
 from server.generation.prompts import Echo
 from server.generation.sampling import check_logit_bias, check_min_tokens, sampling_params
+from server.generation.truncation import truncated
 from server.http.body import ignored_header
 from server.http.errors import unsupported
 from server.state import AppState
@@ -42,7 +43,7 @@ class PreparedRequest:
     start_token: int | None
     echoes: list[Echo] | None  # texts that the answers begin with, one per prompt
     ignored: list[str]  # names of request fields without effect, for the response header
-    lowered: int | None  # the most tokens the context leaves, if max_tokens is above it
+    adjusted: dict[str, int]  # values that took the place of parameters, for the response header
     arrival: float  # CLOCK_MONOTONIC seconds
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to
@@ -55,10 +56,11 @@ class PreparedRequest:
     @property
     def notes(self) -> dict[str, str]:
         """The response headers that tell what became of the request's fields."""
-        lowered = {}
-        if self.lowered is not None:
-            lowered["x-adjusted-params"] = f"max_tokens={self.lowered}"
-        return ignored_header(self.ignored) | lowered
+        notes = ignored_header(self.ignored)
+        if self.adjusted:
+            values = [f"{name}={value}" for name, value in self.adjusted.items()]
+            notes["x-adjusted-params"] = ", ".join(values)
+        return notes
 
     def prompt_of(self, choice: int) -> int:
         """Return the index of the prompt that a choice answers."""
@@ -100,8 +102,14 @@ def prepare(
     check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
     check_logit_bias(state, options.logit_bias)
     check_choices(options, len(prompts), param)
+    given = prompts
+    prompts = [truncated(state, options, prompt) for prompt in given]
     token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
-    most = max(token_limits)
+    adjusted = {}
+    if options.max_tokens is not None and max(token_limits) < options.max_tokens:
+        adjusted["max_tokens"] = max(token_limits)
+    if prompts != given:
+        adjusted["truncate_prompt_tokens"] = max(map(len, prompts))
     check_prompt_logprobs(options, sum(map(len, prompts)))
     check_answer_logprobs(options, token_limits)
     params = sampling_params(state, options)
@@ -115,7 +123,7 @@ def prepare(
         start_token=state.start_token,
         echoes=echoes,
         ignored=list(ignored),
-        lowered=most if options.max_tokens is not None and most < options.max_tokens else None,
+        adjusted=adjusted,
         arrival=request.state.arrival,
         request_id=request.state.request_id,
         headers=request.headers,

@@ -93,11 +93,16 @@ class OpenAIWriter:
         self._body = body
         self._id = self.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
+        self._prompt_tokens = sum(map(len, prepared.prompts))
+        self._num_tokens = 0  # generated and written so far, in all choices
 
     # Bytes
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         chunks = b""
+        for event in update.events:
+            if isinstance(event, TextDelta):
+                self._num_tokens += len(event.token_ids)
         for part in self._parts(update):
             if not part.is_empty:
                 chunks += self._chunk([self._delta_entry(update.index, part)])
@@ -121,10 +126,20 @@ class OpenAIWriter:
         """Return the event of one chunk."""
         chunk = self._head(self.chunk_object)
         chunk["choices"] = choices
-        if self._body.include_usage:
+        if self._body.continuous_usage:
+            chunk["usage"] = self._usage_so_far()
+        elif self._body.include_usage:
             chunk["usage"] = None
         chunk.update(more)
         return sse_event(orjson.dumps(chunk))
+
+    def _usage_so_far(self) -> Json:
+        """Return `usage` of a stream that goes on. It may not know the cached tokens yet."""
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": self._prompt_tokens + self._num_tokens,
+        }
 
     def _head(self, kind: str) -> Json:
         """Return the first fields of every object."""

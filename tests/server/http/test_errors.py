@@ -99,6 +99,10 @@ CHAT_CASES: Cases = [
 ]
 COMPLETION_CASES: Cases = [
     ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"suffix": 5}, "suffix", BAD),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", BAD),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", BAD),
+    ({"truncate_prompt_tokens": 5, "echo": True}, "truncate_prompt_tokens", UNSUPPORTED),
     ({"best_of": 2, "stream": True}, "best_of", UNSUPPORTED),
     ({"best_of": 2, "n": 3}, "best_of", BAD),
     ({"best_of": 0}, "best_of", BAD),

@@ -44,7 +44,10 @@ from server.http.body import Body, Part, failure, few
 from server.http.openapi import TOKEN_ID
 
 LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
-MAX_TOKENS_NAMES = Field(validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES))
+# max_new_tokens is the name of TGI and SGLang.
+MAX_TOKENS_NAMES = Field(
+    validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES, "max_new_tokens")
+)
 MAX_BIASES = 1024
 MAX_STOPS = 32
 MAX_BAD_WORDS = 128
@@ -71,6 +74,7 @@ NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 class StreamOptions(Part):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerateBody(Body):
@@ -87,7 +91,7 @@ class GenerateBody(Body):
         "use_beam_search": (False,),
         **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
         "logits_processors": ([],),
-        **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens"), ()),
+        "prompt_embeds": (),
     }
 
     OPERATION: ClassVar[Operation]
@@ -103,6 +107,10 @@ class GenerateBody(Body):
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
     stop: Stops | None = None
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
+    # `truncate` is TGI's name.
+    truncate_prompt_tokens: Count | Literal[-1] | None = Field(
+        None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
+    )
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Between(0, INT32)] | None = None
@@ -233,6 +241,11 @@ class GenerateBody(Body):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
         return GenerationOptions(
@@ -241,6 +254,7 @@ class GenerateBody(Body):
             stream=bool(self.stream),
             n=self.n or 1,
             best_of=self.best_of,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             max_tokens=self.max_new_tokens,
