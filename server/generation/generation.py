@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import msgspec
 
 from engine.client.output_stream import OutputStream
 from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
 from server.generation.choice import Choice
-from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Usage
+from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.submission import Submission
-from server.generation.trace import ChoiceRecord, Timeline, trace_of
+from server.generation.timings import Timeline, timings_of
+from server.generation.trace import ChoiceRecord, trace_of
 from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
@@ -79,13 +81,14 @@ class Generation(Submission[TokenOutput]):
     async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
         """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
         async for batch in self._batches():
-            yield [choice.take() for choice in self._consume(batch)]
+            yield self._with_timings([choice.take() for choice in self._consume(batch)])
 
     async def collect(self) -> list[ChoiceEvents]:
         """Wait for the end, and return the events of each choice. Raises as iteration does."""
         async for batch in self._batches():
             self._consume(batch)
-        return self._with_prompt_logprobs([choice.take() for choice in self._choices])
+        answers = self._with_timings([choice.take() for choice in self._choices])
+        return self._with_prompt_logprobs(answers)
 
     def _with_prompt_logprobs(self, answers: list[ChoiceEvents]) -> list[ChoiceEvents]:
         """Give each choice the prompt logprobs that were computed for the first of its prompt."""
@@ -95,8 +98,22 @@ class Generation(Submission[TokenOutput]):
             events = answer.events
             if first is not answer and isinstance(first.events[0], PromptLogprobs):
                 events = [first.events[0], *events]
-            shared.append(ChoiceEvents(answer.index, events))
+            shared.append(replace(answer, events=events))
         return shared
+
+    def _with_timings(self, updates: list[ChoiceEvents]) -> list[ChoiceEvents]:
+        """Give the timings so far to the updates that the request wants them with."""
+        options = self.prepared.options
+        if not options.timings and not options.timings_per_token:
+            return updates
+        timings = self.timings()
+        timed = []
+        for update in updates:
+            ends = self._choices[update.index].finish is not None
+            if ends or options.timings_per_token:
+                update = replace(update, timings=timings)
+            timed.append(update)
+        return timed
 
     def _consume(self, batch: list[tuple[float, TokenOutput]]) -> list[Choice]:
         """Add tokens to their choices. Return the choices that got some, by index."""
@@ -124,6 +141,11 @@ class Generation(Submission[TokenOutput]):
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=self._cached_tokens(),
         )
+
+    def timings(self) -> Timings:
+        """Return where the time went so far."""
+        admissions = list(self._stream.admissions.values())
+        return timings_of(self._submitted_at, admissions, self._timelines, self.usage())
 
     def scores(self) -> list[float]:
         """Return the mean logprob of the tokens of each choice, the end token included.

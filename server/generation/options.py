@@ -38,6 +38,10 @@ class GenerationOptions:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
+    # Timings are returned with the end of an answer, or with all of its parts.
+    timings: bool = False
+    timings_per_token: bool = False
+
     # How tokens become text.
     include_stop: bool = False  # the text contains the stop string or the end token
     skip_special_tokens: bool = True

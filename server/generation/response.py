@@ -6,6 +6,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.generation.best_of import best_answers, with_candidates
+from server.generation.events import Timings
 from server.generation.generation import Generation
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import StreamedResponse
@@ -44,8 +45,19 @@ class WholeResponse(Response):
             candidates = await cancel_on_disconnect(receive, generation.collect())
             answers = best_answers(prepared, candidates, generation.scores())
             usage = generation.usage()
+            timings = generation.timings()
             self.body = await format_events(
                 prepared.options, answers, lambda: self._writer.whole(answers, usage)
             )
-        self.init_headers(prepared.notes)
+        self.init_headers({**prepared.notes, "server-timing": server_timing(timings)})
         await super().__call__(scope, receive, send)
+
+
+def server_timing(timings: Timings) -> str:
+    """Return the phases of a request in the format of the Server-Timing header (W3C)."""
+    phases = {
+        "queue": timings.queue_ms,
+        "prefill": timings.prompt_ms,
+        "decode": timings.generation_ms,
+    }
+    return ", ".join([f"{name};dur={duration:.1f}" for name, duration in phases.items()])

@@ -51,6 +51,8 @@ class CrossOrigin(CORSMiddleware):
                 "x-adjusted-params",
                 "retry-after",
                 "x-should-retry",
+                "openai-processing-ms",
+                "server-timing",
             ),
         )
 
@@ -148,6 +150,7 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
     return {
         "x-request-id": request_id,
         "openai-processing-ms": str(milliseconds),
+        "server-timing": f"total;dur={milliseconds}",
         "openai-version": "2020-10-01",
     }
 
@@ -197,7 +200,10 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
+            phases = headers.get("server-timing")
             headers.update(answer_headers(self.id, self._milliseconds()))
+            if phases is not None:
+                headers["server-timing"] = f"{phases}, {headers['server-timing']}"
             if self._client.state == "draining":
                 headers["connection"] = "close"  # or the client's pool would reuse it
         elif not message.get("more_body"):

@@ -21,6 +21,7 @@ from server.api.openai.logprobs import (
     prompt_logprobs_by_id,
 )
 from server.api.openai.schemas.generate import GenerateBody
+from server.api.openai.timings import timing_fields
 from server.generation.events import (
     ChoiceEvents,
     Event,
@@ -103,9 +104,12 @@ class OpenAIWriter:
         for event in update.events:
             if isinstance(event, TextDelta):
                 self._num_tokens += len(event.token_ids)
-        for part in self._parts(update):
-            if not part.is_empty:
-                chunks += self._chunk([self._delta_entry(update.index, part)])
+        parts = [part for part in self._parts(update) if not part.is_empty]
+        for part in parts:
+            more: Json = {}
+            if update.timings is not None and part is parts[-1]:
+                more["timings"] = timing_fields(update.timings)
+            chunks += self._chunk([self._delta_entry(update.index, part)], **more)
         return chunks
 
     def closing(self, usage: Usage) -> bytes:
@@ -120,6 +124,8 @@ class OpenAIWriter:
         body = self._head(self.whole_object)
         body["choices"] = [self._answer(answer) for answer in answers]
         body["usage"] = usage_fields(usage)
+        if answers[0].timings is not None:
+            body["timings"] = timing_fields(answers[0].timings)
         return orjson.dumps(body | self._whole_fields(answers))
 
     def _chunk(self, choices: Sequence[Json], **more: Any) -> bytes:

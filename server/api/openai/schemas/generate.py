@@ -164,6 +164,8 @@ class GenerateBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    timings: bool | None = None
+    timings_per_token: bool | None = None
     prompt_logprobs: Annotated[int, Between(0, 20)] | Literal[False] | None = None
     priority: Priority | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
@@ -263,6 +265,8 @@ class GenerateBody(Body):
             stop=self.stops,
             stop_token_ids=self.stop_token_ids or (),
             ignore_eos=bool(self.ignore_eos),
+            timings=bool(self.timings),
+            timings_per_token=bool(self.timings_per_token),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             # The largest is allowed because a float, as in most JSON tools, cannot say 2^63 - 1.
