@@ -36,13 +36,16 @@ class Generation(Submission[TokenOutput]):
         self._by_id = {state.client.next_id(): choice for choice in self._choices}
         self._timelines = [Timeline() for _ in self._choices]
         self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
-        super().__init__(state, self._by_id)
+        super().__init__(state, self._by_id, prepared.limiter)
 
     # Requests
 
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
-        return self._client.submit(requests)
+        stream = self._client.submit(requests)
+        if self._limiter is not None:
+            self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
+        return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
         prepared = self.prepared
@@ -173,6 +176,8 @@ class Generation(Submission[TokenOutput]):
         timeline = self._timelines[choice.index]
         if not choice.drops_tokens:
             metrics.generation_tokens.inc()
+            if self._limiter is not None:
+                self._limiter.use_tokens(1)
         if timeline.first_token:
             metrics.inter_token_latency.observe(at - timeline.last_token)
             return

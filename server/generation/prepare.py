@@ -23,6 +23,7 @@ from server.generation.sampling import check_logit_bias, check_min_tokens, sampl
 from server.generation.truncation import truncated
 from server.http.body import ignored_header
 from server.http.errors import unsupported
+from server.http.rate_limits import RateLimiter
 from server.state import AppState
 
 
@@ -48,6 +49,7 @@ class PreparedRequest:
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to
     salt: str  # only requests of equal salt share cached prefixes
+    limiter: RateLimiter | None = None  # of the request's key, if it has limits
 
     @property
     def num_choices(self) -> int:
@@ -128,6 +130,7 @@ def prepare(
         request_id=request.state.request_id,
         headers=request.headers,
         salt=request.state.tenant + options.cache_salt,
+        limiter=request.state.limiter,
     )
 
 

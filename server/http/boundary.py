@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.errors import EngineUnavailableError
 from server.http.auth import OPEN_PATHS
 from server.http.errors import ApiError, ClientGone, StreamBroken
+from server.http.rate_limits import RATE_LIMIT_HEADERS
 from server.state import AppState
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
@@ -53,6 +54,7 @@ class CrossOrigin(CORSMiddleware):
                 "x-should-retry",
                 "openai-processing-ms",
                 "server-timing",
+                *RATE_LIMIT_HEADERS,
             ),
         )
 
@@ -173,7 +175,8 @@ class Exchange:
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         scope_state = scope.setdefault("state", {})
-        scope_state.update(arrival=self._arrival, request_id=self.id, tenant="")
+        scope_state.update(arrival=self._arrival, request_id=self.id, tenant="", limiter=None)
+        self._scope_state = scope_state
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         structlog.contextvars.clear_contextvars()
@@ -204,6 +207,9 @@ class Exchange:
             headers.update(answer_headers(self.id, self._milliseconds()))
             if phases is not None:
                 headers["server-timing"] = f"{phases}, {headers['server-timing']}"
+            limiter = self._scope_state["limiter"]
+            if limiter is not None:  # the key has limits: see Gate
+                headers.update(limiter.headers())
             if self._client.state == "draining":
                 headers["connection"] = "close"  # or the client's pool would reuse it
         elif not message.get("more_body"):
