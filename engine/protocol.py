@@ -52,9 +52,9 @@ class SamplingParams(Record, frozen=True):
     """How one sequence is sampled and when it stops. The server has validated the values.
 
     Order of application: repetition, presence and frequency penalties, logit bias, the allowed
-    tokens, suppression of stop tokens before `min_tokens`, the grammar's mask, temperature, then
-    top-k, top-p and min-p on the distribution after temperature. The noise is a function of (seed,
-    position, token) alone.
+    tokens, suppression of stop tokens before `min_tokens`, the banned sequences, the grammar's
+    mask, temperature, then top-k, top-p and min-p on the distribution after temperature. The noise
+    is a function of (seed, position, token) alone.
     """
 
     max_tokens: int
@@ -73,6 +73,8 @@ class SamplingParams(Record, frozen=True):
     logprobs: int = -1  # -1: none; k: those of the sampled token and of the k most likely tokens
     prompt_logprobs: int = -1  # the same for each prompt token after the first
     grammar: Grammar | None = None  # the answer follows it
+    # Token sequences that the answer does not contain, unless no other token could follow.
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 class TokenLogprobs(Record, frozen=True):

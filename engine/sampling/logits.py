@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import torch
 
 from engine.protocol import SamplingParams
@@ -18,14 +21,15 @@ def adjusts_logits(params: SamplingParams) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or params.min_tokens
+        or params.banned_sequences
     )
 
 
 def adjust(
     logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor, prompt_length: int
 ) -> None:
-    """Apply penalties, biases and bans to one row [V], in place: all but the allowed tokens, and
-    stop tokens that come too early.
+    """Apply penalties, biases and bans to one row [V], in place: all but the allowed tokens, stop
+    tokens that come too early, and tokens that would complete a banned sequence.
 
     `tokens` [known] are the prompt's and the answer's. The repetition penalty counts both (CTRL,
     arXiv 1909.05858). Presence and frequency penalties count the answer alone, as OpenAI defines.
@@ -49,6 +53,32 @@ def adjust(
         logits[allowed] = kept
     if len(answer) < params.min_tokens and params.stop_token_ids:
         logits[list(params.stop_token_ids)] = float("-inf")
+    if params.banned_sequences:
+        ban(logits, params.banned_sequences, answer)
+
+
+def ban(logits: torch.Tensor, sequences: Sequence[Sequence[int]], answer: torch.Tensor) -> None:
+    """Ban the tokens that would complete one of `sequences` behind `answer` [known], in place.
+
+    `logits` [V] stay as they are if no other token is left: the request would end with an error.
+    Nothing is read on the host, which may not know the last token of `answer` yet.
+    """
+    by_length: dict[int, list[Sequence[int]]] = defaultdict(list)
+    for sequence in sequences:
+        by_length[len(sequence)].append(sequence)
+    penalty = torch.zeros_like(logits)
+    for length, equally_long in by_length.items():
+        first = len(answer) - (length - 1)
+        if first < 0:
+            continue
+        table = torch.tensor(equally_long, device=logits.device)
+        is_complete = (answer[first:] == table[:, :-1]).all(dim=1)
+        values = torch.zeros_like(is_complete, dtype=logits.dtype)
+        values.masked_fill_(is_complete, float("-inf"))
+        penalty.index_add_(0, table[:, -1], values)
+    banned = logits + penalty
+    none_left = banned.amax() == float("-inf")
+    logits.copy_(torch.where(none_left, logits, banned))
 
 
 def mask(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:

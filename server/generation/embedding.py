@@ -10,6 +10,7 @@ from engine.client.output_stream import OutputStream
 from engine.protocol import EmbedOutput, EmbedRequest
 from server.generation.submission import Submission
 from server.http.errors import numerical_error
+from server.http.rate_limits import RateLimiter
 from server.state import AppState
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimensions]
@@ -19,16 +20,25 @@ class Embedding(Submission[EmbedOutput]):
     """A Submission whose outputs are vectors."""
 
     def __init__(
-        self, state: AppState, token_lists: Sequence[list[int]], arrival: float, priority: int
+        self,
+        state: AppState,
+        token_lists: Sequence[list[int]],
+        arrival: float,
+        priority: int,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._arrival = arrival
         next_id, pooling = state.client.next_id, state.pooling.mode
         requests = [EmbedRequest(next_id(), ids, pooling, arrival, priority) for ids in token_lists]
         self._requests = {request.id: request for request in requests}
-        super().__init__(state, self._requests)
+        super().__init__(state, self._requests, limiter)
 
     def _send(self) -> OutputStream[EmbedOutput]:
-        return self._client.embed(list(self._requests.values()))
+        requests = list(self._requests.values())
+        stream = self._client.embed(requests)
+        if self._limiter is not None:
+            self._limiter.use_tokens(sum([request.size for request in requests]))
+        return stream
 
     async def collect(self) -> Vectors:
         """Wait for all vectors, and return them in the order of the texts.

@@ -61,6 +61,18 @@ Event = PromptLogprobs | ReasoningDelta | TextDelta | ToolCallDelta | Finish
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one request went so far, over all prompts and choices."""
+
+    queue_ms: float  # until a first choice left the queue
+    cached_tokens: int  # prompt tokens that the prefix cache held
+    prompt_tokens: int  # the other ones, which were computed
+    prompt_ms: float  # from there to the first token of an answer
+    generated_tokens: int
+    generation_ms: float  # from the first token to the last
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEvents:
     """Events of one choice that arrived together, in the order of the model's text.
 
@@ -69,6 +81,7 @@ class ChoiceEvents:
 
     index: int
     events: Sequence[Event]
+    timings: Timings | None = None  # if requested
 
 
 @dataclass(frozen=True, slots=True)

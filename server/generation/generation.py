@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import msgspec
 
 from engine.client.output_stream import OutputStream
 from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
 from server.generation.choice import Choice
-from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Usage
+from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.submission import Submission
-from server.generation.trace import ChoiceRecord, Timeline, trace_of
+from server.generation.timings import Timeline, timings_of
+from server.generation.trace import ChoiceRecord, trace_of
 from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
@@ -33,13 +35,17 @@ class Generation(Submission[TokenOutput]):
         ]
         self._by_id = {state.client.next_id(): choice for choice in self._choices}
         self._timelines = [Timeline() for _ in self._choices]
-        super().__init__(state, self._by_id)
+        self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
+        super().__init__(state, self._by_id, prepared.limiter)
 
     # Requests
 
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
-        return self._client.submit(requests)
+        stream = self._client.submit(requests)
+        if self._limiter is not None:
+            self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
+        return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
         prepared = self.prepared
@@ -78,13 +84,14 @@ class Generation(Submission[TokenOutput]):
     async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
         """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
         async for batch in self._batches():
-            yield [choice.take() for choice in self._consume(batch)]
+            yield self._with_timings([choice.take() for choice in self._consume(batch)])
 
     async def collect(self) -> list[ChoiceEvents]:
         """Wait for the end, and return the events of each choice. Raises as iteration does."""
         async for batch in self._batches():
             self._consume(batch)
-        return self._with_prompt_logprobs([choice.take() for choice in self._choices])
+        answers = self._with_timings([choice.take() for choice in self._choices])
+        return self._with_prompt_logprobs(answers)
 
     def _with_prompt_logprobs(self, answers: list[ChoiceEvents]) -> list[ChoiceEvents]:
         """Give each choice the prompt logprobs that were computed for the first of its prompt."""
@@ -94,8 +101,22 @@ class Generation(Submission[TokenOutput]):
             events = answer.events
             if first is not answer and isinstance(first.events[0], PromptLogprobs):
                 events = [first.events[0], *events]
-            shared.append(ChoiceEvents(answer.index, events))
+            shared.append(replace(answer, events=events))
         return shared
+
+    def _with_timings(self, updates: list[ChoiceEvents]) -> list[ChoiceEvents]:
+        """Give the timings so far to the updates that the request wants them with."""
+        options = self.prepared.options
+        if not options.timings and not options.timings_per_token:
+            return updates
+        timings = self.timings()
+        timed = []
+        for update in updates:
+            ends = self._choices[update.index].finish is not None
+            if ends or options.timings_per_token:
+                update = replace(update, timings=timings)
+            timed.append(update)
+        return timed
 
     def _consume(self, batch: list[tuple[float, TokenOutput]]) -> list[Choice]:
         """Add tokens to their choices. Return the choices that got some, by index."""
@@ -108,6 +129,8 @@ class Generation(Submission[TokenOutput]):
             if output.finish == "error":
                 raise numerical_error()
             self._timelines[choice.index].add_token(at)
+            if output.logprobs is not None:
+                self._logprob_sums[choice.index] += output.logprobs.logprob
             changed[choice.index] = choice
             reason = choice.add(output)
             if reason is not None:
@@ -122,6 +145,19 @@ class Generation(Submission[TokenOutput]):
             cached_tokens=self._cached_tokens(),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
+
+    def timings(self) -> Timings:
+        """Return where the time went so far."""
+        admissions = list(self._stream.admissions.values())
+        return timings_of(self._submitted_at, admissions, self._timelines, self.usage())
+
+    def scores(self) -> list[float]:
+        """Return the mean logprob of the tokens of each choice, the end token included.
+
+        0 if the engine computes no logprobs.
+        """
+        lengths = [max(choice.num_tokens, 1) for choice in self._choices]
+        return [total / length for total, length in zip(self._logprob_sums, lengths, strict=True)]
 
     def _cached_tokens(self) -> int:
         """Count the first choice of each prompt. The others share its blocks in any case."""
@@ -141,6 +177,8 @@ class Generation(Submission[TokenOutput]):
         timeline = self._timelines[choice.index]
         if not choice.drops_tokens:
             metrics.generation_tokens.inc()
+            if self._limiter is not None:
+                self._limiter.use_tokens(1)
         if timeline.first_token:
             metrics.inter_token_latency.observe(at - timeline.last_token)
             return

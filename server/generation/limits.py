@@ -56,11 +56,10 @@ def token_limit(
 
 def check_choices(options: GenerationOptions, num_prompts: int, param: str) -> None:
     """Raise a 400 ApiError if a request asks for too many answers at once."""
-    if num_prompts * options.n > MAX_CHOICES:
-        message = (
-            f"{num_prompts} prompts with n = {options.n} have more than {MAX_CHOICES} choices."
-        )
-        raise invalid(param, message)
+    if num_prompts * options.num_candidates > MAX_CHOICES:
+        name = "n" if options.best_of is None else "best_of"
+        given = f"{num_prompts} prompts with {name} = {options.num_candidates}"
+        raise invalid(param, f"{given} have more than {MAX_CHOICES} choices.")
 
 
 def _requested(state: AppState, options: GenerationOptions, length: int, used: int) -> str:
@@ -81,7 +80,7 @@ def check_prompt_logprobs(options: GenerationOptions, num_tokens: int) -> None:
 
     A prompt is computed quickly, so its logprobs could take gigabytes at once.
     """
-    entries = num_tokens * options.n * (options.num_prompt_logprobs + 1)
+    entries = num_tokens * options.num_candidates * (options.num_prompt_logprobs + 1)
     if entries <= MAX_PROMPT_LOGPROBS:
         return
     name = "prompt_logprobs"
@@ -100,8 +99,13 @@ def check_answer_logprobs(options: GenerationOptions, token_limits: Sequence[int
     Without a stream they are held until the end. One choice is always allowed, because the
     context bounds it.
     """
-    choices = len(token_limits) * options.n
-    entries = sum(token_limits) * options.n * (options.num_logprobs + 1)
+    choices = len(token_limits) * options.num_candidates
+    held = options.num_logprobs + 1  # per token
+    name = "logprobs"
+    if options.num_candidates > options.n and not held:
+        held = 1
+        name = "best_of"
+    entries = sum(token_limits) * options.num_candidates * held
     if options.stream or choices == 1 or entries <= MAX_ANSWER_LOGPROBS:
         return
     message = (
@@ -109,4 +113,4 @@ def check_answer_logprobs(options: GenerationOptions, token_limits: Sequence[int
         f"log-probabilities, more than the {MAX_ANSWER_LOGPROBS} of an answer: stream it, or "
         "ask for less with max_tokens."
     )
-    raise invalid("logprobs", message)
+    raise invalid(name, message)

@@ -22,8 +22,12 @@ class GenerationOptions:
     model: str | None
     stream: bool = False
     n: int = 1  # choices per prompt
+    best_of: int | None = None  # candidates per prompt, at least n; the n likeliest are returned
     priority: int = 0
     cache_salt: str = ""
+
+    # None: the whole prompt, which must fit. -1: as many of its last tokens as fit.
+    truncate_prompt_tokens: int | None = None
 
     # Where the answer ends.
     max_tokens: int | None = None  # None: the default, or until the context is full
@@ -33,6 +37,10 @@ class GenerationOptions:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+
+    # Timings are returned with the end of an answer, or with all of its parts.
+    timings: bool = False
+    timings_per_token: bool = False
 
     # How tokens become text.
     include_stop: bool = False  # the text contains the stop string or the end token
@@ -49,8 +57,14 @@ class GenerationOptions:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[str, float] = field(default_factory=dict)  # keys are token ids
     allowed_token_ids: Sequence[int] = ()  # empty: all
+    bad_words: Sequence[str] = ()  # texts that are not generated
     grammar: WantedGrammar | None = None  # the answer follows it
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
+
+    @property
+    def num_candidates(self) -> int:
+        """Number of answers per prompt that are generated."""
+        return self.best_of or self.n

@@ -21,8 +21,10 @@ from server.generation.options import GenerationOptions
 from server.generation.parsing import Parsing
 from server.generation.prompts import Echo
 from server.generation.sampling import check_logit_bias, check_min_tokens, sampling_params
+from server.generation.truncation import truncated
 from server.http.body import ignored_header
 from server.http.errors import unsupported
+from server.http.rate_limits import RateLimiter
 from server.state import AppState
 
 
@@ -43,12 +45,13 @@ class PreparedRequest:
     start_token: int | None
     echoes: list[Echo] | None  # texts that the answers begin with, one per prompt
     ignored: list[str]  # names of request fields without effect, for the response header
-    lowered: int | None  # the most tokens the context leaves, if max_tokens is above it
+    adjusted: dict[str, int]  # values that took the place of parameters, for the response header
     arrival: float  # CLOCK_MONOTONIC seconds
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to
     salt: str  # only requests of equal salt share cached prefixes
     parsing: Parsing | None = None  # None: the answers are plain text
+    limiter: RateLimiter | None = None  # of the request's key, if it has limits
 
     @property
     def num_choices(self) -> int:
@@ -57,10 +60,11 @@ class PreparedRequest:
     @property
     def notes(self) -> dict[str, str]:
         """The response headers that tell what became of the request's fields."""
-        lowered = {}
-        if self.lowered is not None:
-            lowered["x-adjusted-params"] = f"max_tokens={self.lowered}"
-        return ignored_header(self.ignored) | lowered
+        notes = ignored_header(self.ignored)
+        if self.adjusted:
+            values = [f"{name}={value}" for name, value in self.adjusted.items()]
+            notes["x-adjusted-params"] = ", ".join(values)
+        return notes
 
     def prompt_of(self, choice: int) -> int:
         """Return the index of the prompt that a choice answers."""
@@ -103,8 +107,14 @@ def prepare(
     check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
     check_logit_bias(state, options.logit_bias)
     check_choices(options, len(prompts), param)
+    given = prompts
+    prompts = [truncated(state, options, prompt) for prompt in given]
     token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
-    most = max(token_limits)
+    adjusted = {}
+    if options.max_tokens is not None and max(token_limits) < options.max_tokens:
+        adjusted["max_tokens"] = max(token_limits)
+    if prompts != given:
+        adjusted["truncate_prompt_tokens"] = max(map(len, prompts))
     check_prompt_logprobs(options, sum(map(len, prompts)))
     check_answer_logprobs(options, token_limits)
     params = sampling_params(state, options)
@@ -119,11 +129,12 @@ def prepare(
         echoes=echoes,
         parsing=parsing,
         ignored=list(ignored),
-        lowered=most if options.max_tokens is not None and most < options.max_tokens else None,
+        adjusted=adjusted,
         arrival=request.state.arrival,
         request_id=request.state.request_id,
         headers=request.headers,
         salt=request.state.tenant + options.cache_salt,
+        limiter=request.state.limiter,
     )
 
 

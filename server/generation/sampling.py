@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.protocol import SamplingParams
 from server.generation.grammar import grammar_of
@@ -14,6 +14,7 @@ from server.state import AppState
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 BANNED = float("-inf")  # logit bias of a token that is never sampled
+MAX_BANNED_TOKENS = 2048  # in the sequences of one request: each step compares them all
 
 
 def check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
@@ -55,6 +56,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         logprobs=options.num_logprobs,
         prompt_logprobs=options.num_prompt_logprobs,
         grammar=grammar_of(state, options.grammar),
+        banned_sequences=_banned_sequences(state, options.bad_words),
     )
 
 
@@ -79,6 +81,27 @@ def _logit_bias(state: AppState, options: GenerationOptions) -> tuple[tuple[int,
         if token < vocab_size:
             bias[token] = BANNED
     return tuple(bias.items())
+
+
+def _banned_sequences(state: AppState, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of `words`, each with and without a space before it.
+
+    Raises a 400 ApiError if a word has no tokens, or all words together have too many.
+    """
+    vocab_size = state.loaded().vocab_size
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ") or word
+        for text in (bare, " " + bare):
+            ids = state.tokenizer.encode(text, add_special_tokens=False)
+            if not ids:
+                raise invalid("bad_words", f"The word {word[:32]!r} has no tokens.")
+            if max(ids) < vocab_size:  # the model generates no other
+                found[tuple(ids)] = None
+    if sum(map(len, found)) > MAX_BANNED_TOKENS:
+        message = f"The words have more than {MAX_BANNED_TOKENS} tokens."
+        raise invalid("bad_words", message)
+    return tuple(found)
 
 
 def _end_tokens(state: AppState, options: GenerationOptions) -> tuple[int, ...]:

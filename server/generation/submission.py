@@ -12,6 +12,7 @@ from typing import Generic, Self
 from engine.client.output_stream import Output, OutputStream
 from engine.errors import EngineError, RequestRejectedError
 from server.http.errors import ApiError, ClientGone, ClientStalled, StreamBroken
+from server.http.rate_limits import RateLimiter
 from server.state import AppState
 from server.telemetry.metrics import AbortReason
 
@@ -24,8 +25,12 @@ class Submission(Generic[Output]):
     and consume the outputs (`_batches`).
     """
 
-    def __init__(self, state: AppState, ids: Iterable[int]) -> None:
+    def __init__(
+        self, state: AppState, ids: Iterable[int], limiter: RateLimiter | None = None
+    ) -> None:
+        """`limiter` counts the tokens; None: the request's key has no limits."""
         self._client = state.client
+        self._limiter = limiter
         self._metrics = state.metrics
         self._unfinished = set(ids)
         self._submitted_at = 0.0  # CLOCK_MONOTONIC seconds

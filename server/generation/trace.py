@@ -10,23 +10,8 @@ from engine.protocol import Admission, PrefillChunk
 from server.generation.choice import Choice
 from server.generation.events import Usage
 from server.generation.prepare import PreparedRequest
+from server.generation.timings import Timeline
 from server.telemetry.tracing import Attributes, Phase, Trace
-
-
-@dataclass(slots=True)
-class Timeline:
-    """When the tokens of one choice came, in CLOCK_MONOTONIC seconds. 0.0: not yet.
-
-    The engine stamps the tokens; the API process stamps the end of the text.
-    """
-
-    first_token: float = 0.0
-    last_token: float = 0.0
-    text_end: float = 0.0
-
-    def add_token(self, at: float) -> None:
-        self.first_token = self.first_token or at
-        self.last_token = at
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -14,10 +15,25 @@ from engine.errors import ConfigError
 from server.cli.config import ServerConfig
 from server.http.errors import ApiError
 from server.http.listener import address_of, is_loopback
+from server.http.rate_limits import KeyLimits, RateLimiter, parse_limits
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key, and what its owner may use."""
+
+    text: str
+    limits: KeyLimits = NO_LIMITS
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.text.encode()).digest()
 
 
 class ApiKeys:
-    """SHA-256 digests of the keys of --api-key and --api-key-file.
+    """SHA-256 digests of the keys of --api-key and --api-key-file, and a limiter for each key.
 
     Without these settings, requests need no key. Raises ConfigError if the file contains no key,
     which would open the server to everyone, or if a client could not send one of the keys.
@@ -25,14 +41,29 @@ class ApiKeys:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._digests = _digests(config)
+        self._digests: list[bytes] = []
+        self._limiters: dict[str, RateLimiter] = {}  # by name of the owner
+        self.reload()
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def reload(self) -> None:
-        """Read the file again. If that raises ConfigError, the keys are unchanged."""
-        self._digests = _digests(self._config)
+        """Read the file again. If that raises ConfigError, the keys are unchanged.
+
+        A key whose limits are the same as before keeps its counts.
+        """
+        keys = read_limited_keys(self._config)
+        limiters = {}
+        for key in keys:
+            name = key.digest.hex()
+            known = self._limiters.get(name)
+            if known is not None and known.limits == key.limits:
+                limiters[name] = known
+            elif key.limits != NO_LIMITS:
+                limiters[name] = RateLimiter(key.limits)
+        self._digests = [key.digest for key in keys]
+        self._limiters = limiters
 
     def find(self, key: bytes) -> str | None:
         """Return a name for the owner of `key` (its hex digest), or None if the key is invalid.
@@ -43,35 +74,59 @@ class ApiKeys:
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         return given.hex() if any(matches) else None
 
-
-def _digests(config: ServerConfig) -> list[bytes]:
-    return [hashlib.sha256(key.encode()).digest() for key in read_keys(config)]
+    def limiter(self, name: str) -> RateLimiter | None:
+        """Return the limiter of the owner that `find` has named; None if there are no limits."""
+        return self._limiters.get(name)
 
 
 def read_keys(config: ServerConfig) -> list[str]:
     """Return all keys as text. Raises ConfigError if a key or the file is invalid."""
-    keys = {f"--api-key, key {place}": key for place, key in enumerate(config.api_key, 1)}
+    return [key.text for key in read_limited_keys(config)]
+
+
+def read_limited_keys(config: ServerConfig) -> list[ApiKey]:
+    """Return all keys. Raises ConfigError if a key, a limit or the file is invalid."""
+    keys = {f"--api-key, key {place}": ApiKey(key) for place, key in enumerate(config.api_key, 1)}
     if config.api_key_file is not None:
         keys |= _keys_in(Path(config.api_key_file))
     for where, key in keys.items():
-        if not key or not key.isprintable() or " " in key:
-            raise ConfigError(
-                f"{where}: an API key must not be empty or contain white space; "
-                "a comment in a key file needs a line of its own."
-            )
+        if not key.text or not key.text.isprintable() or " " in key.text:
+            raise _invalid_key(where)
     return list(keys.values())
 
 
-def _keys_in(file: Path) -> dict[str, str]:
+def _invalid_key(where: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: an API key must not be empty or contain white space; "
+        "a comment in a key file needs a line of its own."
+    )
+
+
+def _keys_in(file: Path) -> dict[str, ApiKey]:
+    """Return the keys of a file by their places. A line is a key, and its limits behind it."""
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read the API keys in {file}: {error}") from error
-    found = {f"{file}, line {number}": line.strip() for number, line in enumerate(lines, 1)}
-    keys = {where: line for where, line in found.items() if line and not line.startswith("#")}
+    keys: dict[str, ApiKey] = {}
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if line and not line.startswith("#"):
+            where = f"{file}, line {number}"
+            keys[where] = _key_in(line, where)
     if not keys:
         raise ConfigError(f"{file} contains no API key; write one key per line.")
     return keys
+
+
+def _key_in(line: str, where: str) -> ApiKey:
+    text, *words = re.split("[ \t]+", line)
+    if not all("=" in word for word in words):
+        raise _invalid_key(where)
+    try:
+        return ApiKey(text, parse_limits(words))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}.") from error
 
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -96,7 +151,10 @@ def allowed_hosts(host: str) -> frozenset[str]:
 
 
 class Gate:
-    """Middleware that checks Host header, API key and body size. It refuses with ApiError."""
+    """Middleware that checks Host header, API key, its limits and body size.
+
+    It refuses with ApiError.
+    """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys) -> None:
         self._app = app
@@ -110,12 +168,16 @@ class Gate:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             self._check_framing(headers)
+            limiter = None
             if scope["path"] not in OPEN_PATHS:
                 self._check_host(headers)
-                self._check_key(scope, headers)
+                limiter = self._check_key(scope, headers)
             if scope["method"] in BODY_METHODS:
                 self._check_length(headers)
-                await self._metered(scope, receive, send)
+                if limiter is None:
+                    await self._metered(scope, receive, send)
+                else:
+                    await self._limited(limiter, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -128,9 +190,10 @@ class Gate:
             )
             raise ApiError(400, "invalid_host", message)
 
-    def _check_key(self, scope: Scope, headers: Headers) -> None:
+    def _check_key(self, scope: Scope, headers: Headers) -> RateLimiter | None:
+        """Return the limiter of the request's key, if the key has limits."""
         if not self._keys:
-            return
+            return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key", "")  # Anthropic's clients
@@ -140,6 +203,18 @@ class Gate:
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = name
+        return self._keys.limiter(name)
+
+    async def _limited(
+        self, limiter: RateLimiter, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a request within the limits of its key. RequestBoundary adds their headers."""
+        scope["state"]["limiter"] = limiter
+        limiter.begin()
+        try:
+            await self._metered(scope, receive, send)
+        finally:
+            limiter.end()
 
     def _check_framing(self, headers: Headers) -> None:
         """Refuse a request with two lengths, and close the connection (RFC 9112, section 6.1).

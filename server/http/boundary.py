@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.errors import EngineUnavailableError
 from server.http.auth import OPEN_PATHS
 from server.http.errors import ApiError, ClientGone, StreamBroken
+from server.http.rate_limits import RATE_LIMIT_HEADERS
 from server.state import AppState
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
@@ -51,6 +52,9 @@ class CrossOrigin(CORSMiddleware):
                 "x-adjusted-params",
                 "retry-after",
                 "x-should-retry",
+                "openai-processing-ms",
+                "server-timing",
+                *RATE_LIMIT_HEADERS,
             ),
         )
 
@@ -148,6 +152,7 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
     return {
         "x-request-id": request_id,
         "openai-processing-ms": str(milliseconds),
+        "server-timing": f"total;dur={milliseconds}",
         "openai-version": "2020-10-01",
     }
 
@@ -170,7 +175,8 @@ class Exchange:
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         scope_state = scope.setdefault("state", {})
-        scope_state.update(arrival=self._arrival, request_id=self.id, tenant="")
+        scope_state.update(arrival=self._arrival, request_id=self.id, tenant="", limiter=None)
+        self._scope_state = scope_state
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         structlog.contextvars.clear_contextvars()
@@ -197,7 +203,13 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
+            phases = headers.get("server-timing")
             headers.update(answer_headers(self.id, self._milliseconds()))
+            if phases is not None:
+                headers["server-timing"] = f"{phases}, {headers['server-timing']}"
+            limiter = self._scope_state["limiter"]
+            if limiter is not None:  # the key has limits: see Gate
+                headers.update(limiter.headers())
             if self._client.state == "draining":
                 headers["connection"] = "close"  # or the client's pool would reuse it
         elif not message.get("more_body"):

@@ -22,6 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from engine.checkpoint.folder import read_json, refuse_pointer
 from engine.errors import ConfigError
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
+from server.text.infill import infill_tokens
 from server.text.tokenizer_errors import as_tokenizer_error
 from server.text.tokenizer_trial import tokenizer_problem
 
@@ -68,7 +69,8 @@ class Tokenizer:
     `defaults` holds the sampling defaults that generation_config.json sets. `do_sample: false` in
     that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
     request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
-    settings, with their values, that would change answers but that Penstock ignores.
+    settings, with their values, that would change answers but that Penstock ignores. `infill` has
+    the tokens for fill-in-the-middle; None: the model does not know it.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
@@ -98,6 +100,7 @@ class Tokenizer:
         self.defaults = sampling_defaults(generation, folder)
         self.suppressed_ids = suppressed_ids({**model, **generation}, folder)
         self.not_followed = not_followed(generation or model)  # as transformers chooses
+        self.infill = infill_tokens(backend)
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
 

@@ -32,6 +32,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
     {"temperature": 1.0, "frequency_penalty": 0.7, "logit_bias": ((11, 3.0), (12, -50.0))},
     {"temperature": 0.0},
+    # Token 5 is so likely that its banned sequence is often nearly complete.
+    {"temperature": 1.0, "logit_bias": ((5, 9.0),), "banned_sequences": ((5, 5, 5), (7,))},
 )
 COUNT = 16
 
@@ -94,6 +96,29 @@ def test_seeded_requests_after_preemption_equal_alone(
     driver.run()
     assert driver.stats.preemptions > 0
     assert [driver.tokens(i) for i in ids] == alone
+
+
+@modes
+def test_banned_sequences_after_preemption_never_occur(
+    checkpoint: Path, dtype: str, mode: dict[str, Any]
+) -> None:
+    """Overlapped, the host does not know the last token when the next one is sampled."""
+    small = {"num_gpu_blocks_override": 10, "max_model_len": 80, "max_num_batched_tokens": 24}
+    driver = Driver(checkpoint, dtype=dtype, **mode, **small, block_size=16)
+    params: dict[str, Any] = {"temperature": 1.0, "logit_bias": ((5, 90.0), (6, 80.0))}
+    banned = ((5, 5, 5), (6, 6), (5, 6, 5, 5), (5, 5, 6, 5, 6))
+    ids = [
+        driver.submit([5] * n, 30, seed=n, banned_sequences=banned, **params) for n in range(1, 9)
+    ]
+    driver.run()
+    assert driver.stats.preemptions > 0
+    for request_id in ids:
+        tokens = driver.tokens(request_id)
+        assert tokens[:3] == [5, 5, 6], "the prompt does not count"
+        for sequence in banned:
+            starts = range(len(tokens) - len(sequence) + 1)
+            found = [n for n in starts if tuple(tokens[n:][: len(sequence)]) == sequence]
+            assert not found, sequence
 
 
 @modes

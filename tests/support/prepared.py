@@ -29,7 +29,7 @@ def prepared_request(
         params=[params] * len(prompts),
         start_token=None,
         echoes=echoes,
-        lowered=None,
+        adjusted={},
         fingerprint="fp_0",
         ignored=[],
         arrival=time.monotonic(),

@@ -10,7 +10,13 @@ from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.writer import CompletionWriter
 from server.api.receive import admit_and_read
 from server.generation.prepare import prepare
-from server.generation.prompts import make_echoes, text_prompts
+from server.generation.prompts import (
+    Prompts,
+    infill_prompts,
+    make_echoes,
+    text_prompts,
+    with_infill_ends,
+)
 from server.generation.response import respond
 from server.http.openapi import body_schema
 from server.state import state_of
@@ -24,9 +30,13 @@ async def completions(request: Request) -> Response:
     state = state_of(request)
     body = await admit_and_read(request, CompletionBody, "generate")
     options = body.options()
+    texts: Prompts = body.prompts
+    if body.suffix:
+        texts = infill_prompts(state, texts, body.suffix)
+        options = with_infill_ends(state, options)
     echoes = None
     with state.client.reserve():
-        prompts = await text_prompts(state, body.prompts)
+        prompts = await text_prompts(state, texts)
         if body.echo:
             echoes = await make_echoes(state, options, body.prompts)
     prepared = prepare(

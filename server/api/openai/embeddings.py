@@ -34,7 +34,10 @@ async def embeddings(request: Request) -> Response:
     _check_dimensions(state, body)
     with state.client.reserve():
         token_lists = await encode_texts(state, body.inputs, body.truncate_prompt_tokens, "input")
-    with Embedding(state, token_lists, request.state.arrival, body.priority or 0) as embedding:
+    given = request.state
+    with Embedding(
+        state, token_lists, given.arrival, body.priority or 0, given.limiter
+    ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
     vectors = vectors[:, : body.dimensions]
     if state.pooling.normalised:

@@ -54,7 +54,10 @@ async def similarities(
             for name, texts in (one, other)
         ]
     token_lists = first + second
-    with Embedding(state, token_lists, request.state.arrival, body.priority or 0) as embedding:
+    given = request.state
+    with Embedding(
+        state, token_lists, given.arrival, body.priority or 0, given.limiter
+    ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
     units = normalised(vectors)
     cosines: Vectors = (units[: len(first)] * units[len(first) :]).sum(1)

@@ -21,6 +21,7 @@ from server.api.openai.logprobs import (
     prompt_logprobs_by_id,
 )
 from server.api.openai.schemas.generate import GenerateBody
+from server.api.openai.timings import timing_fields
 from server.generation.events import (
     ChoiceEvents,
     Event,
@@ -95,14 +96,22 @@ class OpenAIWriter:
         self._body = body
         self._id = self.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
+        self._prompt_tokens = sum(map(len, prepared.prompts))
+        self._num_tokens = 0  # generated and written so far, in all choices
 
     # Bytes
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         chunks = b""
-        for part in self._parts(update):
-            if not part.is_empty:
-                chunks += self._chunk([self._delta_entry(update.index, part)])
+        for event in update.events:
+            if isinstance(event, TextDelta):
+                self._num_tokens += len(event.token_ids)
+        parts = [part for part in self._parts(update) if not part.is_empty]
+        for part in parts:
+            more: Json = {}
+            if update.timings is not None and part is parts[-1]:
+                more["timings"] = timing_fields(update.timings)
+            chunks += self._chunk([self._delta_entry(update.index, part)], **more)
         return chunks
 
     def closing(self, usage: Usage) -> bytes:
@@ -117,16 +126,28 @@ class OpenAIWriter:
         body = self._head(self.whole_object)
         body["choices"] = [self._answer(answer) for answer in answers]
         body["usage"] = usage_fields(usage)
+        if answers[0].timings is not None:
+            body["timings"] = timing_fields(answers[0].timings)
         return orjson.dumps(body | self._whole_fields(answers))
 
     def _chunk(self, choices: Sequence[Json], **more: Any) -> bytes:
         """Return the event of one chunk."""
         chunk = self._head(self.chunk_object)
         chunk["choices"] = choices
-        if self._body.include_usage:
+        if self._body.continuous_usage:
+            chunk["usage"] = self._usage_so_far()
+        elif self._body.include_usage:
             chunk["usage"] = None
         chunk.update(more)
         return sse_event(orjson.dumps(chunk))
+
+    def _usage_so_far(self) -> Json:
+        """Return `usage` of a stream that goes on. It may not know the cached tokens yet."""
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": self._prompt_tokens + self._num_tokens,
+        }
 
     def _head(self, kind: str) -> Json:
         """Return the first fields of every object."""

@@ -24,6 +24,7 @@ PARAMS: list[dict[str, Any]] = [
     {"logprobs": 3},
     {"temperature": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
     {"logit_bias": ((1, 2.0),), "min_tokens": 2, "stop_token_ids": (3,)},
+    {"temperature": 1.0, "banned_sequences": ((1,), (2, 3), (4, 5))},
 ]
 # One of each kind: a plain decoder, one with all attention features, one with its own state, an
 # encoder, and an encoder-decoder.

@@ -38,7 +38,13 @@ def adjusted_by_hand(
         if token in params.stop_token_ids and len(answer) < params.min_tokens:
             value = -math.inf
         result.append(value)
-    return result
+    banned = list(result)
+    for *start, last in params.banned_sequences:
+        if answer[len(answer) - len(start) :] == start and len(start) <= len(answer):
+            banned[last] = -math.inf
+    if max(banned) == -math.inf:
+        return result
+    return banned
 
 
 token_ids = st.integers(0, VOCAB - 1)
@@ -54,6 +60,7 @@ token_ids = st.integers(0, VOCAB - 1)
     stops=st.sets(token_ids, max_size=4),
     allowed=st.sets(token_ids, max_size=6),
     min_tokens=st.integers(0, 20),
+    data=st.data(),
 )
 def test_adjust_random_params_matches_formulas(
     logits: list[float],
@@ -64,9 +71,15 @@ def test_adjust_random_params_matches_formulas(
     allowed: set[int],
     stops: set[int],
     min_tokens: int,
+    data: st.DataObject,
 ) -> None:
     prompt_length = max(len(tokens) - answer, 1)
     presence, frequency, repetition = penalties
+    # Sequences of known tokens, so that many of them are nearly complete.
+    known = st.lists(st.sampled_from(tokens) | token_ids, min_size=1, max_size=3)
+    endings = st.integers(1, 3).map(lambda length: tokens[-length:])
+    completed = st.tuples(endings, token_ids).map(lambda pair: [*pair[0], pair[1]])
+    banned = data.draw(st.lists(known | completed, max_size=5))
     params = SamplingParams(
         64,
         presence_penalty=presence,
@@ -76,6 +89,7 @@ def test_adjust_random_params_matches_formulas(
         stop_token_ids=tuple(sorted(stops)),
         allowed_token_ids=tuple(sorted(allowed)),
         min_tokens=min_tokens,
+        banned_sequences=tuple(map(tuple, banned)),
     )
     row = torch.tensor(logits)
     adjust(row, params, torch.tensor(tokens, dtype=torch.int32), prompt_length)
@@ -94,12 +108,43 @@ def test_adjust_random_params_matches_formulas(
         {"logit_bias": ((1, 0.5),)},
         {"allowed_token_ids": (3,)},
         {"min_tokens": 1},
+        {"banned_sequences": ((1, 2),)},
     ],
     ids=str,
 )
 def test_adjusts_logits_is_true_for_each_adjusting_parameter(change: dict[str, float]) -> None:
     assert not adjusts_logits(SamplingParams(8, temperature=0.3, top_k=3, top_p=0.2, min_p=0.1))
     assert adjusts_logits(SamplingParams(8, **change))
+
+
+def banned(sequences: tuple[tuple[int, ...], ...], answer: list[int], size: int = 4) -> list[int]:
+    """Return the tokens that cannot follow `answer`, behind a prompt of tokens 1 and 2."""
+    row = torch.zeros(size)
+    tokens = torch.tensor([1, 2, *answer], dtype=torch.int32)
+    adjust(row, SamplingParams(8, banned_sequences=sequences), tokens, 2)
+    return (row == -math.inf).nonzero().flatten().tolist()
+
+
+def test_adjust_banned_sequence_bans_only_its_last_token_behind_the_others() -> None:
+    assert banned(((3,),), []) == [3]
+    assert banned(((1, 3),), [1]) == [3]
+    assert banned(((1, 3),), [1, 1]) == [3]
+    assert banned(((1, 3),), [3]) == []
+    assert banned(((1, 2, 3), (0,)), [0, 1, 2]) == [0, 3]
+    assert banned(((2, 3),), []) == [], "the prompt may contain its start"
+    assert banned(((2, 0, 3),), [0]) == []
+    assert banned(((0, 0, 0), (1, 0), (0, 0)), [0, 0]) == [0]
+    assert banned(((1, 0), (2, 0)), [1]) == [0], "one of two with the same end is complete"
+
+
+def test_adjust_banned_sequences_that_leave_nothing_are_not_applied() -> None:
+    assert banned(((0,), (1,), (2,), (3,)), []) == []
+    params = SamplingParams(
+        8, allowed_token_ids=(1, 2), stop_token_ids=(2,), min_tokens=5, banned_sequences=((1,),)
+    )
+    row = torch.zeros(4)
+    adjust(row, params, torch.tensor([0], dtype=torch.int32), 1)
+    assert row.tolist() == [-math.inf, 0, -math.inf, -math.inf]
 
 
 def kept_by_hand(probs: list[float], top_k: int, top_p: float, min_p: float) -> list[bool]:

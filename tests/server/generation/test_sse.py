@@ -104,6 +104,22 @@ async def test_include_usage_adds_final_chunk_with_usage(served):
     assert all("usage" not in chunk for chunk in events((await served.chat(stream=True)).text)[:-1])
 
 
+@pytest.mark.parametrize("include", [True, False])
+async def test_continuous_usage_counts_the_tokens_of_each_chunk(served, include):
+    options = {"continuous_usage_stats": True, "include_usage": include}
+    answer = await served.complete(stream=True, prompt=["a", "bc"], n=2, stream_options=options)
+    *chunks, done = events(answer.text)
+    assert done == "[DONE]"
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == 4 * 14
+    for chunk in chunks:
+        usage = chunk["usage"]
+        assert usage["prompt_tokens"] == 5, "with a BOS token each"
+        assert usage["total_tokens"] == 5 + usage["completion_tokens"]
+    assert (chunks[-1]["choices"] == []) == include
+
+
 async def test_openai_client_accumulates_streamed_choices(served):
     async with served.openai.chat.completions.stream(
         model="tiny", messages=[USER], n=2, logprobs=True, stream_options={"include_usage": True}

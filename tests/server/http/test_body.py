@@ -38,6 +38,7 @@ HOSTILE: list[tuple[type[Body], dict[str, Any]]] = [
     (ChatBody, {"messages": [USER], "stop": [1] * MANY}),
     (ChatBody, {"messages": [USER], "stop": ["a", *[1] * MANY]}),
     (ChatBody, {"messages": [USER], "stop_token_ids": ["a"] * MANY}),
+    (ChatBody, {"messages": [USER], "bad_words": [1] * MANY}),
     (ChatBody, {"messages": [USER], "logit_bias": {str(i): 1000 for i in range(MANY)}}),
     (CompletionBody, {"prompt": [1, *[""] * MANY]}),
     (CompletionBody, {"prompt": ["", *[1] * MANY]}),

@@ -46,7 +46,7 @@ async def test_page_of_allowed_origin_sends_requests_and_reads_responses(open_to
             "without it the page cannot read the response"
         )
         exposed = told.headers["access-control-expose-headers"].split(", ")
-        assert {"x-request-id", "retry-after", "x-should-retry"} <= set(exposed)
+        assert {"x-request-id", "retry-after", "x-should-retry", "server-timing"} <= set(exposed)
         assert "Origin" in told.headers["vary"]
 
 

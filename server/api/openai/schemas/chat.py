@@ -220,7 +220,6 @@ class ChatBody(GenerateBody):
         "moderation": (),
         "modalities": (["text"],),
         "echo": (False,),
-        "best_of": (1,),
     }
     HINTS: ClassVar[dict[str, str]] = {
         "functions": " Use tools.",

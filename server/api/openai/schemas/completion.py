@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -42,27 +42,32 @@ NOT_EMPTY: dict[str, Any] = {
     "anyOf": [never(max_tokens={"const": 0}), having(echo=TRUE), having(prompt_logprobs=INTEGER)]
 }
 
+# An echo is the whole prompt as a text.
+WHOLE_ECHO = [never(echo=TRUE, truncate_prompt_tokens=INTEGER)]
+
 
 class CompletionBody(GenerateBody):
     OPERATION = "text_completion"
     DEFAULT_MAX_TOKENS = 16
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY]})
+    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY, *WHOLE_ECHO]})
 
     prompt: Prompts
     max_tokens: Annotated[Annotated[int, Between(0, INT32)] | None, MAX_TOKENS_NAMES] = None
     logprobs: Annotated[int, Between(0, 20)] | None = None
     echo: bool | None = None
-    best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None  # only n is supported
+    # Few models know it, so the schema of all models leaves it out.
+    suffix: SkipJsonSchema[str | None] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise failure("unsupported", "is supported only if it equals n", "best_of")
         if self.max_tokens == 0 and not self.echo and not self.asks_prompt_logprobs:
             message = "0 needs echo or prompt_logprobs, otherwise the answer would be empty"
             raise failure("invalid", message, "max_tokens")
+        if self.echo and self.suffix:
+            raise failure("unsupported", "is not supported with echo", "suffix")
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise failure("unsupported", "is not supported with echo", "truncate_prompt_tokens")
         return self
 
     @property

@@ -44,12 +44,17 @@ from server.http.body import Body, Part, failure, few
 from server.http.openapi import TOKEN_ID
 
 LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
-MAX_TOKENS_NAMES = Field(validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES))
+# max_new_tokens is the name of TGI and SGLang.
+MAX_TOKENS_NAMES = Field(
+    validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES, "max_new_tokens")
+)
 MAX_BIASES = 1024
 MAX_STOPS = 32
+MAX_BAD_WORDS = 128
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+BadWord = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Stops = Annotated[
     Annotated[Stop, Tag("<one>")]
@@ -69,6 +74,7 @@ NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 class StreamOptions(Part):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerateBody(Body):
@@ -84,8 +90,8 @@ class GenerateBody(Body):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
         **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
-        **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
-        **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens"), ()),
+        "logits_processors": ([],),
+        "prompt_embeds": (),
     }
 
     OPERATION: ClassVar[Operation]
@@ -97,8 +103,14 @@ class GenerateBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Between(1, 128)] | None = None
+    # At least n, which JSON Schema cannot say.
+    best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
     stop: Stops | None = None
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
+    # `truncate` is TGI's name.
+    truncate_prompt_tokens: Count | Literal[-1] | None = Field(
+        None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
+    )
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Between(0, INT32)] | None = None
@@ -146,9 +158,14 @@ class GenerateBody(Body):
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (
         None
     )
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = (
+        None
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    timings: bool | None = None
+    timings_per_token: bool | None = None
     prompt_logprobs: Annotated[int, Between(0, 20)] | Literal[False] | None = None
     priority: Priority | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
@@ -180,6 +197,17 @@ class GenerateBody(Body):
     def _prompt_logprobs_need_whole_answer(self) -> Self:
         if self.stream and self.asks_prompt_logprobs:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _best_of_has_candidates(self) -> Self:
+        n = self.n or 1
+        if self.best_of is None or self.best_of == n:
+            return self
+        if self.best_of < n:
+            raise failure("invalid", f"must be at least n, which is {n}", "best_of")
+        if self.stream:
+            raise failure("unsupported", "above n is not supported with stream: true", "best_of")
         return self
 
     @model_validator(mode="before")
@@ -215,6 +243,11 @@ class GenerateBody(Body):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
         return GenerationOptions(
@@ -222,6 +255,8 @@ class GenerateBody(Body):
             model=self.model,
             stream=bool(self.stream),
             n=self.n or 1,
+            best_of=self.best_of,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             max_tokens=self.max_new_tokens,
@@ -230,6 +265,8 @@ class GenerateBody(Body):
             stop=self.stops,
             stop_token_ids=self.stop_token_ids or (),
             ignore_eos=bool(self.ignore_eos),
+            timings=bool(self.timings),
+            timings_per_token=bool(self.timings_per_token),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             # The largest is allowed because a float, as in most JSON tools, cannot say 2^63 - 1.
@@ -243,6 +280,7 @@ class GenerateBody(Body):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
             allowed_token_ids=self.allowed_token_ids or (),
+            bad_words=self.bad_words or (),
             grammar=self._grammar,
             num_logprobs=self.num_logprobs,
             num_prompt_logprobs=self.num_prompt_logprobs,

@@ -256,11 +256,11 @@ async def test_chat_ignored_header_lists_unknown_nested_members(served):
         {"role": "user", "content": parts},
         {"role": "assistant", "content": "b", "refusal": None, "annotations": []},
     ]
-    options = {"include_usage": True, "continuous_usage_stats": True}
+    options = {"include_usage": True, "include_obfuscation": True}
     response = await served.chat(stream=True, stream_options=options, messages=messages)
     named = response.headers["x-ignored-params"].split(", ")
     assert named == [
-        "stream_options.continuous_usage_stats",
+        "stream_options.include_obfuscation",
         "messages.content.cache_control",
         "messages.annotations",
     ]

@@ -75,7 +75,8 @@ async def test_completions_default_max_tokens_are_those_of_openai(served):
 
 
 async def test_names_of_llama_cpp_and_ollama_are_those_of_openai(served):
-    for fields in ({"n_predict": 7}, {"num_predict": 7}, {"max_tokens": 7}):
+    names = ("n_predict", "num_predict", "max_new_tokens", "max_tokens")
+    for fields in ({name: 7} for name in names):
         answer = await served.complete(prompt="a", repeat_penalty=1.25, **fields)
         assert "x-ignored-params" not in answer.headers
         params = served.engine.requests[-1].params
@@ -94,6 +95,56 @@ async def test_allowed_token_ids_reach_the_engine(served):
     for fields in ({"allowed_token_ids": [258]}, {"allowed_token_ids": [EOS], "min_tokens": 1}):
         answer = await served.complete(prompt="a", **fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
+async def test_bad_words_reach_the_engine_with_and_without_a_space(served, encode):
+    await served.complete(prompt="a", bad_words=["ab", " ab", "  ", "c"])
+    due = [encode("ab"), encode(" ab"), encode("  "), encode("   "), encode("c"), encode(" c")]
+    banned = served.engine.requests[-1].params.banned_sequences
+    assert banned == tuple(map(tuple, due))
+    await served.chat(bad_words=[])
+    assert served.engine.requests[-1].params.banned_sequences == ()
+    answer = await served.complete(prompt="a", bad_words=["€" * 64] * 3 + ["x" * 64] * 128)
+    assert answer.json()["error"]["param"] == "bad_words"
+    answer = await served.complete(prompt="a", bad_words=[f"{n:060}" for n in range(20)])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bad_words")
+
+
+async def test_truncate_prompt_tokens_keeps_the_last_and_is_named(served):
+    body = {"prompt": "abcdef", "max_tokens": 2}
+    for name in ("truncate_prompt_tokens", "truncate"):
+        answer = await served.complete(**body, **{name: 3})
+        assert answer.headers["x-adjusted-params"] == "truncate_prompt_tokens=3"
+        assert served.engine.requests[-1].prompt == [BOS, 68, 69], "BOS stays and counts"
+        assert answer.json()["usage"]["prompt_tokens"] == 3
+    await served.complete(**body, truncate_prompt_tokens=1)
+    assert served.engine.requests[-1].prompt == [69]
+    answer = await served.complete(prompt=[[1, 2, 3], [4]], truncate_prompt_tokens=2)
+    assert [request.prompt for request in served.engine.requests[-2:]] == [[2, 3], [4]]
+    answer = await served.complete(**body, truncate_prompt_tokens=7)
+    assert "x-adjusted-params" not in answer.headers
+    answer = await served.chat(truncate_prompt_tokens=4)
+    assert len(served.engine.requests[-1].prompt) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [({"max_tokens": 100}, 412), ({}, 496), ({"max_tokens": 32_000}, 256)],
+    ids=["room", "default", "half"],
+)
+async def test_truncate_prompt_tokens_of_minus_one_leaves_room_for_the_answer(
+    served, fields, length
+):
+    answer = await served.complete(prompt="a" * 5000, truncate_prompt_tokens=-1, **fields)
+    assert answer.status_code == 200
+    request = served.engine.requests[-1]
+    assert (len(request.prompt), request.prompt[0]) == (length, BOS)
+    assert f"truncate_prompt_tokens={length}" in answer.headers["x-adjusted-params"]
+
+
+async def test_truncate_prompt_tokens_above_the_context_is_refused_as_too_long(served):
+    answer = await served.complete(prompt="a" * 5000, truncate_prompt_tokens=600)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_answers_have_the_fingerprint_of_model_and_version(served):

@@ -1,0 +1,139 @@
+"""Limits of one API key: requests and tokens per minute, and requests at the same time.
+
+They are counted in the memory of this process, in token buckets. The headers are those of OpenAI's
+API: https://platform.openai.com/docs/guides/rate-limits
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+from server.http.errors import ApiError
+
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{fact}-{noun}"
+    for noun in ("requests", "tokens")
+    for fact in ("limit", "remaining", "reset")
+)
+NUMBER = re.compile("[1-9][0-9]{0,8}")
+Clock = Callable[[], float]  # seconds
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """The limits of one key. None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers
+    concurrent_requests: int | None = None
+
+
+def parse_limits(words: Sequence[str]) -> KeyLimits:
+    """Return the limits that `words` set, each as NAME=NUMBER. Raises ValueError for others."""
+    names = [field.name for field in fields(KeyLimits)]
+    found: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in names:
+            raise ValueError(f"{name[:32]!r} is not a limit; limits are {', '.join(names)}")
+        if not NUMBER.fullmatch(number):
+            raise ValueError(f"{name} must be a number from 1 to 999999999")
+        found[name] = int(number)
+    return KeyLimits(**found)
+
+
+class TokenBucket:
+    """A bucket that holds `per_minute` units when it is full, and fills in one minute.
+
+    The length of an answer is known only at its end, so the level may fall below zero.
+    """
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.size = per_minute
+        self._per_second = per_minute / 60
+        self._clock = clock
+        self._level = float(per_minute)
+        self._filled_at = clock()
+
+    @property
+    def level(self) -> float:
+        now = self._clock()
+        grown = self._level + (now - self._filled_at) * self._per_second
+        self._level = min(grown, float(self.size))
+        self._filled_at = now
+        return self._level
+
+    def take(self, units: int) -> None:
+        self._level = self.level - units
+
+    def seconds_until(self, level: float) -> float:
+        """Return when the bucket will have reached `level`; 0 if it has."""
+        return max(level - self.level, 0.0) / self._per_second
+
+
+class RateLimiter:
+    """Counts what the requests of one key use, and refuses those beyond its limits."""
+
+    def __init__(self, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+        self.limits = limits
+        self._running = 0
+        self._buckets: dict[str, TokenBucket] = {}
+        if limits.requests_per_minute is not None:
+            self._buckets["requests"] = TokenBucket(limits.requests_per_minute, clock)
+        if limits.tokens_per_minute is not None:
+            self._buckets["tokens"] = TokenBucket(limits.tokens_per_minute, clock)
+
+    def begin(self) -> None:
+        """Count a request. Raises a 429 ApiError, and counts nothing, if a limit is reached."""
+        most = self.limits.concurrent_requests
+        if most is not None and self._running >= most:
+            raise _refusal(f"{most} concurrent requests", 1.0)
+        for noun, bucket in self._buckets.items():
+            wait = bucket.seconds_until(1.0)
+            if wait > 0:
+                raise _refusal(f"{bucket.size} {noun} per minute", wait)
+        self._running += 1
+        if "requests" in self._buckets:
+            self._buckets["requests"].take(1)
+
+    def end(self) -> None:
+        """Count the end of a request that `begin` has counted."""
+        self._running -= 1
+
+    def use_tokens(self, count: int) -> None:
+        """Count tokens of a prompt or an answer."""
+        if "tokens" in self._buckets:
+            self._buckets["tokens"].take(count)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that say what is left. `reset` is the time until a bucket is full."""
+        found = {}
+        for noun, bucket in self._buckets.items():
+            found[f"x-ratelimit-limit-{noun}"] = str(bucket.size)
+            found[f"x-ratelimit-remaining-{noun}"] = str(max(math.floor(bucket.level), 0))
+            reset = bucket.seconds_until(bucket.size)
+            found[f"x-ratelimit-reset-{noun}"] = duration(reset)
+        return found
+
+
+def _refusal(limit: str, wait: float) -> ApiError:
+    seconds = max(math.ceil(wait), 1)
+    message = f"This key has reached its limit of {limit}. Retry in {seconds} s."
+    headers = {"retry-after": str(seconds)}
+    return ApiError(429, "rate_limit_exceeded", message, headers=headers)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as OpenAI writes it: 120ms, 1s, 6m0s."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    whole = math.ceil(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes:
+        return f"{minutes}m{rest}s"
+    return f"{rest}s"
