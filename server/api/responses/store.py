@@ -60,6 +60,7 @@ class ResponseStore:
         if response.size > self._max_bytes:
             return
         with self._lock:
+            self._remove(tenant, response.id)
             self._responses[tenant, response.id] = response
             self._bytes += response.size
             self._use(tenant, response.id)
@@ -76,10 +77,7 @@ class ResponseStore:
     def remove(self, tenant: str, response_id: str) -> bool:
         """Delete a response, and return whether it was there."""
         with self._lock:
-            removed = self._responses.pop((tenant, response_id), None)
-            if removed is not None:
-                self._bytes -= removed.size
-        return removed is not None
+            return self._remove(tenant, response_id)
 
     def conversation(self, tenant: str, response_id: str | None) -> list[StoredResponse]:
         """Return the responses up to `response_id`, each the continuation of the one before.
@@ -94,6 +92,13 @@ class ResponseStore:
         if missing is not None:
             raise KeyError(missing)
         return found[::-1]
+
+    def _remove(self, tenant: str, response_id: str) -> bool:
+        removed = self._responses.pop((tenant, response_id), None)
+        if removed is None:
+            return False
+        self._bytes -= removed.size
+        return True
 
     def _chain(self, tenant: str, response_id: str | None) -> Iterator[StoredResponse]:
         """Yield a response and those it continues, the latest first, while they are stored."""
