@@ -38,7 +38,7 @@ def _kind(value: Any) -> Any:
 # ---- contents --------------------------------------------------------------------------------
 
 
-class TextPart(Part):
+class ResponseTextPart(Part):
     """A text of any role. Clients send the last two fields with answers that they send back."""
 
     type: TextKind
@@ -48,7 +48,7 @@ class TextPart(Part):
 
 
 AnyPart = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Annotated[ResponseTextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
     Discriminator(lambda part: "<refusal>" if _kind(part) == "refusal" else "<text>"),
 ]
 
@@ -176,7 +176,7 @@ class ReasoningText(Part):
 
 
 class ReasoningItem(Part):
-    """What the model thought. `encrypted_content` of another server is kept but not read."""
+    """The thoughts of the model. `encrypted_content` of another server is kept but not read."""
 
     type: Literal["reasoning"]
     id: Id | None = None

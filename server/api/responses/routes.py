@@ -75,7 +75,7 @@ async def response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response. It cannot be continued then, nor can those that continue it."""
     if not store_of(request).remove(request.state.tenant, response_id):
-        raise _not_found(response_id, "response_not_found", "response_id")
+        raise _not_found(response_id)
     return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
 
@@ -84,14 +84,17 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     """Refuse: only background responses can be cancelled, which this server does not make."""
     _stored(request, response_id)
     message = "Only a background response can be cancelled; this one is complete."
-    raise invalid("response_id", message, "not_cancellable")
+    raise invalid("response_id", message)
 
 
 @router.get("/v1/responses/{response_id}/input_items", openapi_extra={"parameters": PAGE})
 async def response_input_items(request: Request, response_id: str) -> Response:
     """List the items that a stored response answers, with those of the responses before it."""
     page = read_page(request.query_params)
-    conversation = _conversation(request, response_id, "response_id")
+    try:
+        conversation = store_of(request).conversation(request.state.tenant, response_id)
+    except KeyError as error:
+        raise _not_found(error.args[0]) from None
     size = sum(stored.size for stored in conversation)
 
     def listed() -> bytes:
@@ -104,10 +107,16 @@ async def _read_turn(
     state: AppState, request: Request, body: ResponsesBody, response_id: str
 ) -> Turn:
     """Return the input of a response. Raises a 404 ApiError for what is not stored."""
-    conversation: list[StoredResponse] = []
-    if body.previous_response_id is not None:
-        conversation = _conversation(request, body.previous_response_id, "previous_response_id")
-    stored = StoredItems(store_of(request), request.state.tenant)
+    store = store_of(request)
+    tenant = request.state.tenant
+    try:
+        conversation = store.conversation(tenant, body.previous_response_id)
+    except KeyError as error:
+        message = _missing(error.args[0])
+        raise ApiError(
+            404, "previous_response_not_found", message, param="previous_response_id"
+        ) from None
+    stored = StoredItems(store, tenant)
     size = len(await request.body()) + sum(response.size for response in conversation)
     with state.client.reserve():
         return await off_loop(size, lambda: read_turn(body, response_id, conversation, stored))
@@ -148,27 +157,19 @@ def _stored(request: Request, response_id: str) -> StoredResponse:
     """Return a stored response of the tenant, or raise a 404 ApiError."""
     found = store_of(request).get(request.state.tenant, response_id)
     if found is None:
-        raise _not_found(response_id, "response_not_found", "response_id")
+        raise _not_found(response_id)
     return found
 
 
-def _conversation(request: Request, response_id: str, param: str) -> list[StoredResponse]:
-    """Return a stored response after those that it continues, or raise a 404 ApiError."""
-    try:
-        return store_of(request).conversation(request.state.tenant, response_id)
-    except KeyError as error:
-        code = "response_not_found"
-        if param == "previous_response_id":
-            code = "previous_response_not_found"
-        raise _not_found(error.args[0], code, param) from None
+def _not_found(response_id: str) -> ApiError:
+    return ApiError(404, "response_not_found", _missing(response_id), param="response_id")
 
 
-def _not_found(response_id: str, code: str, param: str) -> ApiError:
-    message = (
+def _missing(response_id: str) -> str:
+    return (
         f"Response with id {response_id[:128]!r} not found: it was never stored, or was deleted, "
         "or made room for later ones."
     )
-    return ApiError(404, code, message, param=param)
 
 
 def _json(body: bytes) -> Response:

@@ -63,11 +63,11 @@ Metadata = Annotated[
 ]
 
 
-class JsonObjectFormat(Part):
+class ResponseJsonObject(Part):
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(Part):
+class ResponseJsonSchema(Part):
     """`strict` changes nothing: the answer always follows the schema."""
 
     type: Literal["json_schema"]
@@ -79,23 +79,23 @@ class JsonSchemaFormat(Part):
 
 Format = Annotated[
     Annotated[TextFormat, Tag("<text>")]
-    | Annotated[JsonObjectFormat, Tag("<json_object>")]
-    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    | Annotated[ResponseJsonObject, Tag("<json_object>")]
+    | Annotated[ResponseJsonSchema, Tag("<json_schema>")],
     by_type("text, json_object or json_schema"),
 ]
 
 
-class TextConfig(Part):
+class ResponseText(Part):
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningConfig(Part):
+class ResponseReasoning(Part):
     effort: Annotated[str, StringConstraints(max_length=32)] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class StreamOptions(Part):
+class ResponseStreamOptions(Part):
     include_obfuscation: bool | None = None
 
 
@@ -120,15 +120,15 @@ class ResponsesBody(Body):
     previous_response_id: Annotated[str, StringConstraints(max_length=256)] | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: Annotated[list[Include], Field(fail_fast=True, max_length=64)] | None = None
     top_logprobs: Annotated[int, Between(0, 20)] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Annotated[int, Between(0, INT32)] | None = None  # of tools that run on servers
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
+    text: ResponseText | None = None
+    reasoning: ResponseReasoning | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -212,9 +212,9 @@ class ResponsesBody(Body):
 
     def _grammar(self) -> WantedGrammar | None:
         match self.text.format if self.text else None:
-            case JsonObjectFormat():
+            case ResponseJsonObject():
                 return WantedGrammar("text.format", "json_schema", ANY_OBJECT)
-            case JsonSchemaFormat(value=schema):
+            case ResponseJsonSchema(value=schema):
                 return WantedGrammar("text.format.schema", "json_schema", schema)
         return None
 

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class FunctionTool(Part):
+class ResponseFunctionTool(Part):
     """A function of the client. Unlike in the chat API, its members are not in an inner object."""
 
     type: Literal["function"]
@@ -44,7 +44,7 @@ class FunctionTool(Part):
         return self.model_dump()
 
 
-class HostedTool(Part):
+class ResponseHostedTool(Part):
     """A tool that OpenAI's servers run, such as web_search. It is left out here."""
 
     model_config = ConfigDict(json_schema_extra=never(type={"const": "function"}))
@@ -62,18 +62,19 @@ def _tool_tag(tool: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")],
+    Annotated[ResponseFunctionTool, Tag("<function>")]
+    | Annotated[ResponseHostedTool, Tag("<hosted>")],
     Discriminator(_tool_tag),
 ]
 Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-class NamedFunction(Part):
+class ResponseNamedFunction(Part):
     type: Literal["function"]
     name: Name
 
 
-class ToolReference(HostedTool):
+class ResponseToolReference(ResponseHostedTool):
     """An entry of allowed_tools; only functions have a name."""
 
     model_config = ConfigDict(json_schema_extra=None)
@@ -81,10 +82,10 @@ class ToolReference(HostedTool):
     name: Annotated[str, StringConstraints(max_length=128)] | None = None
 
 
-class AllowedTools(Part):
+class ResponseAllowedTools(Part):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolReference], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    tools: Annotated[list[ResponseToolReference], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 def _choice_tag(choice: Any) -> str | None:
@@ -93,8 +94,8 @@ def _choice_tag(choice: Any) -> str | None:
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedFunction, Tag("<function>")]
-    | Annotated[AllowedTools, Tag("<allowed_tools>")],
+    | Annotated[ResponseNamedFunction, Tag("<function>")]
+    | Annotated[ResponseAllowedTools, Tag("<allowed_tools>")],
     Discriminator(
         _choice_tag,
         custom_error_type="unsupported",
@@ -104,16 +105,16 @@ ToolChoice = Annotated[
 ]
 
 
-def functions_of(tools: Tools | None) -> list[FunctionTool]:
+def functions_of(tools: Tools | None) -> list[ResponseFunctionTool]:
     """Return the tools that the model is offered."""
-    return [tool for tool in tools or () if isinstance(tool, FunctionTool)]
+    return [tool for tool in tools or () if isinstance(tool, ResponseFunctionTool)]
 
 
 def left_out(tools: Tools | None) -> list[str]:
     """Return the names of tools that this server cannot run, for the header of ignored fields."""
     names = []
     for tool in tools or ():
-        if isinstance(tool, HostedTool):
+        if isinstance(tool, ResponseHostedTool):
             names.append("tools." + UNPRINTABLE.sub("_", tool.type))
     return list(dict.fromkeys(names))
 
@@ -125,10 +126,10 @@ def tool_use(tools: Tools | None, choice: ToolChoice | None, *, parallel: bool) 
     """
     offered = [function.tool() for function in functions_of(tools)]
     match choice:
-        case NamedFunction():
+        case ResponseNamedFunction():
             _check_offered(offered, choice.name, "tool_choice", "name")
             use = ToolUse(offered, "required", choice.name, parallel)
-        case AllowedTools():
+        case ResponseAllowedTools():
             allowed = _allowed(offered, choice)
             use = ToolUse(allowed, choice.mode, None, parallel)
         case _:
@@ -138,7 +139,7 @@ def tool_use(tools: Tools | None, choice: ToolChoice | None, *, parallel: bool) 
     return use
 
 
-def _allowed(offered: list[Tool], choice: AllowedTools) -> list[Tool]:
+def _allowed(offered: list[Tool], choice: ResponseAllowedTools) -> list[Tool]:
     """Return the tools that allowed_tools names; the model does not see the others."""
     names = set()
     for place, entry in enumerate(choice.tools):
