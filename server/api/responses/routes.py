@@ -28,8 +28,6 @@ from server.state import AppState, state_of
 from server.text.chat_template import TemplateError
 
 router = APIRouter()
-# Names of this API for fields that the generation names as the chat API does.
-OWN_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "include"}
 
 
 def store_of(request: Request) -> ResponseStore:
@@ -50,7 +48,7 @@ async def create_response(request: Request) -> Response:
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
         return ResponsesWriter(state.tokenizer, prepared, body, response_id, keep)
 
-    with _own_names():
+    with _errors_name_input():
         return await answer_chat(
             state,
             request,
@@ -140,17 +138,17 @@ def _keeper(
 
 
 @contextlib.contextmanager
-def _own_names() -> Iterator[None]:
-    """Give the fields that errors name the names of this API."""
+def _errors_name_input() -> Iterator[None]:
+    """Let errors name the field `input` instead of the chat API's `messages`."""
     try:
         yield
     except TemplateError as error:
         message = f"The chat template cannot render the input: {error}"
         raise invalid("input", message) from None
     except ApiError as error:
-        if error.param not in OWN_NAMES:
+        if error.param != "messages":
             raise
-        raise dataclasses.replace(error, param=OWN_NAMES[error.param]) from None
+        raise dataclasses.replace(error, param="input") from None
 
 
 def _stored(request: Request, response_id: str) -> StoredResponse:
