@@ -21,6 +21,8 @@ from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from server.api import docs, ops
 from server.api.openai import chat, completions, embeddings, models, rerank, score, tokenize
+from server.api.responses import routes as responses
+from server.api.responses.store import ResponseStore
 from server.cli.config import ServerConfig, served_names
 from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
@@ -35,10 +37,10 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
-ROUTE_FILES = (chat, completions, embeddings, score, rerank, models, tokenize, ops)
+ROUTE_FILES = (chat, completions, responses, embeddings, score, rerank, models, tokenize, ops)
 ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of other APIs that clients often try; the 404 names a supported path.
-FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
+FOREIGN = {"/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
@@ -85,6 +87,9 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
+    app.state.response_store = ResponseStore(
+        config.response_store_bytes, config.response_store_count
+    )
     app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
     for router in (*ROUTERS, docs.router):
         app.include_router(router)

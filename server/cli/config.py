@@ -137,6 +137,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "it in the header x-adjusted-params.",
         ),
     ] = False
+    response_store_bytes: Annotated[
+        int,
+        setting(
+            HTTP,
+            "Memory for the responses of /v1/responses that requests can continue; the least "
+            "recently used ones leave. 0 stores none.",
+            ge=0,
+            extra={"size": True},
+        ),
+    ] = 64 * 1024 * 1024
+    response_store_count: Annotated[
+        int, setting(HTTP, "Most responses of /v1/responses that are stored at a time.", ge=0)
+    ] = 10_000
     drain_timeout: Annotated[
         float, setting(HTTP, "Seconds that accepted requests get to finish after SIGTERM.", ge=0)
     ] = 30.0

@@ -33,11 +33,14 @@ LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"
 log = structlog.get_logger("server.stream")
 
 
-def sse_event(data: bytes) -> bytes:
-    """Return a server-sent event whose data is a JSON text."""
+def sse_event(data: bytes, name: str | None = None) -> bytes:
+    """Return a server-sent event whose data is a JSON text; `name` is its type."""
     for separator, escape in LINE_SEPARATORS:
         data = data.replace(separator, escape)
-    return b"data: " + data + b"\n\n"
+    line = b"data: " + data + b"\n\n"
+    if name is None:
+        return line
+    return b"event: " + name.encode() + b"\n" + line
 
 
 class StreamedResponse(EventSourceResponse):

@@ -91,7 +91,9 @@ class OpenApiApp(FastAPI):
         for operations in document["paths"].values():
             for operation in operations.values():
                 for content in operation.get("requestBody", {}).get("content", {}).values():
-                    schemas |= content["schema"].pop("$defs", {})
+                    for name, schema in content["schema"].pop("$defs", {}).items():
+                        known = schemas.setdefault(name, schema)
+                        assert known == schema, f"two models are named {name}"
         for schema in _objects(document):
             if schema.get("type") == "integer":  # FastAPI makes floats of the bounds
                 schema |= {k: int(schema[k]) for k in ("minimum", "maximum") if k in schema}

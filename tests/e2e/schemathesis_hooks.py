@@ -19,6 +19,8 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     if isinstance(case.body, dict) and case.meta.generation.mode == GenerationMode.POSITIVE:
         for rule in RULES:
             rule(case.body)
+        if case.path == "/v1/responses":
+            _response_is_consistent(case.body)
 
 
 def _prompt_and_answer_fit_into_context(body: dict[str, Any]) -> None:
@@ -70,6 +72,17 @@ def _schemas_are_valid(body: dict[str, Any]) -> None:
                 outputs[name] = valid
         if isinstance(format_, dict) and format_.get("type") != "text":
             del body["structured_outputs"]  # only one of both
+
+
+def _response_is_consistent(body: dict[str, Any]) -> None:
+    """A tool choice names one of the tools, and a schema is a language of its own."""
+    body["max_output_tokens"] = MOST
+    if body.get("tool_choice") not in ("none", "auto"):
+        body.pop("tool_choice", None)
+    text = body.get("text")
+    format_ = text.get("format") if isinstance(text, dict) else None
+    if isinstance(format_, dict) and "schema" in format_:
+        format_["schema"] = {"type": "boolean"}
 
 
 RULES = (

@@ -14,6 +14,7 @@ from server.http.openapi import up_to
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 
+STREAMING = ("completions", "/responses")
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -60,6 +61,8 @@ async def test_openapi_document_covers_every_route_and_reference(document: dict[
 
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+RESPOND = "/v1/responses"
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAID = {"role": "assistant", "content": "a"}
 
@@ -120,6 +123,20 @@ SAID = {"role": "assistant", "content": "a"}
         (COMPLETE, 400, [{"prompt": [258]}, {"prompt": [[1], [258]]}, {"prompt": [-1]}]),
         (COMPLETE, 400, [{"prompt": "a", "max_tokens": 0}]),
         (COMPLETE, 400, [{"prompt": "a", "max_tokens": 0, "echo": None, "prompt_logprobs": None}]),
+        (RESPOND, 200, [{"input": "Hi"}, {"input": HI}, {"input": "", "top_logprobs": 2.0}]),
+        (RESPOND, 200, [{"input": [{"type": "reasoning", "summary": []}, *HI]}]),
+        (RESPOND, 200, [{"input": "a", "tools": [ADD, {"type": "mcp"}], "tool_choice": "none"}]),
+        (RESPOND, 200, [{"input": "a", "tools": [ADD], "tool_choice": ADD}]),
+        (RESPOND, 200, [{"input": "a", "text": {"format": {"type": "json_object"}}}]),
+        (RESPOND, 200, [{"input": "a", "metadata": {"a": "b"}, "reasoning": {"effort": "low"}}]),
+        (RESPOND, 400, [{}, {"input": []}, {"input": [1]}, {"input": [{"role": "user"}]}]),
+        (RESPOND, 400, [{"input": [{"role": "user", "content": [{"type": "input_image"}]}]}]),
+        (RESPOND, 400, [{"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}]),
+        (RESPOND, 400, [{"input": [{"type": "computer_call"}]}, {"input": [{"role": "tool"}]}]),
+        (RESPOND, 400, [{"input": "a", "tools": [{"type": "function"}]}]),
+        (RESPOND, 400, [{"input": "a", "tools": [ADD], "tool_choice": {"type": "mcp"}}]),
+        (RESPOND, 400, [{"input": "a", "text": {"format": {"type": "json_schema"}}}]),
+        (RESPOND, 400, [{"input": "a", "metadata": {"a": 1}}, {"input": "a", "include": ["x"]}]),
         ("/tokenize", 200, [{"prompt": "Hi"}, {"messages": HI}, {"prompt": "", "messages": None}]),
         ("/tokenize", 400, [{}, {"prompt": None}, {"prompt": "Hi", "messages": HI}]),
         ("/tokenize", 400, [{"prompt": "Hi", "continue_final_message": True}]),
@@ -169,7 +186,7 @@ async def token_ids(served: Any) -> Any:
 async def test_openapi_content_types_match_responses(served, document) -> None:
     for (path, verb), operation in operations(document).items():
         kinds = set(operation["responses"]["200"]["content"])
-        assert ("text/event-stream" in kinds) == path.endswith("completions"), path
+        assert ("text/event-stream" in kinds) == path.endswith(STREAMING), path
         assert kinds - {"text/event-stream"} == (
             {"text/plain"} if path == "/metrics" else {"application/json"}
         )
@@ -187,5 +204,5 @@ async def test_openapi_security_matches_routes_that_need_a_key(model, says, keys
         for (path, verb), operation in operations(document).items():
             needed = operation.get("security", document.get("security", []))
             if verb == "get":
-                status = (await served.http.get(path.format(name="x"))).status_code
+                status = (await served.http.get(re.sub("{.*?}", "x", path))).status_code
                 assert (status == 401) == bool(needed), path

@@ -107,6 +107,24 @@ def shape_of(allowed: str) -> Discriminator:
     )
 
 
+def tag_of_type(value: Any) -> str | None:
+    """Return the branch of a union that the member `type` of `value` names."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+def by_type(allowed: str) -> Discriminator:
+    """Return a discriminator for a union of objects whose tags are their types, as `<type>`.
+
+    `allowed` names the types, for the error message.
+    """
+    return Discriminator(
+        tag_of_type,
+        custom_error_type="unsupported",
+        custom_error_message=f"`type` must be {allowed}",
+    )
+
+
 Shape = Discriminator(_shape)
 OneOrMore = shape_of("a string or a list of strings")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.openai.schemas.fields import having
+from server.api.openai.schemas.fields import by_type, having
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.http.body import Part, failure
 
@@ -44,20 +44,11 @@ class JsonSchemaFormat(Part):
     json_schema: NamedSchema
 
 
-def _format(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind}>" if isinstance(kind, str) else None
-
-
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
     | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
-    Discriminator(
-        _format,
-        custom_error_type="unsupported",
-        custom_error_message="`type` must be text, json_object or json_schema",
-    ),
+    by_type("text, json_object or json_schema"),
 ]
 KINDS: dict[str, GrammarKind] = {
     "json": "json_schema",

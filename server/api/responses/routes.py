@@ -1,0 +1,174 @@
+"""/v1/responses: make a response, and read or delete a stored one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.receive import admit_and_read
+from server.api.responses.ids import new_response_id
+from server.api.responses.page import PAGE, read_page
+from server.api.responses.schemas import ResponsesBody
+from server.api.responses.store import ResponseStore, StoredResponse
+from server.api.responses.turn import StoredItems, Turn, input_items, read_turn
+from server.api.responses.writer import ResponsesWriter
+from server.generation.chat_answer import answer_chat
+from server.generation.off_loop import off_loop
+from server.generation.prepare import PreparedRequest
+from server.http.body import JSON
+from server.http.errors import ApiError, invalid, unsupported
+from server.http.openapi import body_schema
+from server.state import AppState, state_of
+from server.text.chat_template import TemplateError
+
+router = APIRouter()
+
+
+def store_of(request: Request) -> ResponseStore:
+    store = request.app.state.response_store
+    assert isinstance(store, ResponseStore)
+    return store
+
+
+@router.post("/v1/responses", openapi_extra=body_schema(ResponsesBody, streams=True))
+async def create_response(request: Request) -> Response:
+    """A response to an input. With `store`, later requests can continue it by its id."""
+    state = state_of(request)
+    body = await admit_and_read(request, ResponsesBody, "generate")
+    response_id = new_response_id()
+    turn = await _read_turn(state, request, body, response_id)
+    keep = _keeper(request, body, response_id, turn)
+
+    def writer(prepared: PreparedRequest) -> ResponsesWriter:
+        return ResponsesWriter(state.tokenizer, prepared, body, response_id, keep)
+
+    with _errors_name_input():
+        return await answer_chat(
+            state,
+            request,
+            lambda: body.chat(turn.messages),
+            body.options(),
+            writer,
+            param="input",
+            ignored=body.ignored,
+        )
+
+
+@router.get("/v1/responses/{response_id}")
+async def response(request: Request, response_id: str) -> Response:
+    """Return a stored response."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        message = "Only a response of a background request can be streamed again."
+        raise unsupported("stream", message)
+    return _json(_stored(request, response_id).body)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Delete a stored response. It cannot be continued then, nor can those that continue it."""
+    if not store_of(request).remove(request.state.tenant, response_id):
+        raise _not_found(response_id)
+    return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Refuse: only background responses can be cancelled, which this server does not make."""
+    _stored(request, response_id)
+    message = "Only a background response can be cancelled; this one is complete."
+    raise invalid("response_id", message)
+
+
+@router.get("/v1/responses/{response_id}/input_items", openapi_extra={"parameters": PAGE})
+async def response_input_items(request: Request, response_id: str) -> Response:
+    """List the items that a stored response answers, with those of the responses before it."""
+    page = read_page(request.query_params)
+    try:
+        conversation = store_of(request).conversation(request.state.tenant, response_id)
+    except KeyError as error:
+        raise _not_found(error.args[0]) from None
+    size = sum(stored.size for stored in conversation)
+
+    def listed() -> bytes:
+        return orjson.dumps(page.of(input_items(conversation)))
+
+    return _json(await off_loop(size, listed))
+
+
+async def _read_turn(
+    state: AppState, request: Request, body: ResponsesBody, response_id: str
+) -> Turn:
+    """Return the input of a response. Raises a 404 ApiError for what is not stored."""
+    store = store_of(request)
+    tenant = request.state.tenant
+    try:
+        conversation = store.conversation(tenant, body.previous_response_id)
+    except KeyError as error:
+        message = _missing(error.args[0])
+        raise ApiError(
+            404, "previous_response_not_found", message, param="previous_response_id"
+        ) from None
+    stored = StoredItems(store, tenant)
+    size = len(await request.body()) + sum(response.size for response in conversation)
+    with state.client.reserve():
+        return await off_loop(size, lambda: read_turn(body, response_id, conversation, stored))
+
+
+def _keeper(
+    request: Request, body: ResponsesBody, response_id: str, turn: Turn
+) -> Callable[[bytes], None] | None:
+    """Return a function that stores the response, or None if it is not to be stored."""
+    store = store_of(request)
+    tenant = request.state.tenant
+    if body.store is False or not store.is_enabled:
+        return None
+
+    def keep(response: bytes) -> None:
+        items = orjson.dumps(turn.items)
+        previous = body.previous_response_id
+        store.add(tenant, StoredResponse(response_id, previous, response, items))
+
+    return keep
+
+
+@contextlib.contextmanager
+def _errors_name_input() -> Iterator[None]:
+    """Let errors name the field `input` instead of the chat API's `messages`."""
+    try:
+        yield
+    except TemplateError as error:
+        message = f"The chat template cannot render the input: {error}"
+        raise invalid("input", message) from None
+    except ApiError as error:
+        if error.param != "messages":
+            raise
+        raise dataclasses.replace(error, param="input") from None
+
+
+def _stored(request: Request, response_id: str) -> StoredResponse:
+    """Return a stored response of the tenant, or raise a 404 ApiError."""
+    found = store_of(request).get(request.state.tenant, response_id)
+    if found is None:
+        raise _not_found(response_id)
+    return found
+
+
+def _not_found(response_id: str) -> ApiError:
+    return ApiError(404, "response_not_found", _missing(response_id), param="response_id")
+
+
+def _missing(response_id: str) -> str:
+    return (
+        f"Response with id {response_id[:128]!r} not found: it was never stored, or was deleted, "
+        "or made room for later ones."
+    )
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type=JSON)

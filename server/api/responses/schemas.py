@@ -1,0 +1,260 @@
+"""Body of POST /v1/responses: OpenAI's fields, and the sampling parameters of the chat API."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from server.api.openai.schemas.chat import TemplateArguments
+from server.api.openai.schemas.fields import INT32, INT64, Between, Count, Priority, by_type
+from server.api.openai.schemas.generate import Fraction, Penalty, Stops
+from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
+from server.api.responses.items import Input
+from server.api.responses.tools import (
+    ToolChoice,
+    Tools,
+    functions_of,
+    left_out,
+    tool_use,
+)
+from server.generation.chat_prompt import Chat
+from server.generation.grammar import WantedGrammar
+from server.generation.options import GenerationOptions
+from server.generation.tools import NO_TOOLS, ToolUse
+from server.http.body import Body, Part, few
+
+MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+# All but logprobs belong to tools of OpenAI's servers, or ask for what the items always contain.
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    BeforeValidator(partial(few, most=MAX_METADATA, noun="pairs")),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+            "maxProperties": MAX_METADATA,
+        }
+    ),
+]
+
+
+class ResponseJsonObject(Part):
+    type: Literal["json_object"]
+
+
+class ResponseJsonSchema(Part):
+    """`strict` changes nothing: the answer always follows the schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    description: str | None = None
+    strict: bool | None = None
+    value: Annotated[Schema, Field(alias="schema")]
+
+
+Format = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[ResponseJsonObject, Tag("<json_object>")]
+    | Annotated[ResponseJsonSchema, Tag("<json_schema>")],
+    by_type("text, json_object or json_schema"),
+]
+
+
+class ResponseText(Part):
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseReasoning(Part):
+    effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseStreamOptions(Part):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesBody(Body):
+    """A null field has the same meaning as an absent one."""
+
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
+        ("service_tier", "prompt_cache_retention", "prompt_cache_options")
+    )
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "truncation": ("disabled",),
+        **dict.fromkeys(("conversation", "prompt", "moderation"), ()),
+    }
+    HINTS: ClassVar[dict[str, str]] = {
+        "background": " Set stream to true instead.",
+        "conversation": " Use previous_response_id instead.",
+    }
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    include: Annotated[list[Include], Field(fail_fast=True, max_length=64)] | None = None
+    top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: Annotated[int, Between(0, INT32)] | None = None  # of tools that run on servers
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    text: ResponseText | None = None
+    reasoning: ResponseReasoning | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Not in OpenAI's API; as in /v1/chat/completions.
+    seed: Annotated[int, Between(-INT64, INT64)] | None = None
+    stop: Stops | None = None
+    top_k: Annotated[int, Between(-1, INT32)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    ignore_eos: bool | None = None
+    priority: Priority | None = None
+    cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    _tool_use: ToolUse = PrivateAttr(NO_TOOLS)
+
+    @model_validator(mode="after")
+    def _tools_are_consistent(self) -> ResponsesBody:
+        parallel = self.parallel_tool_calls is not False
+        self._tool_use = tool_use(self.tools, self.tool_choice, parallel=parallel)
+        return self
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of fields without effect: the unknown ones, and known ones that are not applied."""
+        names = [*super().ignored, *left_out(self.tools)]
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            names.append("text.verbosity")
+        if self.reasoning is not None and self.reasoning.summary is not None:
+            names.append("reasoning.summary")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            names.append("stream_options.include_obfuscation")
+        return names
+
+    @property
+    def num_logprobs(self) -> int:
+        """The number of alternatives per token; -1: no logprobs. As in SamplingParams."""
+        if self.top_logprobs or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return -1
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    def chat(self, messages: list[dict[str, Any]]) -> Chat:
+        """Return the conversation for the model's template."""
+        arguments: dict[str, Any] = dict(self.chat_template_kwargs or {})
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            arguments.setdefault("reasoning_effort", self.reasoning.effort)
+        return Chat(messages=messages, arguments=arguments, tool_use=self._tool_use)
+
+    def options(self) -> GenerationOptions:
+        """Return the parameters of the generation, independent of the API."""
+        return GenerationOptions(
+            operation="chat",
+            model=self.model,
+            stream=bool(self.stream),
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            max_tokens=self.max_output_tokens,
+            stop=self.stops,
+            ignore_eos=bool(self.ignore_eos),
+            seed=None if self.seed is None else min(self.seed, INT64 - 1),
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            grammar=self._grammar(),
+            num_logprobs=self.num_logprobs,
+        )
+
+    def _grammar(self) -> WantedGrammar | None:
+        match self.text.format if self.text else None:
+            case ResponseJsonObject():
+                return WantedGrammar("text.format", "json_schema", ANY_OBJECT)
+            case ResponseJsonSchema(value=schema):
+                return WantedGrammar("text.format.schema", "json_schema", schema)
+        return None
+
+    def echo(self) -> dict[str, Any]:
+        """Return the fields of the request that the response repeats."""
+        tools = [function.echo() for function in functions_of(self.tools)]
+        choice: Any = self.tool_choice or "auto"
+        if isinstance(choice, Part):
+            choice = choice.model_dump(exclude_none=True)
+        fields = {
+            "instructions": self.instructions,
+            "previous_response_id": self.previous_response_id,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "prompt_cache_key": self.prompt_cache_key,
+            "safety_identifier": self.safety_identifier,
+            "reasoning": self._reasoning_echo(),
+            "text": self._text_echo(),
+            "tools": tools,
+            "tool_choice": choice,
+            "top_logprobs": self.top_logprobs or 0,
+        }
+        if self.user is not None:
+            fields["user"] = self.user
+        return fields
+
+    def _reasoning_echo(self) -> dict[str, Any]:
+        effort = self.reasoning.effort if self.reasoning else None
+        return {"effort": effort, "summary": None}
+
+    def _text_echo(self) -> dict[str, Any]:
+        echo: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
+        if self.text is None:
+            return echo
+        if self.text.format is not None:
+            echo["format"] = self.text.format.model_dump(by_alias=True, exclude_none=True)
+        if self.text.verbosity is not None:
+            echo["verbosity"] = self.text.verbosity
+        return echo
