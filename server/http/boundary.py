@@ -42,7 +42,7 @@ class CrossOrigin(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=state.config.allowed_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,  # from a public page to a private network
             expose_headers=(
