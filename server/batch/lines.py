@@ -185,10 +185,13 @@ def _raw_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def with_priority(line: BatchLine, priority: int) -> bytes:
-    """Return a line's body with this `priority`, unless the body names one."""
+    """Return a line's body with this `priority`, unless the body names one.
+
+    It is the last member, because parsers use the last of two: the body may have a null.
+    """
     body = bytes(line.body).strip(BLANK)
     if body_fields(line).priority is not None:
         return body
-    rest = body[1:].lstrip(BLANK)
-    comma = b"" if rest.startswith(b"}") else b","
-    return b'{"priority":%d%s%s' % (priority, comma, rest)
+    members = body[:-1].rstrip(BLANK)
+    comma = b"" if members == b"{" else b","
+    return b'%s%s"priority":%d}' % (members, comma, priority)

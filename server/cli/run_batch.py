@@ -40,9 +40,9 @@ class RunBatch(Serve):
 
 
 def run_batch(**values: Any) -> None:
-    """Answer the lines of INPUT, in OpenAI's batch format, and write them to OUTPUT.
+    """Answer a file of requests in OpenAI's batch format.
 
-    The same command continues after an interruption. Lines that fail are written to --errors.
+    The answers are written to OUTPUT. The same command continues after an interruption. Lines that fail are written to --errors.
     """
     from server.batch.job import Job, JobError, JobFiles
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from starlette.requests import Request
@@ -29,7 +29,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-Number = Annotated[int, BeforeValidator(_number)]
+WHOLE = BeforeValidator(_number)  # must follow the bounds, or the schema lacks them
 
 
 def read_query(request: Request, kind: type[QueryType]) -> tuple[QueryType, dict[str, str]]:
@@ -44,9 +44,13 @@ def read_query(request: Request, kind: type[QueryType]) -> tuple[QueryType, dict
 
 
 def query_schema(kind: type[Query]) -> dict[str, Any]:
-    """Return the `openapi_extra` of an operation that reads this query."""
-    schema = kind.model_json_schema()
+    """Return the `openapi_extra` of an operation that reads this query.
+
+    A field that may be None is a parameter that may be left out.
+    """
     parameters = []
-    for name, field in schema["properties"].items():
-        parameters.append({"name": name, "in": "query", "required": False, "schema": field})
+    for name, field in kind.model_json_schema()["properties"].items():
+        given = [kind for kind in field.get("anyOf", []) if kind != {"type": "null"}]
+        schema = given[0] if given else field
+        parameters.append({"name": name, "in": "query", "required": False, "schema": schema})
     return {"parameters": parameters}

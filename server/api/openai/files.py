@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from server.api.openai.schemas.batch import UPLOAD_FORM, ExpiresAfter, FileQuery
+from server.api.openai.schemas.batch import HOUR, MONTH, UPLOAD_FORM, FileQuery
 from server.batch.files import FileTooLarge, StoredFile
 from server.batch.folder import StoreFull
 from server.batch.runner import BatchRunner
@@ -115,7 +116,7 @@ async def upload(request: Request) -> Response:
 
 
 def _checked(form: Form) -> tuple[str, float | None]:
-    """Return the file's name and its lifetime in seconds. Raises ApiError or ValidationError.
+    """Return the file's name and its lifetime in seconds. Raises ApiError.
 
     The name is only shown, never used as a path.
     """
@@ -136,9 +137,13 @@ def _lifetime(form: Form) -> float | None:
     seconds = form.fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
-    if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds):
-        raise invalid("expires_after.seconds", "expires_after[seconds] must be a whole number.")
-    return ExpiresAfter.model_validate({"anchor": anchor, "seconds": int(seconds)}).seconds
+    if anchor != "created_at":
+        raise invalid("expires_after.anchor", "expires_after[anchor] must be created_at.")
+    number = int(seconds) if seconds and re.fullmatch(r"[0-9]{1,9}", seconds) else 0
+    if not HOUR <= number <= MONTH:
+        text = f"expires_after[seconds] must be a whole number from {HOUR} to {MONTH}."
+        raise invalid("expires_after.seconds", text)
+    return number
 
 
 @router.get("/v1/files", openapi_extra=query_schema(FileQuery))
@@ -164,6 +169,14 @@ def _file(request: Request, file_id: str) -> tuple[BatchRunner, StoredFile]:
     return batches, file
 
 
+class WholeFile(FileResponse):
+    """A response that ignores the Range header, whose errors Starlette sends as plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await super().__call__({**scope, "headers": headers}, receive, send)
+
+
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(request: Request, file_id: str) -> dict[str, Any]:
     """Describe a file."""
@@ -180,8 +193,8 @@ async def file_content(request: Request, file_id: str) -> Response:
     """Return the contents of a file."""
     batches, file = _file(request, file_id)
     path = batches.storage.files.contents(file)
-    headers = {"x-content-type-options": "nosniff"}
-    return FileResponse(path, media_type=BINARY, filename=file.filename, headers=headers)
+    headers = {"x-content-type-options": "nosniff", "accept-ranges": "none"}
+    return WholeFile(path, media_type=BINARY, filename=file.filename, headers=headers)
 
 
 @router.delete("/v1/files/{file_id}")

@@ -11,7 +11,7 @@ from server.api.openai.schemas.fields import Between
 from server.batch.lines import Endpoint
 from server.http.body import Body, Part, few
 from server.http.form import FORM
-from server.http.query import Number, Query
+from server.http.query import WHOLE, Query
 
 HOUR, MONTH = 3600, 30 * 24 * 3600
 MAX_METADATA = 16
@@ -50,14 +50,14 @@ class BatchQuery(Query):
     """A page of the list of batches: those after the batch `after`."""
 
     after: str | None = None
-    limit: Annotated[Number, Field(ge=1, le=100)] = 20
+    limit: Annotated[int, Field(ge=1, le=100), WHOLE] = 20
 
 
 class FileQuery(Query):
     """A page of the list of files: those after the file `after`."""
 
     after: str | None = None
-    limit: Annotated[Number, Field(ge=1, le=10_000)] = 10_000
+    limit: Annotated[int, Field(ge=1, le=10_000), WHOLE] = 10_000
     order: FileOrder = "desc"
     purpose: Purpose | None = None
 
@@ -71,6 +71,10 @@ UPLOAD_FORM: dict[str, Any] = {
                     "title": "Upload",
                     "type": "object",
                     "required": ["file", "purpose"],
+                    "dependentRequired": {
+                        "expires_after[anchor]": ["expires_after[seconds]"],
+                        "expires_after[seconds]": ["expires_after[anchor]"],
+                    },
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
                         "purpose": {"const": "batch"},

@@ -44,6 +44,14 @@ async def test_file_uploaded_by_the_client_is_listed_read_and_deleted(store: Ser
         await store.openai.files.retrieve(made.id)
 
 
+@pytest.mark.parametrize("asked", ["bytes=0-1", "bytes=x", "bytes=9999-"])
+async def test_content_is_whole_with_any_range(store: Served, asked: str) -> None:
+    made = (await upload(store)).json()
+    path = f"/v1/files/{made['id']}/content"
+    response = await store.http.get(path, headers={"range": asked})
+    assert (response.status_code, response.content) == (200, LINE)
+
+
 async def test_files_without_the_flag_are_refused_with_its_name(served: Served) -> None:
     for method, path in (("POST", "files"), ("GET", "files/file-1"), ("GET", "batches")):
         response = await served.http.request(method, f"/v1/{path}")
@@ -160,9 +168,15 @@ async def test_upload_that_is_no_form_is_refused(
     ("fields", "param"),
     [
         ({"purpose": "fine-tune"}, "purpose"),
-        ({"expires_after[seconds]": "soon"}, "expires_after.seconds"),
-        ({"expires_after[seconds]": "7200"}, "anchor"),
-        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}, "seconds"),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "soon"},
+            "expires_after.seconds",
+        ),
+        ({"expires_after[seconds]": "7200"}, "expires_after.anchor"),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"},
+            "expires_after.seconds",
+        ),
     ],
 )
 async def test_upload_with_a_bad_field_is_refused_by_name(
