@@ -158,5 +158,5 @@ def _custom_id(raw: bytes) -> str | None:
         return None
     try:
         return _CUSTOM.decode(raw).custom_id
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

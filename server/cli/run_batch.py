@@ -42,7 +42,8 @@ class RunBatch(Serve):
 def run_batch(**values: Any) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    The answers are written to OUTPUT. The same command continues after an interruption. Lines that fail are written to --errors.
+    The answers are written to OUTPUT, the failures to --errors. The same command continues after
+    an interruption.
     """
     from server.batch.job import Job, JobError, JobFiles
 
@@ -57,16 +58,17 @@ def run_batch(**values: Any) -> None:
         job = Job(JobFiles(source, output, errors), server_config.max_body_bytes)
     except JobError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None
-    status = exit_codes.CLEAN
+    status: Any = exit_codes.CLEAN
     with contextlib.closing(job):
         try:
             if not job.is_done and url is not None:
                 status = _run_by_server(job, url, key, concurrency)
             elif not job.is_done:
                 status = _run_by_engine(job, server_config, engine_config, concurrency)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as stop:  # SIGINT, SIGTERM
             say(f"penstock: stopped at {job.summary}; the same command continues.")
-            raise typer.Exit(STOPPED) from None
+            status = STOPPED if isinstance(stop, KeyboardInterrupt) else stop.code
+            raise typer.Exit(status) from None
         except OSError as error:
             raise fail(f"The results cannot be written: {error.strerror}.", 1) from None
         if status == exit_codes.CLEAN:

@@ -123,6 +123,29 @@ def test_server_killed_twice_answers_each_line_once(
     assert Counter(each["custom_id"] for each in answers + errors) == ids
 
 
+def test_server_stopped_by_a_signal_ends_at_once_and_resumes(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 60, 24)
+    flags = ("demo", "--batch-dir", tmp_path / "store", "--max-num-seqs", 2, "--no-access-log")
+    with serving(*flags) as server, client_of(server) as sdk:
+        file = sdk.files.create(file=tmp_path / "in.jsonl", purpose="batch")
+        batch = sdk.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        eventually(lambda: done_lines(sdk, batch.id) >= 5, "some lines")
+        server.signal(signal.SIGTERM)
+        assert server.status(10) == 0
+        assert "Traceback" not in server.log
+    with serving(*flags) as server, client_of(server) as sdk:
+        eventually(lambda: sdk.batches.retrieve(batch.id).status == "completed", "its end", RUN_S)
+        ended = sdk.batches.retrieve(batch.id)
+        assert ended.output_file_id is not None
+        assert ended.error_file_id is not None
+        answers = results(sdk.files.content(ended.output_file_id).text)
+        errors = results(sdk.files.content(ended.error_file_id).text)
+    assert Counter(each["custom_id"] for each in answers + errors) == ids
+    assert len(errors) == 1
+
+
 def client_of(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0)
 
@@ -181,12 +204,15 @@ def test_command_leaves_foreign_files_as_they_are(tmp_path: Path) -> None:
         assert output.read_bytes() == content
 
 
-def test_command_interrupted_says_how_to_continue(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_command_interrupted_says_how_to_continue(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     write_input(tmp_path / "in.jsonl", 60, 24)
     command = RunBatch(tmp_path, 1, "demo", "--threads", "1")
     eventually(lambda: lines_in(tmp_path / "out.jsonl") >= 2, "two lines", RUN_S)
-    command.signal(signal.SIGINT)
-    assert command.status() == 130
+    command.signal(number)
+    assert command.status() == status
     assert "the same command continues" in command.last_line
     assert "Traceback" not in command.log
 
