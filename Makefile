@@ -90,7 +90,7 @@ gpu-wheels: setup ## download what a GPU machine without network needs
 	$(BIN)/pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
 		-c constraints.txt -d build/gpu-wheels annotated-doc annotated-types fastapi httpcore2 httpx2 \
 		msgspec opentelemetry-api orjson prometheus-client pydantic pydantic-core pytest \
-		pytest-asyncio pytest-timeout pyzmq sse-starlette starlette structlog truststore typer \
+		pytest-asyncio pytest-timeout python-multipart pyzmq sse-starlette starlette structlog truststore typer \
 		typing-inspection uvicorn
 
 gpu-check: ## on a machine with a GPU: its tests, then its figures against the bounds

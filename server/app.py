@@ -20,9 +20,21 @@ from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from server.api import docs, ops
-from server.api.openai import chat, completions, embeddings, models, rerank, score, tokenize
+from server.api.openai import (
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    models,
+    rerank,
+    score,
+    tokenize,
+)
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
+from server.batch.runner import BatchRunner
+from server.batch.storage import open_storage
 from server.cli.config import ServerConfig, served_names
 from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
@@ -37,7 +49,19 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
-ROUTE_FILES = (chat, completions, responses, embeddings, score, rerank, models, tokenize, ops)
+ROUTE_FILES = (
+    chat,
+    completions,
+    responses,
+    embeddings,
+    score,
+    rerank,
+    models,
+    tokenize,
+    files,
+    batches,
+    ops,
+)
 ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of other APIs that clients often try; the 404 names a supported path.
 FOREIGN = {"/v1/messages": "Anthropic's API"}
@@ -73,6 +97,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tracing=Tracing.from_environment(os.environ) if config.tracing else None,
         names=names,
         created=int(time.time()),
+        batches=_batches(config, client),
     )
     app = OpenApiApp(
         keyed=bool(state.keys),
@@ -98,6 +123,12 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
         app.add_middleware(CrossOrigin, state=state)
     return app
+
+
+def _batches(config: ServerConfig, client: EngineClient) -> BatchRunner | None:
+    """Return the runner of the batches in --batch-dir. Raises ConfigError."""
+    storage = open_storage(config)
+    return BatchRunner(storage, client, config.max_body_bytes) if storage else None
 
 
 async def _raise(request: Request, error: Exception) -> Response:
@@ -131,10 +162,16 @@ def _hint(path: str) -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.penstock
     await state.client.start()
+    if state.batches:
+        state.batches.start(app)
     try:
         yield
     finally:
+        if state.batches:
+            await state.batches.stop()
         await state.client.stop()
+        if state.batches:
+            state.batches.storage.folder.close()
         if state.template:
             state.template.close()
         if state.tracing:

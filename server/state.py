@@ -13,6 +13,7 @@ from starlette.requests import Request
 from engine.client.client import EngineClient
 from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
+from server.batch.runner import BatchRunner
 from server.cli.config import ServerConfig
 from server.http.auth import ApiKeys
 from server.http.body import LargeBodies
@@ -42,6 +43,7 @@ class AppState:
     tracing: Tracing | None
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
+    batches: BatchRunner | None = None  # None without --batch-dir
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))

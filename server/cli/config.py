@@ -10,6 +10,7 @@ import msgspec
 from engine.config import setting
 
 HTTP = "HTTP"
+BATCHES = "Files and batches"
 LOGGING = "Logging"
 METRICS = "Metrics and traces"
 # An origin as browsers send it (RFC 6454, section 6.2): lower case, without the default port.
@@ -153,6 +154,43 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_timeout: Annotated[
         float, setting(HTTP, "Seconds that accepted requests get to finish after SIGTERM.", ge=0)
     ] = 30.0
+    batch_dir: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1)] | None,
+        setting(
+            BATCHES,
+            "Folder of the files and batches of /v1/files and /v1/batches, which are off without "
+            "it. One server at a time may use it; its next server resumes unfinished batches.",
+            extra={"form": "the path of a folder"},
+        ),
+    ] = None
+    max_upload_bytes: Annotated[
+        int,
+        setting(
+            BATCHES,
+            "Largest file that /v1/files accepts, in bytes; a larger one gets a 413.",
+            ge=1024,
+            extra={"size": True},
+        ),
+    ] = 200 * 1024 * 1024
+    max_batch_dir_bytes: Annotated[
+        int,
+        setting(
+            BATCHES,
+            "Bytes that all files in --batch-dir may take. An upload beyond it gets a 400; a batch "
+            "whose results exceed it fails.",
+            ge=1024,
+            extra={"size": True},
+        ),
+    ] = 4 * 1024**3
+    max_batch_files: Annotated[
+        int,
+        setting(
+            BATCHES,
+            "Number of files at which uploads are refused. Also the number of batches beyond which "
+            "the oldest ended ones are forgotten.",
+            ge=1,
+        ),
+    ] = 1000
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], setting(LOGGING, "Lowest level to log.")
     ] = "info"

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from loadtest.cli import app as bench
 from server.cli import commands
 from server.cli.command import standard_streams
+from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
 
 
@@ -38,6 +39,7 @@ importing.command()(commands.nanochat)
 app.command(cls=Serve)(serve)
 app.command()(commands.run)
 app.command()(commands.chat)
+app.command(cls=RunBatch)(run_batch)
 app.command(name="list")(commands.list_models)
 app.command()(commands.pull)
 app.command()(commands.ps)

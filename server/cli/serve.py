@@ -36,6 +36,8 @@ LONGEST_TMPDIR = 103 - len("/penstock-12345678/from_engine")
 class Serve(TyperCommand):
     """A command whose help groups its options under headings."""
 
+    meanings = exit_codes.MEANINGS
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -43,33 +45,33 @@ class Serve(TyperCommand):
             heading = getattr(param, "rich_help_panel", None) or usual
             if record := param.get_help_record(ctx):
                 panels.setdefault(heading, []).append(record)
-        panels["Exit statuses"] = list(exit_codes.MEANINGS.items())
+        panels["Exit statuses"] = list(self.meanings.items())
         for heading, records in panels.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+def parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 
-def _option(setting: Setting) -> inspect.Parameter:
+def option(setting: Setting) -> inspect.Parameter:
     """Return the command-line option of a setting.
 
     Its values stay strings, because `load` validates the values of every source.
     """
     kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
     default = f" (default: {setting.default_text})" if setting.default_text else ""
-    option = typer.Option(
+    flag = typer.Option(
         f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
         help=f"{setting.fact('description')}{default} ({setting.variable})",
         metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
         rich_help_panel=setting.fact("title"),
         show_default=False,
     )
-    return _parameter(setting.name, Annotated[kind | None, option])
+    return parameter(setting.name, Annotated[kind | None, flag])
 
 
 def masked(arguments: Sequence[str]) -> list[str]:
@@ -110,10 +112,10 @@ def serve(**values: Any) -> None:
     for warning in warnings:
         logger_for(server_config, "warning")(f"penstock: warning: {warning}")
     try:
-        server_config, engine_config = _resolved(server_config, engine_config, only_plan)
+        server_config, engine_config = resolved(server_config, engine_config, only_plan)
         if only_plan:
             become("engine.memory.command", msgspec.json.encode(engine_config).decode())
-        _check_temporary_folder()
+        check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
         raise fail_in_log(error, exit_codes.BAD_CONFIG) from None
@@ -142,7 +144,7 @@ def _with_model(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"model": argument}
 
 
-def _resolved(
+def resolved(
     server_config: ServerConfig, engine_config: EngineConfig, only_plan: bool
 ) -> tuple[ServerConfig, EngineConfig]:
     """Return both configurations with a local model folder, whose files have been checked."""
@@ -161,7 +163,7 @@ def _resolved(
     return server_config, engine_config
 
 
-def _check_temporary_folder() -> None:
+def check_temporary_folder() -> None:
     """Raise ConfigError if the socket to the engine cannot be made in the temporary folder."""
     import tempfile
 
@@ -188,10 +190,10 @@ OnlyPlan = Annotated[
 ]
 serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        _parameter("folder", MODEL),
-        _parameter("config", ConfigFile),
-        _parameter("plan", OnlyPlan),
-        *map(_option, settings()),
+        parameter("folder", MODEL),
+        parameter("config", ConfigFile),
+        parameter("plan", OnlyPlan),
+        *map(option, settings()),
     ]
 )
 serve.__annotations__ = {}

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
+from server.batch.runner import INSIDE
 from server.cli.config import ServerConfig
 from server.http.errors import ApiError
 from server.http.listener import address_of, is_loopback
@@ -130,6 +131,8 @@ def _key_in(line: str, where: str) -> ApiKey:
 
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+UPLOAD_PATH = "/v1/files"  # its bodies are written to the disk as they arrive
+FORM_BYTES = 64 << 10  # of an upload, in addition to its file
 
 
 # Limit of the bodies of all open requests: MAX_BODIES bodies of the largest size, and at least
@@ -150,6 +153,12 @@ def allowed_hosts(host: str) -> frozenset[str]:
     return frozenset(local if is_loopback(host) else ())
 
 
+def too_large(most: int, flag: str) -> ApiError:
+    """Return the error for a body of more than `most` bytes, which `flag` limits."""
+    text = f"The body is larger than {most} bytes, the limit of {flag}."
+    return ApiError(413, "request_too_large", text, headers={"connection": "close"})
+
+
 class Gate:
     """Middleware that checks Host header, API key, its limits and body size.
 
@@ -159,6 +168,7 @@ class Gate:
     def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys) -> None:
         self._app = app
         self._max_body = config.max_body_bytes
+        self._max_upload = config.max_upload_bytes + FORM_BYTES if config.batch_dir else 0
         self._held = 0  # bytes in the bodies of all open requests
         self._most_held = max(MAX_BODIES * self._max_body, MIN_BODY_BUDGET)
         self._hosts = allowed_hosts(config.host)
@@ -169,11 +179,16 @@ class Gate:
             headers = Headers(scope=scope)
             self._check_framing(headers)
             limiter = None
-            if scope["path"] not in OPEN_PATHS:
+            if INSIDE in scope:  # a line of a batch, whose creation passed these checks
+                scope["state"]["tenant"] = scope[INSIDE]
+                scope["state"]["limiter"] = None
+            elif scope["path"] not in OPEN_PATHS:
                 self._check_host(headers)
                 limiter = self._check_key(scope, headers)
-            if scope["method"] in BODY_METHODS:
-                self._check_length(headers)
+            if self._max_upload and scope["path"] == UPLOAD_PATH:
+                self._check_length(headers, self._max_upload, "--max-upload-bytes")
+            elif scope["method"] in BODY_METHODS:
+                self._check_length(headers, self._max_body, "--max-body-bytes")
                 if limiter is None:
                     await self._metered(scope, receive, send)
                 else:
@@ -225,14 +240,10 @@ class Gate:
             text = "A request must not have both Content-Length and Transfer-Encoding."
             raise ApiError(400, "invalid_http", text, headers={"connection": "close"})
 
-    def _check_length(self, headers: Headers) -> None:
+    def _check_length(self, headers: Headers, most: int, flag: str) -> None:
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._max_body:
-            raise self._too_large()
-
-    def _too_large(self) -> ApiError:
-        text = f"The body is larger than {self._max_body} bytes, the limit of --max-body-bytes."
-        return ApiError(413, "request_too_large", text, headers={"connection": "close"})
+        if not length.isdecimal() or int(length) > most:
+            raise too_large(most, flag)
 
     async def _metered(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the bytes of a body as they arrive.
@@ -249,7 +260,7 @@ class Gate:
             size += part
             self._held += part
             if size > self._max_body:
-                raise self._too_large()
+                raise too_large(self._max_body, "--max-body-bytes")
             if self._held > self._most_held:
                 text = f"Open requests hold over {self._most_held} bytes of bodies; retry later."
                 headers = {"retry-after": "5", "connection": "close"}

@@ -79,5 +79,7 @@ def configure(config: ServerConfig) -> None:
     # At debug level it logs every chunk, which contains the answer's text.
     logging.getLogger("sse_starlette").setLevel(max(level, logging.INFO))
     logging.getLogger("uvicorn.error").addFilter(_is_news)
+    # It warns of every malformed upload, which the access log has already.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     # At info level it logs every URL of `penstock pull`, which may contain a signature.
     logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))

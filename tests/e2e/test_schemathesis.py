@@ -42,7 +42,8 @@ def generator(tmp_path: Path) -> Iterator[Server]:
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = POSITIONS
     (folder / "config.json").write_text(json.dumps(config))
-    with serving(folder, "--no-access-log", "--max-body-bytes", 2**27) as server:
+    batches = ("--batch-dir", tmp_path / "batches")
+    with serving(folder, "--no-access-log", "--max-body-bytes", 2**27, *batches) as server:
         yield server
 
 

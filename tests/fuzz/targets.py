@@ -40,6 +40,8 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
+from server.batch.lines import ENDPOINTS, check_input, read_lines, with_priority
+from server.batch.results import Results, ResultsError, result_line
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_errors import TokenizerError
@@ -124,7 +126,7 @@ class Tracebacks(logging.Handler):
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[Served, Tracebacks]]:
+async def served(folder: Path, **fields: Any) -> AsyncIterator[tuple[Served, Tracebacks]]:
     """A server around an engine that answers every request with "Hello", and what it logs."""
     from tests.server.conftest import EOS, byte_tokenizer, write_model
 
@@ -133,7 +135,8 @@ async def served(folder: Path) -> AsyncIterator[tuple[Served, Tracebacks]]:
     root = logging.getLogger()
     level, tracebacks = root.level, Tracebacks()
     root.addHandler(tracebacks)
-    async with serving(FakeEngine(lambda request: answer), model, log_level="error") as running:
+    engine = FakeEngine(lambda request: answer)
+    async with serving(engine, model, log_level="error", **fields) as running:
         yield running, tracebacks
     root.removeHandler(tracebacks)
     root.setLevel(level)  # other tests read records of lower levels
@@ -208,6 +211,58 @@ async def http_opened(folder: Path) -> AsyncIterator[Check]:
         yield check
         assert (await running.http.get("/health")).status_code == 200
         assert metric((await running.http.get("/metrics")).text, "num_requests_running") == 0
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+LINE = (
+    b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", '
+    b'"body": {"prompt": "Hi", "stream": false, "priority": 1}}\n'
+)
+FORM_HEAD = b'--x\r\nContent-Disposition: form-data; name="'
+FORM = (
+    FORM_HEAD
+    + b'purpose"\r\n\r\nbatch\r\n'
+    + FORM_HEAD
+    + b'file"; filename="in.jsonl"\r\nContent-Type: text/plain\r\n\r\n'
+    + LINE
+    + b"\r\n--x--\r\n"
+)
+RESULT = result_line("a", {"status_code": 200}, None)
+FORM_WORDS = [b"\r\n", b"--x", b"--x--", b'"', b";", b"filename*=utf-8''a", b"\0", b"../", b"\n"]
+
+
+@contextlib.asynccontextmanager
+async def form_opened(folder: Path) -> AsyncIterator[Check]:
+    async with served(folder, batch_dir=str(folder / "batches")) as (running, tracebacks):
+
+        async def check(data: bytes) -> None:
+            headers = {"content-type": "multipart/form-data; boundary=x"}
+            answer = await running.http.post("/v1/files", content=data, headers=headers)
+            assert answer.status_code in (200, 400), answer.text
+            if answer.status_code == 200:
+                file = answer.json()["id"]
+                assert (await running.http.delete(f"/v1/files/{file}")).status_code == 200
+            assert not tracebacks.found, tracebacks.found
+
+        yield check
+        assert not running.app.state.penstock.batches.storage.folder.used
+
+
+@contextlib.asynccontextmanager
+async def batch_opened(folder: Path) -> AsyncIterator[Check]:
+    """An input is checked and read as lines, and the same bytes as results of a killed process."""
+    path, errors = folder / "in.jsonl", folder / "errors.jsonl"
+
+    async def check(data: bytes) -> None:
+        path.write_bytes(data)
+        if not check_input(path, ENDPOINTS, len(data)).problems:
+            for line in read_lines(path, set(), len(data)):
+                assert "priority" in json.loads(with_priority(line, 7))
+        with contextlib.suppress(ResultsError):
+            Results(path, errors).close()
+
+    yield check
 
 
 # ---- messages between the processes --------------------------------------------------------------
@@ -417,6 +472,8 @@ async def template_opened(folder: Path) -> AsyncIterator[Check]:
 TARGETS = [
     Target("body", body_seeds, mutate_body, body_opened),
     Target("http", lambda: HTTP_SEEDS, partial(mutate_bytes, words=HTTP_WORDS), http_opened),
+    Target("form", lambda: [FORM], partial(mutate_bytes, words=FORM_WORDS), form_opened),
+    Target("batch", lambda: [LINE, RESULT], mutate_json_bytes, batch_opened),
     Target("channel", channel_seeds, mutate_bytes, channel_opened),
     Target("safetensors", header_seeds, mutate_header, header_opened),
     Target("config", config_seeds, mutate_json_bytes, config_opened),

@@ -30,7 +30,7 @@ from server.api.responses.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
-from server.generation.tools import NO_TOOLS, ToolUse
+from server.text.parsers.tools import NO_TOOLS, ToolUse
 from server.http.body import Body, Part, few
 
 MAX_METADATA = 16

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.schemas.fields import never, tag_of_type
-from server.generation.tools import Tool, ToolUse
+from server.text.parsers.tools import Tool, ToolUse
 from server.http.body import UNPRINTABLE, Part, failure
 
 MAX_TOOLS = 1024

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from server.api.responses.schemas import ResponsesBody
 from server.generation.grammar import WantedGrammar
-from server.generation.tools import Tool, ToolUse
+from server.text.parsers.tools import Tool, ToolUse
 from server.http.errors import to_api_error
 
 ADD: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}

@@ -1,0 +1,207 @@
+"""/v1/files: upload the input of a batch, and read its results."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import closing
+from typing import Any, Protocol, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.openai.schemas.batch import HOUR, MONTH, UPLOAD_FORM, FileQuery
+from server.batch.files import FileTooLarge, StoredFile
+from server.batch.folder import StoreFull
+from server.batch.runner import BatchRunner
+from server.http.auth import too_large
+from server.http.body import MAX_LISTED, UNPRINTABLE, ignored_header
+from server.http.errors import ApiError, invalid
+from server.http.form import CLOSE, Form, read_form
+from server.http.openapi import RESPONSES
+from server.http.query import query_schema, read_query
+from server.state import AppState, state_of
+
+UNWANTED = re.compile(r"[^\w. ()+-]")  # characters of a file name that are shown as _
+NAME_LENGTH = 255
+FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+BINARY = "application/octet-stream"
+
+router = APIRouter()
+
+
+class Identified(Protocol):
+    """An object of a list."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Identified)
+
+
+def batches_of(state: AppState) -> BatchRunner:
+    """Return the runner of batches. Raises a 404 ApiError without --batch-dir."""
+    if state.batches is None:
+        text = "Files and batches are off: start the server with --batch-dir FOLDER."
+        raise ApiError(404, "batches_off", text)
+    return state.batches
+
+
+def page_of(items: list[Item], after: str | None, limit: int) -> tuple[list[Item], bool]:
+    """Return the items after the one with the id `after`, and whether more follow.
+
+    Raises a 400 ApiError if there is no such item.
+    """
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item.id == after]
+        if not places:
+            raise invalid("after", "after is not the id of an object in this list.")
+        items = items[places[0] + 1 :]
+    return items[:limit], len(items) > limit
+
+
+def listing(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """Return OpenAI's list object. An empty list has empty ids."""
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
+        "has_more": has_more,
+    }
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    """Return OpenAI's file object."""
+    written = {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+    if file.expires_at is not None:
+        written["expires_at"] = int(file.expires_at)
+    return written
+
+
+@router.post("/v1/files", openapi_extra=UPLOAD_FORM)
+async def upload(request: Request) -> Response:
+    """Upload a file for a batch (multipart/form-data)."""
+    state = state_of(request)
+    storage = batches_of(state).storage
+    await storage.delete_expired()
+    try:
+        uploading = storage.files.begin_upload()
+        with closing(uploading):
+            origins = state.config.allowed_origins
+            most = storage.files.most_bytes
+            form = await read_form(request, uploading.write, most, origins)
+            name, lifetime = _checked(form)
+            tenant = request.state.tenant
+            file = await asyncio.to_thread(uploading.finish, tenant, name, "batch", lifetime)
+    except FileTooLarge as error:
+        raise too_large(error.args[0], "--max-upload-bytes") from None
+    except StoreFull as error:
+        raise ApiError(400, "storage_full", str(error), headers=CLOSE) from None
+    await storage.files.add(file)
+    unknown = [field for field in form.fields if field not in FIELDS][:MAX_LISTED]
+    ignored = [UNPRINTABLE.sub("_", field[:64]) or "_" for field in unknown]
+    return JSONResponse(file_object(file), headers=ignored_header(ignored))
+
+
+def _checked(form: Form) -> tuple[str, float | None]:
+    """Return the file's name and its lifetime in seconds. Raises ApiError.
+
+    The name is only shown, never used as a path.
+    """
+    if form.filename is None:
+        raise invalid("file", "file is missing.", "missing_required_parameter")
+    purpose = form.fields.get("purpose")
+    if purpose is None:
+        raise invalid("purpose", "purpose is missing.", "missing_required_parameter")
+    if purpose != "batch":
+        raise invalid("purpose", "purpose must be batch.")
+    last_part = re.split(r"[/\\]", form.filename)[-1]
+    name = UNWANTED.sub("_", last_part)[:NAME_LENGTH] or "file.jsonl"
+    return name, _lifetime(form)
+
+
+def _lifetime(form: Form) -> float | None:
+    anchor = form.fields.get("expires_after[anchor]")
+    seconds = form.fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise invalid("expires_after.anchor", "expires_after[anchor] must be created_at.")
+    number = int(seconds) if seconds and re.fullmatch(r"[0-9]{1,9}", seconds) else 0
+    if not HOUR <= number <= MONTH:
+        text = f"expires_after[seconds] must be a whole number from {HOUR} to {MONTH}."
+        raise invalid("expires_after.seconds", text)
+    return number
+
+
+@router.get("/v1/files", openapi_extra=query_schema(FileQuery))
+async def list_files(request: Request) -> Response:
+    """List the files, the newest first."""
+    files = batches_of(state_of(request)).storage.files
+    query, headers = read_query(request, FileQuery)
+    found = files.owned(request.state.tenant)
+    if query.purpose is not None:
+        found = [file for file in found if file.purpose == query.purpose]
+    if query.order == "desc":
+        found.reverse()
+    shown, has_more = page_of(found, query.after, query.limit)
+    return JSONResponse(listing([file_object(file) for file in shown], has_more), headers=headers)
+
+
+def _file(request: Request, file_id: str) -> tuple[BatchRunner, StoredFile]:
+    """Return a file of the request's owner. Raises a 404 ApiError."""
+    batches = batches_of(state_of(request))
+    file = batches.storage.files.find(file_id, request.state.tenant)
+    if file is None:
+        raise ApiError(404, "not_found", "There is no file with this id.", param="file_id")
+    return batches, file
+
+
+class WholeFile(FileResponse):
+    """A response that ignores the Range header, whose errors Starlette sends as plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await super().__call__({**scope, "headers": headers}, receive, send)
+
+
+@router.get("/v1/files/{file_id}")
+async def retrieve_file(request: Request, file_id: str) -> dict[str, Any]:
+    """Describe a file."""
+    _, file = _file(request, file_id)
+    return file_object(file)
+
+
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=FileResponse,
+    responses={**RESPONSES, 200: {"content": {BINARY: {}}}},
+)
+async def file_content(request: Request, file_id: str) -> Response:
+    """Return the contents of a file."""
+    batches, file = _file(request, file_id)
+    path = batches.storage.files.contents(file)
+    headers = {"x-content-type-options": "nosniff", "accept-ranges": "none"}
+    return WholeFile(path, media_type=BINARY, filename=file.filename, headers=headers)
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
+    """Delete a file that no unfinished batch needs."""
+    batches, file = _file(request, file_id)
+    if file.id in batches.storage.batches.needed_files():
+        raise ApiError(409, "file_in_use", "An unfinished batch needs this file: cancel it first.")
+    await batches.storage.files.delete(file)
+    return {"id": file.id, "object": "file", "deleted": True}

@@ -1,0 +1,149 @@
+"""BatchStore: the records of all batches, each visible to its owner only."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from server.batch.files import new_file_id
+from server.batch.folder import BatchFolder, read_records, write_record
+from server.batch.lines import LineProblem
+
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+WINDOW_S = 24 * 3600
+
+
+class BatchRecord(msgspec.Struct, frozen=True):
+    """One batch. `times` has the Unix seconds at which it reached each status.
+
+    `output_id` and `error_id` are reserved at the start; `output_file_id` and `error_file_id` are
+    set when the files exist. `starts` counts the starts since the last new result.
+    """
+
+    id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: float
+    output_id: str
+    error_id: str
+    status: Status = "validating"
+    times: dict[str, int] = {}
+    metadata: dict[str, str] | None = None
+    output_lifetime: int | None = None  # seconds
+    problems: list[LineProblem] = []
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    starts: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def expires_at(self) -> float:
+        return self.created_at + WINDOW_S
+
+
+def new_batch(tenant: str, endpoint: str, input_file_id: str, **more: Any) -> BatchRecord:
+    """Return the record of a batch that has not begun."""
+    return BatchRecord(
+        id=f"batch_{secrets.token_hex(12)}",
+        tenant=tenant,
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        completion_window="24h",
+        created_at=time.time(),
+        output_id=new_file_id(),
+        error_id=new_file_id(),
+        **more,
+    )
+
+
+class BatchStore:
+    """All batches of a folder; the oldest ended ones are forgotten beyond `most`."""
+
+    def __init__(self, folder: BatchFolder, most: int) -> None:
+        self._folder = folder
+        self._most = most
+        self._saving = asyncio.Lock()
+        found = read_records(folder.batches, BatchRecord)
+        ordered = sorted(found, key=lambda batch: batch.created_at)
+        self._batches = {batch.id: batch for batch in ordered}
+
+    def __getitem__(self, batch_id: str) -> BatchRecord:
+        return self._batches[batch_id]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further batch can be added until one has ended."""
+        return len(self.unfinished()) >= self._most
+
+    def unfinished(self) -> list[BatchRecord]:
+        """Return the batches that have not ended, the oldest first."""
+        return [batch for batch in self._batches.values() if not batch.is_ended]
+
+    def owned(self, tenant: str) -> list[BatchRecord]:
+        """Return the batches of an owner, the oldest first."""
+        return [batch for batch in self._batches.values() if batch.tenant == tenant]
+
+    def find(self, batch_id: str, tenant: str) -> BatchRecord | None:
+        """Return a batch, or None if the owner has no such batch."""
+        batch = self._batches.get(batch_id)
+        return batch if batch is not None and batch.tenant == tenant else None
+
+    def needed_files(self) -> set[str]:
+        """Return the ids of the files that unfinished batches read or write."""
+        needed = set()
+        for batch in self.unfinished():
+            needed |= {batch.input_file_id, batch.output_id, batch.error_id}
+        return needed
+
+    async def add(self, batch: BatchRecord) -> None:
+        """Keep a new batch. Raises OSError."""
+        for old in list(self._batches.values()):
+            if len(self._batches) < self._most:
+                break
+            if old.is_ended:
+                del self._batches[old.id]
+                (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
+        self._batches[batch.id] = batch
+        await self._save(batch.id)
+
+    async def update(self, batch_id: str, **changes: Any) -> BatchRecord:
+        """Change a batch and return it. A new status is stamped with its time. Raises OSError.
+
+        The change is visible at once; the call returns when it is on the disk.
+        """
+        old = self._batches[batch_id]
+        if "status" in changes:
+            now = int(time.time())
+            changes["times"] = {**old.times, changes["status"]: now}
+        self._batches[batch_id] = msgspec.structs.replace(old, **changes)
+        await self._save(batch_id)
+        return self._batches[batch_id]
+
+    async def _save(self, batch_id: str) -> None:
+        async with self._saving:
+            batch = self._batches.get(batch_id)
+            if batch is not None:
+                folder = self._folder.batches
+                await asyncio.to_thread(write_record, folder, batch_id, batch)

@@ -1,0 +1,104 @@
+"""The folder of --batch-dir: files, batches, and the bound on their bytes.
+
+lock                        held by the server that uses the folder
+files/ID.jsonl              contents of a file, or the results of a running batch
+files/ID.json               its StoredFile; a file without one is not visible yet
+batches/ID.json             a BatchRecord
+uploads/                    unfinished uploads
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import ConfigError
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class StoreFull(Exception):
+    """The folder has no room. The message says which limit to raise."""
+
+
+class BatchFolder:
+    """The open folder. Raises ConfigError if it cannot be used, or if another server uses it.
+
+    `used` is the number of bytes in contents and results. It never exceeds `most`.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.used = 0
+        self._most = most
+        self.files = path / "files"
+        self.batches = path / "batches"
+        self.uploads = path / "uploads"
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.uploads, ignore_errors=True)
+            for folder in (self.files, self.batches, self.uploads):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError(f"--batch-dir: another server uses {path}.") from None
+        except OSError as error:
+            raise ConfigError(f"--batch-dir: {path} cannot be used: {error.strerror}.") from None
+
+    def close(self) -> None:
+        """Let another server use the folder. A second call does nothing."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def contents(self, file_id: str) -> Path:
+        """Return the path of a file's contents. Only ids made by this server may be given."""
+        return self.files / f"{file_id}.jsonl"
+
+    def reserve(self, size: int) -> None:
+        """Count `size` more bytes. Raises StoreFull if they exceed the limit."""
+        if self.used + size > self._most:
+            raise StoreFull(
+                f"The files would take more than {self._most} bytes, the limit of "
+                "--max-batch-dir-bytes: delete files."
+            )
+        self.used += size
+
+    def release(self, size: int) -> None:
+        self.used -= size
+
+
+def write_record(folder: Path, name: str, record: msgspec.Struct) -> None:
+    """Write a record so that a crash leaves the old one or the new one. Raises OSError."""
+    temporary = folder / f"{name}.tmp"
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(record))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(folder / f"{name}.json")
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_records(folder: Path, kind: type[Record]) -> Iterator[Record]:
+    """Yield all records in a folder. Raises ConfigError for a damaged one."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            yield msgspec.json.decode(path.read_bytes(), type=kind)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"--batch-dir: {path} cannot be read: {error}") from None

@@ -1,0 +1,271 @@
+"""BatchRunner: runs the stored batches inside the server, behind its other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+
+import httpx2
+import msgspec
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.client.client import EngineClient
+from engine.errors import EngineError
+from server.batch.batches import BatchRecord, Status
+from server.batch.executor import refuse_lines, run_lines
+from server.batch.files import StoredFile
+from server.batch.folder import StoreFull
+from server.batch.lines import BatchLine, LineProblem, check_input, read_lines, with_priority
+from server.batch.results import Results, ResultsError
+from server.batch.sender import Sender, ServerAway
+from server.batch.storage import BatchStorage
+
+INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
+MOST_RUNNING = 8  # batches at a time; they share the slots in turn
+LAST_PRIORITY = 2**31 - 1
+LOOK_S = 0.05  # between looks at a busy queue
+MOST_STARTS = 3  # without a new result, before a batch counts as the cause of the restarts
+UNSENT = {
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "The batch was cancelled before this request was executed.",
+}
+
+log = structlog.get_logger("server.batches")
+
+
+def client_inside(app: ASGIApp, tenant: str) -> httpx2.AsyncClient:
+    """Return a client that calls `app` in this process, as the owner `tenant`."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, INSIDE: tenant}, receive, send)
+
+    transport = httpx2.ASGITransport(call)
+    return httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
+
+
+class BatchRunner:
+    """Runs every unfinished batch of a storage, at most MOST_RUNNING at a time.
+
+    `start` resumes the batches of an earlier process. `stop` leaves them for the next one.
+    """
+
+    def __init__(self, storage: BatchStorage, client: EngineClient, max_line_bytes: int) -> None:
+        self.storage = storage
+        self._batches = storage.batches
+        self._client = client
+        self._max_line_bytes = max_line_bytes
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}  # the sending of lines
+        self._results: dict[str, Results] = {}
+        self._turn = asyncio.Semaphore(MOST_RUNNING)
+        self._validation = asyncio.Lock()
+        self._slots: asyncio.Semaphore | None = None  # None until the engine is ready
+        self._app: ASGIApp
+
+    def start(self, app: ASGIApp) -> None:
+        """Send lines to `app` from now on, first those of the unfinished batches."""
+        self._app = app
+        for batch in self._batches.unfinished():
+            self.run(batch)
+
+    def run(self, batch: BatchRecord) -> None:
+        """Run one batch in the background."""
+        task = asyncio.create_task(self._run(batch.id))
+        self._tasks[batch.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(batch.id))
+
+    async def stop(self) -> None:
+        """Stop sending lines. Lines that are open get no result."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def current(self, batch: BatchRecord) -> BatchRecord:
+        """Return a batch with the counts of this moment."""
+        results = self._results.get(batch.id)
+        if results is None:
+            return batch
+        return msgspec.structs.replace(batch, completed=results.completed, failed=results.failed)
+
+    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+        """Cancel a batch that is validating or in progress, and return it. Raises OSError."""
+        if batch.status == "validating":
+            return await self._batches.update(batch.id, status="cancelled")
+        work = self._work.get(batch.id)
+        if work is not None:
+            work.cancel()
+        return await self._batches.update(batch.id, status="cancelling")
+
+    async def _run(self, batch_id: str) -> None:
+        """Run a batch to its end, or until the server or the engine stops."""
+        try:
+            slots = await self._ready_slots()
+            async with self._turn:
+                await self._validate(batch_id)
+                if not self._batches[batch_id].is_ended:
+                    await self._execute(batch_id, slots)
+        except (EngineError, ServerAway) as error:
+            log.info("batch waits for the next start", batch=batch_id, cause=str(error))
+        except Exception as error:
+            log.error("batch failed", batch=batch_id, exc_info=error)
+            with contextlib.suppress(OSError):
+                await self._fail(batch_id, "internal_error", "The server's log has the cause.")
+
+    async def _ready_slots(self) -> asyncio.Semaphore:
+        """Wait for the engine. Half of its sequences are left to other requests."""
+        info = await self._client.wait_ready()
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(max(1, info.max_num_seqs // 2))
+        return self._slots
+
+    async def _validate(self, batch_id: str) -> None:
+        batch = self._batches[batch_id]
+        if batch.status != "validating":
+            return
+        path = self.storage.folder.contents(batch.input_file_id)
+        async with self._validation:
+            checked = await asyncio.to_thread(
+                check_input, path, [batch.endpoint], self._max_line_bytes
+            )
+        if self._batches[batch_id].is_ended:  # cancelled in the meantime
+            return
+        if checked.problems:
+            await self._batches.update(batch_id, status="failed", problems=checked.problems)
+        else:
+            await self._batches.update(batch_id, status="in_progress", total=checked.total)
+
+    async def _fail(self, batch_id: str, code: str, message: str) -> None:
+        problem = LineProblem(code, message)
+        await self._batches.update(batch_id, status="failed", problems=[problem])
+
+    async def _execute(self, batch_id: str, slots: asyncio.Semaphore) -> None:
+        """Send the lines that have no result yet, and end the batch. Raises ServerAway."""
+        batch = self._batches[batch_id]
+        folder = self.storage.folder
+        output, errors = folder.contents(batch.output_id), folder.contents(batch.error_id)
+        try:
+            results = await asyncio.to_thread(Results, output, errors, folder.reserve)
+        except ResultsError as error:
+            await self._fail(batch_id, "results_unreadable", str(error))
+            return
+        self._results[batch_id] = results
+        try:
+            outcome = await self._outcome(batch_id, results, slots)
+            await self._finish(batch_id, results, outcome)
+        except ServerAway:
+            if self._client.state == "draining":  # this stop says nothing about the batch
+                await self._batches.update(batch_id, starts=0)
+            raise
+        finally:
+            del self._results[batch_id]
+            results.close()
+
+    async def _outcome(self, batch_id: str, results: Results, slots: asyncio.Semaphore) -> Status:
+        """Send lines and return the status that the batch ends with. Raises ServerAway."""
+        if not await self._count_start(batch_id, results):
+            return "failed"
+        status = self._batches[batch_id].status
+        if status == "cancelling":
+            return "cancelled"
+        if status == "finalizing":
+            return "completed"
+        try:
+            return await self._send_lines(batch_id, results, slots)
+        except StoreFull as error:
+            await self._note_problem(batch_id, "storage_full", str(error))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            await self._note_problem(batch_id, "storage_full", "The server's disk is full.")
+        return "failed"
+
+    async def _count_start(self, batch_id: str, results: Results) -> bool:
+        """Return whether the batch may start again.
+
+        A line that kills the engine would otherwise do so after every restart.
+        """
+        batch = self._batches[batch_id]
+        counts = results.completed, results.failed
+        starts = 1 if counts != (batch.completed, batch.failed) else batch.starts + 1
+        await self._batches.update(
+            batch_id, starts=starts, completed=results.completed, failed=results.failed
+        )
+        if starts <= MOST_STARTS:
+            return True
+        text = f"The server ended {MOST_STARTS} times in a row before a line had a result."
+        await self._note_problem(batch_id, "no_progress", text)
+        return False
+
+    async def _note_problem(self, batch_id: str, code: str, message: str) -> None:
+        await self._batches.update(batch_id, problems=[LineProblem(code, message)])
+
+    async def _send_lines(
+        self, batch_id: str, results: Results, slots: asyncio.Semaphore
+    ) -> Status:
+        """Send lines until all have results, the window ends or the batch is cancelled."""
+        batch = self._batches[batch_id]
+        path = self.storage.folder.contents(batch.input_file_id)
+        lines = read_lines(path, results.done, self._max_line_bytes)
+        async with client_inside(self._app, batch.tenant) as http:
+            sender = Sender(http, patience=0, body_of=_behind_others, room=self._room)
+            work = asyncio.create_task(run_lines(lines, results, sender, slots))
+            self._work[batch_id] = work
+            try:
+                await asyncio.wait({work}, timeout=max(0.0, batch.expires_at - time.time()))
+            finally:
+                del self._work[batch_id]
+                work.cancel()
+                await asyncio.wait({work})
+        if self._batches[batch_id].status == "cancelling":
+            return "cancelled"
+        if work.cancelled():
+            return "expired"
+        work.result()  # raises why it ended early
+        return "completed"
+
+    async def _room(self) -> None:
+        """Wait while requests wait in the engine's queue."""
+        while self._client.stats.waiting:  # noqa: ASYNC110 - the engine sends no event for it
+            await asyncio.sleep(LOOK_S)
+
+    async def _finish(self, batch_id: str, results: Results, outcome: Status) -> None:
+        """Put the results in place as files, and end the batch. Repeated after a crash."""
+        batch = self._batches[batch_id]
+        if outcome == "completed" and batch.status != "finalizing":
+            await self._batches.update(batch_id, status="finalizing")
+        if outcome in UNSENT:
+            path = self.storage.folder.contents(batch.input_file_id)
+            lines = read_lines(path, results.done, self._max_line_bytes)
+            with contextlib.suppress(StoreFull):
+                await refuse_lines(lines, results, f"batch_{outcome}", UNSENT[outcome])
+        await asyncio.to_thread(results.sync)
+        await self._batches.update(
+            batch_id,
+            status=outcome,
+            completed=results.completed,
+            failed=results.failed,
+            output_file_id=await self._publish(batch, batch.output_id, "output"),
+            error_file_id=await self._publish(batch, batch.error_id, "error"),
+        )
+
+    async def _publish(self, batch: BatchRecord, file_id: str, role: str) -> str | None:
+        """Make a file of results visible and return its id; delete it if it is empty."""
+        path = self.storage.folder.contents(file_id)
+        size = path.stat().st_size
+        if not size:
+            path.unlink()
+            return None
+        now = time.time()
+        expires_at = None if batch.output_lifetime is None else now + batch.output_lifetime
+        name = f"{batch.id}_{role}.jsonl"
+        file = StoredFile(file_id, batch.tenant, name, size, now, "batch_output", expires_at)
+        await self.storage.files.add(file)
+        return file_id
+
+
+def _behind_others(line: BatchLine) -> bytes:
+    return with_priority(line, LAST_PRIORITY)
