@@ -30,8 +30,8 @@ from server.api.responses.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
-from server.text.parsers.tools import NO_TOOLS, ToolUse
 from server.http.body import Body, Part, few
+from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"

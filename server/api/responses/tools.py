@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.schemas.fields import never, tag_of_type
-from server.text.parsers.tools import Tool, ToolUse
 from server.http.body import UNPRINTABLE, Part, failure
+from server.text.parsers.tools import Tool, ToolUse
 
 MAX_TOOLS = 1024
 Json = dict[str, Any]

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from server.api.responses.schemas import ResponsesBody
 from server.generation.grammar import WantedGrammar
-from server.text.parsers.tools import Tool, ToolUse
 from server.http.errors import to_api_error
+from server.text.parsers.tools import Tool, ToolUse
 
 ADD: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 SUB: dict[str, Any] = {"type": "function", "name": "sub", "description": "Minus", "strict": True}
