@@ -20,11 +20,12 @@ from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from server.api import docs, ops
+from server.api.anthropic import messages
 from server.api.openai import chat, completions, embeddings, models, rerank, score, tokenize
 from server.cli.config import ServerConfig, served_names
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
-from server.http.errors import ApiError
+from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
@@ -34,10 +35,10 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
-ROUTE_FILES = (chat, completions, embeddings, score, rerank, models, tokenize, ops)
+ROUTE_FILES = (chat, completions, embeddings, score, rerank, models, tokenize, messages, ops)
 ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of other APIs that clients often try; the 404 names a supported path.
-FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}
+FOREIGN = {"/v1/responses": "OpenAI's Responses API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
@@ -109,7 +110,8 @@ def _hint(path: str) -> str:
     if meant in FOREIGN:
         return f"{FOREIGN[meant]} is not supported by this server; use /v1/chat/completions."
     if meant in PATHS:
-        return f"Not Found: did you mean {meant}? The client's base URL must end in /v1."
+        ends = "must not" if ANTHROPIC_PATH.fullmatch(meant) else "must"  # its clients add the /v1
+        return f"Not Found: did you mean {meant}? The client's base URL {ends} end in /v1."
     meant = "/".join(["", *names])
     return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
 

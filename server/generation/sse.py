@@ -33,11 +33,17 @@ LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"
 log = structlog.get_logger("server.stream")
 
 
-def sse_event(data: bytes) -> bytes:
-    """Return a server-sent event whose data is a JSON text."""
+def sse_event(data: bytes, name: str | None = None) -> bytes:
+    """Return a server-sent event whose data is a JSON text.
+
+    APIs whose events have a name send it in the field `event`, too.
+    """
     for separator, escape in LINE_SEPARATORS:
         data = data.replace(separator, escape)
-    return b"data: " + data + b"\n\n"
+    data = b"data: " + data + b"\n\n"
+    if name is None:
+        return data
+    return b"event: " + name.encode() + b"\n" + data
 
 
 class StreamedResponse(EventSourceResponse):

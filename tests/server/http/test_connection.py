@@ -86,7 +86,6 @@ async def test_unknown_path_returns_404_with_suggestion(served):
         ("/v1/health", "did you mean /health?"),
         ("/v1/responses", "API is not supported by this server; use /v1/chat/completions."),
         ("/responses", "OpenAI's Responses API is not supported by this server"),
-        ("/v1/messages", "Anthropic's API is not supported by this server"),
         ("/v1/images/generations", "Not Found. GET /openapi.json"),
     ):
         response = await served.http.post(path, json={})

@@ -60,6 +60,18 @@ async def test_openapi_document_covers_every_route_and_reference(document: dict[
 
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+SHORT = {"messages": HI, "max_tokens": 3}
+WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
+USES = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}]}
+
+
+def said(role: str, *blocks: Any) -> dict[str, Any]:
+    """Return a body for /v1/messages with one message of these blocks before the question."""
+    return {"messages": [{"role": role, "content": [*blocks]}, *HI], "max_tokens": 3}
+
+
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAID = {"role": "assistant", "content": "a"}
 
@@ -120,6 +132,29 @@ SAID = {"role": "assistant", "content": "a"}
         (COMPLETE, 400, [{"prompt": [258]}, {"prompt": [[1], [258]]}, {"prompt": [-1]}]),
         (COMPLETE, 400, [{"prompt": "a", "max_tokens": 0}]),
         (COMPLETE, 400, [{"prompt": "a", "max_tokens": 0, "echo": None, "prompt_logprobs": None}]),
+        (MESSAGES, 200, [SHORT, SHORT | {"system": [{"type": "text", "text": "a"}]}]),
+        (MESSAGES, 200, [SHORT | {"tools": [WEATHER], "tool_choice": {"type": "none"}}]),
+        (MESSAGES, 200, [said("assistant", USES), said("user", RESULT), said("user")]),
+        (MESSAGES, 200, [said("assistant", {"type": "redacted_thinking", "data": "x"})]),
+        (MESSAGES, 200, [SHORT | {"thinking": {"type": "enabled", "budget_tokens": 9}}]),
+        (MESSAGES, 400, [{"messages": HI}, {"max_tokens": 3}, {"messages": [], "max_tokens": 3}]),
+        (MESSAGES, 400, [SHORT | {"temperature": 2.5}, SHORT | {"max_tokens": 0}]),
+        (MESSAGES, 400, [said("user", USES), said("assistant", RESULT), said("system", RESULT)]),
+        (MESSAGES, 400, [said("user", {"type": "image", "source": {}}), said("user", {}, 5)]),
+        (MESSAGES, 400, [said("user", {**RESULT, "content": [{"type": "image"}]})]),
+        (MESSAGES, 400, [SHORT | {"system": [{"type": "image"}]}, SHORT | {"system": 5}]),
+        (MESSAGES, 400, [SHORT | {"tools": [{**WEATHER, "type": "bash_20250124"}]}]),
+        (MESSAGES, 400, [SHORT | {"tools": [{**WEATHER, "name": "a b"}]}]),
+        (MESSAGES, 400, [SHORT | {"tool_choice": {"type": "any"}}]),
+        (
+            MESSAGES,
+            400,
+            [SHORT | {"tools": [], "tool_choice": {"type": "tool", "name": "weather"}}],
+        ),
+        (MESSAGES, 400, [SHORT | {"tools": [WEATHER], "tool_choice": {"type": "tool"}}]),
+        (MESSAGES, 400, [SHORT | {"thinking": {"type": "between_tools"}}]),
+        (COUNT, 200, [{"messages": HI}, {"messages": HI, "tools": [WEATHER]}]),
+        (COUNT, 400, [{}, {"messages": HI, "tool_choice": {"type": "any"}}]),
         ("/tokenize", 200, [{"prompt": "Hi"}, {"messages": HI}, {"prompt": "", "messages": None}]),
         ("/tokenize", 400, [{}, {"prompt": None}, {"prompt": "Hi", "messages": HI}]),
         ("/tokenize", 400, [{"prompt": "Hi", "continue_final_message": True}]),
@@ -169,7 +204,7 @@ async def token_ids(served: Any) -> Any:
 async def test_openapi_content_types_match_responses(served, document) -> None:
     for (path, verb), operation in operations(document).items():
         kinds = set(operation["responses"]["200"]["content"])
-        assert ("text/event-stream" in kinds) == path.endswith("completions"), path
+        assert ("text/event-stream" in kinds) == path.endswith(("completions", "messages")), path
         assert kinds - {"text/event-stream"} == (
             {"text/plain"} if path == "/metrics" else {"application/json"}
         )
