@@ -110,8 +110,10 @@ def _hint(path: str) -> str:
     if meant in FOREIGN:
         return f"{FOREIGN[meant]} is not supported by this server; use /v1/chat/completions."
     if meant in PATHS:
-        ends = "must not" if ANTHROPIC_PATH.fullmatch(meant) else "must"  # its clients add the /v1
-        return f"Not Found: did you mean {meant}? The client's base URL {ends} end in /v1."
+        advice = "The client's base URL must end in /v1."
+        if ANTHROPIC_PATH.fullmatch(meant):
+            advice = "Anthropic's clients add /v1 to the base URL."
+        return f"Not Found: did you mean {meant}? {advice}"
     meant = "/".join(["", *names])
     return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
 

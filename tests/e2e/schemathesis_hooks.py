@@ -46,10 +46,10 @@ def _only_a_text_can_be_continued(body: dict[str, Any]) -> None:
 
 def _prefill_is_a_text(body: dict[str, Any]) -> None:
     """The answer of /v1/messages continues a last message of the assistant."""
-    last = (body.get("messages") or [{}])[-1]
-    content = last.get("content")
-    if last.get("role") == "assistant" and (not content or isinstance(content, list)):
-        body["messages"].append({"role": "user", "content": "a"})
+    messages = body.get("messages") or [{}]
+    has_blocks = any(isinstance(message.get("content"), list) for message in messages)
+    if messages[-1].get("role") == "assistant" and has_blocks:
+        messages.append({"role": "user", "content": "a"})
 
 
 def _tool_choice_names_a_tool(body: dict[str, Any]) -> None:

@@ -44,7 +44,8 @@ def template_messages(system: Texts | None, messages: Sequence[Message]) -> list
                 found.append(_assistant_message(blocks))
             case "user":
                 found += _user_messages(blocks, names)
-    return found
+    # Templates read the first message.
+    return found or [{"role": "system", "content": ""}]
 
 
 def _blocks(texts: Texts) -> list[AnyBlock]:

@@ -54,6 +54,12 @@ def test_string_and_text_blocks_become_one_text() -> None:
     assert not chat.continue_final_message
 
 
+def test_empty_system_message_alone_is_kept() -> None:
+    assert chat_of({"role": "system", "content": []}).messages == [
+        {"role": "system", "content": ""}
+    ]
+
+
 def test_tool_results_become_messages_and_texts_follow() -> None:
     second = {"type": "tool_use", "id": "toolu_2", "name": "time", "input": {}}
     chat = chat_of(

@@ -200,7 +200,7 @@ async def test_messages_unknown_model_and_method_and_path_have_the_format_of_the
     assert (await served.http.get("/v1/messages")).status_code == 405
     response = await served.http.post("/v1/v1/messages", json={})
     assert response.status_code == 404
-    hint = "did you mean /v1/messages? The client's base URL must not end in /v1."
+    hint = "did you mean /v1/messages? Anthropic's clients add /v1 to the base URL."
     assert hint in response.json()["error"]["message"]
     assert (await served.http.post("/v1/messages/batches", json={})).status_code == 404
 
