@@ -75,10 +75,9 @@ class MessagesWriter:
         """Return why the answer ended; null while it has not."""
         if self._finish is None:
             return {"stop_reason": None, "stop_sequence": None}
-        reason = STOP_REASONS[self._finish.reason]
-        if self._finish.stop is not None and self._finish.reason == "stop":
-            reason = "stop_sequence"
-        return {"stop_reason": reason, "stop_sequence": self._finish.stop}
+        if self._finish.reason == "stop" and self._finish.stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": self._finish.stop}
+        return {"stop_reason": STOP_REASONS[self._finish.reason], "stop_sequence": None}
 
 
 def usage_fields(usage: Usage) -> Json:

@@ -116,6 +116,7 @@ def test_reasoning_tokens_are_a_part_of_the_output() -> None:
         (Finish("stop", "END"), "stop_sequence", "END"),
         (Finish("length"), "max_tokens", None),
         (Finish("tool_calls"), "tool_use", None),
+        (Finish("tool_calls", "END"), "tool_use", None),
     ],
 )
 def test_finish_becomes_stop_reason(finish: Finish, reason: str, sequence: str | None) -> None:
