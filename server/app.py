@@ -20,6 +20,7 @@ from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from server.api import docs, ops
+from server.api.anthropic import messages
 from server.api.openai import (
     batches,
     chat,
@@ -39,7 +40,7 @@ from server.cli.config import ServerConfig, served_names
 from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
-from server.http.errors import ApiError
+from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
@@ -58,13 +59,12 @@ ROUTE_FILES = (
     rerank,
     models,
     tokenize,
+    messages,
     files,
     batches,
     ops,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
-# Paths of other APIs that clients often try; the 404 names a supported path.
-FOREIGN = {"/v1/messages": "Anthropic's API"}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
@@ -150,10 +150,11 @@ def _hint(path: str) -> str:
     """Return a 404 message that suggests a served path, or "" if none resembles `path`."""
     names = [name for name in path.split("/") if name not in ("", "v1")]
     meant = "/".join(["/v1", *names])
-    if meant in FOREIGN:
-        return f"{FOREIGN[meant]} is not supported by this server; use /v1/chat/completions."
     if meant in PATHS:
-        return f"Not Found: did you mean {meant}? The client's base URL must end in /v1."
+        advice = "The client's base URL must end in /v1."
+        if ANTHROPIC_PATH.fullmatch(meant):
+            advice = "Anthropic's clients add /v1 to the base URL."
+        return f"Not Found: did you mean {meant}? {advice}"
     meant = "/".join(["", *names])
     return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
 

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deploy.ray.policies import prefix_of
 from server.http.body import BODY_DEADLINE
-from server.http.errors import ApiError
+from server.http.errors import ANTHROPIC_PATH, ApiError
 
 SCRAPE_S = 5.0
 # Keys of the ASGI scope that are sent to the replica. The others are specific to Ray.
@@ -109,6 +109,8 @@ class Relay(Response):
                 await response(scope, receive, send)
                 return
             event = b"data: " + bytes(response.body) + b"\n\n"
+            if ANTHROPIC_PATH.fullmatch(scope["path"]):
+                event = b"event: error\n" + event
             await send({"type": "http.response.body", "body": event})
             complete = True
         finally:
@@ -123,7 +125,7 @@ def carried(scope: Scope) -> Scope:
 
 def refusal(error: ApiError, scope: Scope) -> Response:
     """Return an error in the API's format, with the request id that Ray assigned."""
-    body = error.body(Headers(scope=scope).get("x-request-id", "unknown"))
+    body = error.body(Headers(scope=scope).get("x-request-id", "unknown"), scope["path"])
     return Response(body, error.status, error.headers, "application/json")
 
 

@@ -1,11 +1,18 @@
-"""Receive a request for the model: admission control, then the body."""
+"""Receive a request: admission control if the engine has work to do, then the body.
+
+Requests that only need the tokenizer pass no admission control, and take turns at the threads.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractAsyncContextManager
+
 from starlette.requests import Request
 
+from server.generation.off_loop import INLINE_CHARS, off_loop
 from server.http.body import BodyType, read_body
-from server.state import Task, state_of
+from server.state import AppState, Task, state_of
 
 
 async def admit_and_read(request: Request, kind: type[BodyType], task: Task) -> BodyType:
@@ -20,3 +27,29 @@ async def admit_and_read(request: Request, kind: type[BodyType], task: Task) -> 
     body = await read_body(request, kind, state.large_bodies)
     state.model_name(body.model)  # raises if the request names another model
     return body
+
+
+async def read_unqueued(request: Request, kind: type[BodyType]) -> BodyType:
+    """Return the validated body of a request for the tokenizer. Raises as `admit_and_read` does."""
+    state = state_of(request)
+    state.loaded()
+    body = await read_body(request, kind, state.large_bodies)
+    state.model_name(body.model)
+    return body
+
+
+def thread_turn(state: AppState, size: int) -> AbstractAsyncContextManager[None]:
+    """Return a context that limits how many of these requests use a thread at once.
+
+    No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
+    """
+    if size < INLINE_CHARS:
+        return contextlib.nullcontext()
+    return state.spare_threads
+
+
+async def encode(state: AppState, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Return the token ids of a text of any length."""
+    return await off_loop(
+        len(text), lambda: state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    )

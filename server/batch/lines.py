@@ -14,6 +14,8 @@ import msgspec
 
 # Paths that a line may name. A new route whose answers are JSON belongs here.
 Endpoint = Literal[
+    "/v1/responses",
+    "/v1/messages",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",

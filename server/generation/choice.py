@@ -36,6 +36,7 @@ class Choice:
         self.prompt = prepared.prompt_of(index)
         self.num_tokens = 0  # generated, with the end token
         self.finish: FinishReason | None = None
+        self._stop: str | None = None  # the stop string that was found
         # The engine generates at least one token. It is dropped if the request asks for none.
         self.drops_tokens = prepared.params[self.prompt].max_tokens == 0
         self._awaits_prompt_logprobs = prepared.computes_prompt_logprobs(index)
@@ -104,6 +105,7 @@ class Choice:
         self._text += matched.text
         if matched.stop is not None:
             self.finish = "stop"
+            self._stop = matched.stop
 
     def _end(self, reason: FinishReason) -> None:
         """Flush the stages. Their last text may still contain a stop string."""
@@ -155,6 +157,6 @@ class Choice:
             events.append(self._prompt_logprobs)
         events += self._deltas()
         if self.finish is not None:
-            events.append(Finish(self.finish))
+            events.append(Finish(self.finish, self._stop))
         self._clear()
         return ChoiceEvents(self.index, events)

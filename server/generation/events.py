@@ -55,6 +55,7 @@ class Finish:
     """
 
     reason: FinishReason
+    stop: str | None = None  # the stop string that ended the answer
 
 
 Event = PromptLogprobs | ReasoningDelta | TextDelta | ToolCallDelta | Finish

@@ -214,7 +214,10 @@ class Gate:
             key = headers.get("x-api-key", "")  # Anthropic's clients
         name = self._keys.find(key.strip(" \t").encode("latin-1"))  # the bytes as sent
         if name is None:
-            message = "The API key is missing or invalid; send `Authorization: Bearer KEY`."
+            message = (
+                "The API key is missing or invalid; send `Authorization: Bearer KEY` "
+                "or `x-api-key: KEY`."
+            )
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = name

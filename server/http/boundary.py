@@ -48,6 +48,7 @@ class CrossOrigin(CORSMiddleware):
             allow_private_network=True,  # from a public page to a private network
             expose_headers=(
                 "x-request-id",
+                "request-id",
                 "x-ignored-params",
                 "x-adjusted-params",
                 "retry-after",
@@ -124,8 +125,8 @@ class RequestBoundary:
         if not exchange.status:
             if answer.headers.get("connection") == "close":
                 await exchange.read_on()
-            body, kind = answer.body(exchange.id), "application/json"
-            response = Response(body, answer.status, answer.headers, kind)
+            body = answer.body(exchange.id, scope["path"])
+            response = Response(body, answer.status, answer.headers, "application/json")
             await response(scope, exchange.receive, exchange.send)
 
 
@@ -151,6 +152,7 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
     """Return the headers that every response carries."""
     return {
         "x-request-id": request_id,
+        "request-id": request_id,  # Anthropic's name
         "openai-processing-ms": str(milliseconds),
         "server-timing": f"total;dur={milliseconds}",
         "openai-version": "2020-10-01",

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection, based on uvicorn's h11 protocol.
 
-Malformed HTTP is answered with an error in OpenAI's format. Connections without a request are
+Malformed HTTP is answered with an error in the API's format. Connections without a request are
 closed after a timeout, or earlier if new connections need their file descriptors.
 """
 
@@ -100,7 +100,8 @@ class Connection(H11Protocol):
         answer = _refusal(sys.exc_info()[1])
         request_id = new_request_id()
         self._account(answer, request_id)
-        body = answer.body(request_id)
+        path = self.cycle.scope["path"] if self._is_answering else ""
+        body = answer.body(request_id, path)
         headers = answer_headers(request_id, 0) | {
             "content-type": "application/json",
             "content-length": str(len(body)),

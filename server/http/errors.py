@@ -1,8 +1,9 @@
 """The error contract: one table from exceptions to error responses.
 
 Every response outside 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
-with a string or null as `code`. The message of a 5xx is fixed. An exception's own text may
-contain paths or addresses and goes to the log only.
+with a string or null as `code`. On the paths of Anthropic's API it has the body of that API. The
+message of a 5xx is fixed. An exception's own text may contain paths or addresses and goes to the
+log only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from engine.errors import EngineOverloadedError, EngineUnavailableError, Request
 from server.text.chat_template import TemplateError
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# Paths of Anthropic's API, also behind a base URL that ends in /v1, which its clients add.
+ANTHROPIC_PATH = re.compile(r"(/v1)*/messages(/.*)?")
+ANTHROPIC_TYPES = TYPES | {
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 NO_RETRY = {"x-should-retry": "false"}  # the same request would fail again
 # Error codes for pydantic's error types; all other types become invalid_value.
@@ -53,7 +62,10 @@ class ApiError(Exception):
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self, request_id: str) -> bytes:
+    def body(self, request_id: str, path: str = "") -> bytes:
+        """Return the JSON of the error, in the format of the API that `path` belongs to."""
+        if ANTHROPIC_PATH.fullmatch(path):
+            return self._anthropic_body(request_id)
         server_side = self.status >= 500
         error = {
             "message": f"{self.message} (request {request_id})" if server_side else self.message,
@@ -64,6 +76,15 @@ class ApiError(Exception):
             "code": self.code,
         }
         return orjson.dumps({"error": error})
+
+    def _anthropic_body(self, request_id: str) -> bytes:
+        """Anthropic's errors have no field for `param`, so the message names it."""
+        default = "api_error" if self.status >= 500 else "invalid_request_error"
+        message = self.message
+        if self.param and self.param not in message:
+            message = f"{self.param}: {message}"
+        error = {"type": ANTHROPIC_TYPES.get(self.status, default), "message": message}
+        return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
 class StreamBroken(Exception):

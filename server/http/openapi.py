@@ -29,14 +29,33 @@ ERROR = {
         }
     },
 }
-BEARER = {"type": "http", "scheme": "bearer"}
-# Response that every operation has in addition to those it declares.
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "The request was refused or failed.",
-        "content": {JSON: {"schema": {"$ref": REFERENCE.format(model="Error")}}},
-    }
+ANTHROPIC_ERROR = {
+    "type": "object",
+    "title": "AnthropicError",
+    "description": "Body of every response outside 2xx of Anthropic's API.",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
 }
+BEARER = {"type": "http", "scheme": "bearer"}
+
+
+def refusals(model: str) -> dict[int | str, dict[str, Any]]:
+    """Return the response that operations have in addition to those they declare."""
+    schema = {"$ref": REFERENCE.format(model=model)}
+    description = "The request was refused or failed."
+    return {"default": {"description": description, "content": {JSON: {"schema": schema}}}}
+
+
+RESPONSES = refusals("Error")
+ANTHROPIC_RESPONSES = refusals("AnthropicError")
 # For an operation that needs no key and whose 503 has the same body as its 200.
 PROBE: dict[str, Any] = {
     "responses": {"503": {"description": "Unavailable; see `status`.", "content": {JSON: {}}}},
@@ -83,7 +102,7 @@ class OpenApiApp(FastAPI):
         return document
 
     def _complete(self, document: dict[str, Any]) -> None:
-        schemas: dict[str, Any] = {"Error": ERROR}
+        schemas: dict[str, Any] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
         document["components"] = {"schemas": schemas}
         if self._keyed:
             document["components"]["securitySchemes"] = {"key": BEARER}

@@ -48,6 +48,20 @@ def _only_a_text_can_be_continued(body: dict[str, Any]) -> None:
         body["continue_final_message"] = False
 
 
+def _prefill_is_a_text(body: dict[str, Any]) -> None:
+    """The answer of /v1/messages continues a last message of the assistant."""
+    messages = body.get("messages") or [{}]
+    has_blocks = any(isinstance(message.get("content"), list) for message in messages)
+    if messages[-1].get("role") == "assistant" and has_blocks:
+        messages.append({"role": "user", "content": "a"})
+
+
+def _tool_choice_names_a_tool(body: dict[str, Any]) -> None:
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "tool":
+        choice["name"] = body["tools"][0]["name"]
+
+
 def _lists_of_pairs_have_equal_lengths(body: dict[str, Any]) -> None:
     if isinstance(body.get("text_1"), list):
         body["text_1"] = body["text_1"][:1]
@@ -67,6 +81,8 @@ def _schemas_are_valid(body: dict[str, Any]) -> None:
         format_["schema"] = {"type": "boolean"}
     if isinstance(format_, dict) and isinstance(format_.get("json_schema"), dict):
         format_["json_schema"]["schema"] = {"type": "boolean"}
+    if isinstance(config := body.get("output_config"), dict) and config.get("format"):
+        config["format"]["schema"] = {"type": "boolean"}
     if isinstance(outputs, dict):
         outputs.pop("whitespace_pattern", None)
         for name, valid in (("json", {"type": "null"}), ("regex", "a"), ("grammar", 'start: "a"')):
@@ -92,6 +108,8 @@ RULES = (
     _prompt_and_answer_fit_into_context,
     _logprobs_have_a_total_limit,
     _only_a_text_can_be_continued,
+    _prefill_is_a_text,
+    _tool_choice_names_a_tool,
     _lists_of_pairs_have_equal_lengths,
     _lengths_fit_the_encoder,
 )

@@ -19,6 +19,7 @@ import uvicorn
 from engine.config import EngineConfig
 from server.app import create_app
 from server.cli.config import ServerConfig
+from server.http.errors import ANTHROPIC_PATH
 from server.http.listener import listen
 from server.lifetime import uvicorn_config
 from tests.support.fake_engine import FakeEngine
@@ -57,6 +58,11 @@ class Served:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **fields}
         return await self.http.post("/v1/chat/completions", json=body)
 
+    async def message(self, **fields: Any) -> httpx2.Response:
+        messages = [{"role": "user", "content": "Hi"}]
+        body = {"model": "tiny", "max_tokens": 100, "messages": messages, **fields}
+        return await self.http.post("/v1/messages", json=body)
+
     async def complete(self, **fields: Any) -> httpx2.Response:
         return await self.http.post("/v1/completions", json={"prompt": "Hi", **fields})
 
@@ -75,6 +81,10 @@ async def check_error(response: httpx2.Response) -> None:
     if response.is_success or path in ("/health", "/ready") or response.request.method == "HEAD":
         return
     await response.aread()
+    if ANTHROPIC_PATH.fullmatch(path):
+        check_anthropic_error_body(response.json(), response.status_code)
+        assert response.json()["request_id"] == response.headers["request-id"]
+        return
     check_error_body(response.json(), response.status_code)
 
 
@@ -97,6 +107,24 @@ def check_error_body(body: Any, status: int) -> None:
     assert error["param"] is None or isinstance(error["param"], str)
     if status >= 500:
         assert not re.search(r"0x|/home|Traceback|File \"", error["message"])
+
+
+def check_anthropic_error_body(body: Any, status: int) -> None:
+    assert list(body) == ["type", "error", "request_id"]
+    assert body["type"] == "error"
+    assert list(body["error"]) == ["type", "message"]
+    kinds = {
+        401: "authentication_error",
+        404: "not_found_error",
+        408: "timeout_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    assert body["error"]["type"] == kinds.get(status, default)
+    if status >= 500:
+        assert not re.search(r"0x|/home|Traceback|File \"", body["error"]["message"])
 
 
 @contextlib.asynccontextmanager

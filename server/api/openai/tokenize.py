@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import orjson
@@ -13,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
+from server.api.receive import encode, read_unqueued, thread_turn
 from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
 from server.generation.limits import check_token_ids
-from server.generation.off_loop import INLINE_CHARS, off_loop
-from server.http.body import BodyType, ignored_header, read_body
+from server.generation.off_loop import off_loop
+from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
 
@@ -27,16 +26,16 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text, or of a chat rendered by the chat template."""
     state = state_of(request)
-    body = await _read(request, TokenizeBody)
+    body = await read_unqueued(request, TokenizeBody)
     size = len(await request.body())
-    async with _turn(state, size):
+    async with thread_turn(state, size):
         chat = await off_loop(size, body.chat)
         text = body.prompt
         add = body.add_special_tokens is not False
         if text is None:
             text = await chat_text(state, chat)
             add = adds_special_tokens(state, chat)
-        ids = await _encode(state, text, add_special_tokens=add)
+        ids = await encode(state, text, add_special_tokens=add)
     answer: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": state.max_length(),
@@ -44,7 +43,7 @@ async def tokenize(request: Request) -> Response:
         "token_strs": None,
     }
     if body.return_token_strs:
-        async with _turn(state, len(ids)):
+        async with thread_turn(state, len(ids)):
             answer["token_strs"] = await _token_texts(state, ids)
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
@@ -53,27 +52,11 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Return the text of a list of tokens."""
     state = state_of(request)
-    body = await _read(request, DetokenizeBody)
+    body = await read_unqueued(request, DetokenizeBody)
     check_token_ids(state, body.tokens, "tokens")
-    async with _turn(state, len(body.tokens)):
+    async with thread_turn(state, len(body.tokens)):
         text = await _decode(state, body.tokens)
     return _json({"prompt": text}, body.ignored)
-
-
-async def _read(request: Request, kind: type[BodyType]) -> BodyType:
-    """Return the validated body. No admission control: the engine gets nothing to do."""
-    state = state_of(request)
-    state.loaded()
-    body = await read_body(request, kind, state.large_bodies)
-    state.model_name(body.model)
-    return body
-
-
-async def _encode(state: AppState, text: str, *, add_special_tokens: bool) -> list[int]:
-    def encode() -> list[int]:
-        return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    return await off_loop(len(text), encode)
 
 
 async def _token_texts(state: AppState, ids: Sequence[int]) -> list[str]:
@@ -84,16 +67,6 @@ async def _token_texts(state: AppState, ids: Sequence[int]) -> list[str]:
 async def _decode(state: AppState, ids: list[int]) -> str:
     decode = state.tokenizer.decode
     return await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
-
-
-def _turn(state: AppState, size: int) -> AbstractAsyncContextManager[None]:
-    """Return a context that limits how many of these requests use a thread at once.
-
-    No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
-    """
-    if size < INLINE_CHARS:
-        return contextlib.nullcontext()
-    return state.spare_threads
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

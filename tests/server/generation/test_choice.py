@@ -121,17 +121,22 @@ def test_max_tokens_0_drops_the_generated_token(tokenizer: Tokenizer, encode: An
 
 
 @pytest.mark.parametrize(
-    ("fields", "text", "reason"),
+    ("fields", "text", "finish"),
     [
-        ({}, "Hello wörld! sto", "stop"),
-        ({"stop": "o w"}, "Hell", "stop"),
-        ({"stop": "o w", "include_stop_str_in_output": True}, "Hello w", "stop"),
-        ({"stop": ["stop"]}, "Hello wörld! sto", "stop"),
-        ({"stop": "l", "min_tokens": 5}, "Hello wör", "stop"),
+        ({}, "Hello wörld! sto", Finish("stop")),
+        ({"stop": "o w"}, "Hell", Finish("stop", "o w")),
+        ({"stop": ["r", "o w"]}, "Hell", Finish("stop", "o w")),
+        (
+            {"stop": "o w", "include_stop_str_in_output": True},
+            "Hello w",
+            Finish("stop", "o w"),
+        ),
+        ({"stop": ["stop"]}, "Hello wörld! sto", Finish("stop")),
+        ({"stop": "l", "min_tokens": 5}, "Hello wör", Finish("stop", "l")),
     ],
 )
 def test_text_and_finish_do_not_depend_on_when_events_are_taken(
-    tokenizer: Tokenizer, encode: Callable[[str], list[int]], fields: Any, text: str, reason: str
+    tokenizer: Tokenizer, encode: Callable[[str], list[int]], fields: Any, text: str, finish: Finish
 ) -> None:
     ids = [*encode("Hello wörld! sto"), EOS]
     for seed in range(20):
@@ -146,7 +151,7 @@ def test_text_and_finish_do_not_depend_on_when_events_are_taken(
                 break
         assert text_of(updates) == text
         finishes = [e for update in updates for e in update.events if isinstance(e, Finish)]
-        assert finishes == [Finish(reason)]  # type: ignore[arg-type]
+        assert finishes == [finish]
         assert updates[-1].events[-1] == finishes[0]
 
 

@@ -84,8 +84,6 @@ async def test_unknown_path_returns_404_with_suggestion(served):
         ("/v1//models", "did you mean /v1/models?"),
         ("/v1/completions/", "did you mean /v1/completions?"),
         ("/v1/health", "did you mean /health?"),
-        ("/v1/messages", "API is not supported by this server; use /v1/chat/completions."),
-        ("/messages", "Anthropic's API is not supported by this server"),
         ("/responses", "did you mean /v1/responses?"),
         ("/v1/images/generations", "Not Found. GET /openapi.json"),
     ):

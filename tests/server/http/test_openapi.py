@@ -14,7 +14,7 @@ from server.http.openapi import up_to
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 
-STREAMING = ("completions", "/responses")
+STREAMING = ("completions", "/responses", "messages")
 HI = [{"role": "user", "content": "Hi"}]
 OTHER_KINDS = {
     "/metrics": "text/plain",
@@ -67,6 +67,18 @@ async def test_openapi_document_covers_every_route_and_reference(document: dict[
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 RESPOND = "/v1/responses"
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+SHORT = {"messages": HI, "max_tokens": 3}
+WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
+USES = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}]}
+
+
+def said(role: str, *blocks: Any) -> dict[str, Any]:
+    """Return a body for /v1/messages with one message of these blocks before the question."""
+    return {"messages": [{"role": role, "content": [*blocks]}, *HI], "max_tokens": 3}
+
+
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAID = {"role": "assistant", "content": "a"}
 
@@ -141,6 +153,29 @@ SAID = {"role": "assistant", "content": "a"}
         (RESPOND, 400, [{"input": "a", "tools": [ADD], "tool_choice": {"type": "mcp"}}]),
         (RESPOND, 400, [{"input": "a", "text": {"format": {"type": "json_schema"}}}]),
         (RESPOND, 400, [{"input": "a", "metadata": {"a": 1}}, {"input": "a", "include": ["x"]}]),
+        (MESSAGES, 200, [SHORT, SHORT | {"system": [{"type": "text", "text": "a"}]}]),
+        (MESSAGES, 200, [SHORT | {"tools": [WEATHER], "tool_choice": {"type": "none"}}]),
+        (MESSAGES, 200, [said("assistant", USES), said("user", RESULT), said("user")]),
+        (MESSAGES, 200, [said("assistant", {"type": "redacted_thinking", "data": "x"})]),
+        (MESSAGES, 200, [SHORT | {"thinking": {"type": "enabled", "budget_tokens": 9}}]),
+        (MESSAGES, 400, [{"messages": HI}, {"max_tokens": 3}, {"messages": [], "max_tokens": 3}]),
+        (MESSAGES, 400, [SHORT | {"temperature": 2.5}, SHORT | {"max_tokens": 0}]),
+        (MESSAGES, 400, [said("user", USES), said("assistant", RESULT), said("system", RESULT)]),
+        (MESSAGES, 400, [said("user", {"type": "image", "source": {}}), said("user", {}, 5)]),
+        (MESSAGES, 400, [said("user", {**RESULT, "content": [{"type": "image"}]})]),
+        (MESSAGES, 400, [SHORT | {"system": [{"type": "image"}]}, SHORT | {"system": 5}]),
+        (MESSAGES, 400, [SHORT | {"tools": [{**WEATHER, "type": "bash_20250124"}]}]),
+        (MESSAGES, 400, [SHORT | {"tools": [{**WEATHER, "name": "a b"}]}]),
+        (MESSAGES, 400, [SHORT | {"tool_choice": {"type": "any"}}]),
+        (
+            MESSAGES,
+            400,
+            [SHORT | {"tools": [], "tool_choice": {"type": "tool", "name": "weather"}}],
+        ),
+        (MESSAGES, 400, [SHORT | {"tools": [WEATHER], "tool_choice": {"type": "tool"}}]),
+        (MESSAGES, 400, [SHORT | {"thinking": {"type": "between_tools"}}]),
+        (COUNT, 200, [{"messages": HI}, {"messages": HI, "tools": [WEATHER]}]),
+        (COUNT, 400, [{}, {"messages": HI, "tool_choice": {"type": "any"}}]),
         ("/tokenize", 200, [{"prompt": "Hi"}, {"messages": HI}, {"prompt": "", "messages": None}]),
         ("/tokenize", 400, [{}, {"prompt": None}, {"prompt": "Hi", "messages": HI}]),
         ("/tokenize", 400, [{"prompt": "Hi", "continue_final_message": True}]),

@@ -94,6 +94,16 @@ def template_of(tmp_path: Path, source: str) -> ChatTemplate:
     return template
 
 
+def with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as JSON texts."""
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"])
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
 def test_render_every_published_template_equals_transformers(
     assets: Path, checkpoint: Path, transformers_tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -115,8 +125,10 @@ def test_render_every_published_template_equals_transformers(
             ]
             source = file.read_text(encoding="utf-8")
             expected = None
-            for content in (None, ""):  # the empty text where a template fails on the null
-                given = [{**m, "content": content} if m is CALLS else m for m in messages]
+            # Other forms of calls are tried where a template fails on these.
+            for content, has_text in ((None, False), ("", False), (None, True), ("", True)):
+                calls = with_text_arguments(CALLS) if has_text else CALLS
+                given = [{**calls, "content": content} if m is CALLS else m for m in messages]
                 with contextlib.suppress(Exception):
                     [expected], _ = render_jinja_template(
                         [given], chat_template=source, **special, **arguments

@@ -1,0 +1,170 @@
+"""Messages of Anthropic's API and their content blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+
+from server.api.openai.schemas.fields import having, never, shape_of
+from server.http.body import Part, failure
+
+MAX_BLOCKS = 4096  # limit of the messages, and of the blocks in all messages together
+Name = Annotated[str, StringConstraints(max_length=256)]
+
+USER_TYPES = ("text", "tool_result")
+ASSISTANT_TYPES = ("text", "thinking", "redacted_thinking", "tool_use")
+ALL_TYPES = tuple(dict.fromkeys((*USER_TYPES, *ASSISTANT_TYPES)))
+ROLE_TYPES = {"user": USER_TYPES, "assistant": ASSISTANT_TYPES, "system": ("text",)}
+
+
+class Block(Part):
+    """`cache_control` is accepted without effect, because the prefix cache needs no marks."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Block):
+    """Thoughts of an earlier turn. The signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Block):
+    """Thoughts that only another provider can decrypt. Their `data` is ignored, and named so."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Block):
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[str, Any]
+
+
+def only(types: Sequence[str]) -> Callable[[Any], Any]:
+    """Return a validator of contents that names the first block whose type is none of `types`."""
+
+    def check(value: Any) -> Any:
+        for index, block in enumerate(value if isinstance(value, list) else ()):
+            kind = _type(block)
+            if isinstance(kind, str) and kind not in types:
+                known = ", ".join(types)
+                message = f"blocks of type {kind[:64]!r} are not supported here, only {known}"
+                raise failure("unsupported", message, index, "type")
+        return value
+
+    return check
+
+
+def _type(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+
+
+Texts = Annotated[
+    Annotated[str, Tag("<one>")]
+    | Annotated[list[TextBlock], Field(fail_fast=True, max_length=MAX_BLOCKS), Tag("<list>")],
+    shape_of("a string or a list of text blocks"),
+    BeforeValidator(only(("text",))),
+]
+
+
+class ToolResultBlock(Block):
+    """The result of a call. An error is marked in the text, which is all that templates show."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: Texts | None = None
+    is_error: bool | None = None
+
+
+def _tag(block: Any) -> str | None:
+    kind = _type(block)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(
+        _tag, custom_error_type="invalid", custom_error_message="a block is an object with a type"
+    ),
+]
+Content = Annotated[
+    Annotated[str, Tag("<one>")] | Annotated[list[AnyBlock], Field(fail_fast=True), Tag("<list>")],
+    shape_of("a string or a list of blocks"),
+    BeforeValidator(only(ALL_TYPES)),
+]
+
+
+def _never_in(role: str) -> dict[str, Any]:
+    """Return the JSON schema of messages without blocks that a message of `role` cannot have."""
+    foreign = [kind for kind in ALL_TYPES if kind not in ROLE_TYPES[role]]
+    block = having(type={"enum": foreign})
+    return never(role={"const": role}, content={"type": "array", "contains": block})
+
+
+class Message(Part):
+    model_config = ConfigDict(json_schema_extra={"allOf": [_never_in(role) for role in ROLE_TYPES]})
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _blocks_of_its_role(self) -> Message:
+        for index, block in enumerate(self.blocks):
+            if block.type not in ROLE_TYPES[self.role]:
+                message = f"a message of role {self.role} has no blocks of type {block.type}"
+                raise failure("invalid", message, "content", index, "type")
+        return self
+
+    @property
+    def blocks(self) -> Sequence[AnyBlock]:
+        """The content as blocks. A string is one text block."""
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return self.content
+
+
+def _blocks_inside(content: Any) -> Iterator[Any]:
+    for block in content if isinstance(content, list) else ():
+        yield block
+        if isinstance(block, dict):
+            yield from _blocks_inside(block.get("content"))
+
+
+def _few_blocks(value: Any) -> Any:
+    """Limit the blocks of all messages: checking a million would stop every stream for 1 s."""
+    messages = value if isinstance(value, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    blocks = sum(1 for content in contents for _ in _blocks_inside(content))
+    if blocks > MAX_BLOCKS:
+        raise failure("invalid", f"may have at most {MAX_BLOCKS} blocks in total, not {blocks}")
+    return value
+
+
+Messages = Annotated[
+    list[Message],
+    Field(fail_fast=True, min_length=1, max_length=MAX_BLOCKS),
+    BeforeValidator(_few_blocks),
+]

@@ -1,0 +1,130 @@
+"""Content blocks of an answer: events become the stream events of blocks, and these become blocks.
+
+A whole answer joins the same stream events that a stream sends, so both are equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+from pydantic_core import from_json
+
+from server.generation.events import (
+    Event,
+    Finish,
+    PromptLogprobs,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+
+# Clients verify no signature, but some drop thinking blocks without one.
+SIGNATURE = "unsigned"
+DELTA_FIELDS = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}
+Json = dict[str, Any]
+
+
+class ContentStream:
+    """The blocks of one answer while it grows. At most one is open, and none is empty."""
+
+    def __init__(self) -> None:
+        self._index = -1  # of the last block
+        self._type: str | None = None  # of the open block
+
+    def push(self, event: Event) -> Iterator[Json]:
+        """Yield the stream events that `event` makes."""
+        match event:
+            case TextDelta(text=text):
+                if text:
+                    yield from self._text("text", text)
+            case ReasoningDelta(text=text):
+                if text:
+                    yield from self._text("thinking", text)
+            case ToolCallDelta():
+                yield from self._call(event)
+            case Finish():
+                yield from self._close()
+            case PromptLogprobs():
+                pass  # no field of this API requests them
+
+    def _text(self, kind: str, text: str) -> Iterator[Json]:
+        """Yield a part of the text or the thoughts, in a block of its own kind."""
+        if self._type != kind:
+            block: Json = {"type": kind, kind: ""}
+            if kind == "thinking":
+                block["signature"] = ""
+            yield from self._open(block)
+        yield self._delta(f"{kind}_delta", text)
+
+    def _call(self, part: ToolCallDelta) -> Iterator[Json]:
+        """Yield a part of a call. The first one opens its block."""
+        if part.name is not None:
+            call: Json = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+            yield from self._open(call)
+        if part.arguments:
+            yield self._delta("input_json_delta", part.arguments)
+
+    def _open(self, block: Json) -> Iterator[Json]:
+        yield from self._close()
+        self._index += 1
+        self._type = block["type"]
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterator[Json]:
+        if self._type is None:
+            return
+        if self._type == "thinking":
+            yield self._delta("signature_delta", SIGNATURE)
+        yield {"type": "content_block_stop", "index": self._index}
+        self._type = None
+
+    def _delta(self, kind: str, text: str) -> Json:
+        delta = {"type": kind, DELTA_FIELDS[kind]: text}
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def joined_blocks(stream_events: Iterable[Json]) -> list[Json]:
+    """Return the blocks that a client makes of a stream."""
+    blocks: list[Json] = []
+    for event in stream_events:
+        match event["type"]:
+            case "content_block_start":
+                blocks.append(dict(event["content_block"]))
+            case "content_block_delta":
+                delta = event["delta"]
+                field = DELTA_FIELDS[delta["type"]]
+                blocks[-1][field] = blocks[-1].get(field, "") + delta[field]
+            case "content_block_stop":
+                if "partial_json" in blocks[-1]:
+                    blocks[-1]["input"] = parsed_input(blocks[-1].pop("partial_json"))
+    return blocks
+
+
+def parsed_input(arguments: str) -> Json:
+    """Return the arguments of a call as an object.
+
+    Of a call that was cut, these are the complete members, as in Anthropic's clients.
+    """
+    found: Any = None
+    try:
+        found = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        found = _members_of_cut(arguments)
+    return found if isinstance(found, dict) else {}
+
+
+def _members_of_cut(arguments: str) -> Any:
+    try:
+        members = from_json(arguments, allow_partial=True)
+        # Integers of more than 64 bits become floats, as in complete arguments.
+        return orjson.loads(json.dumps(members))
+    except ValueError:
+        return None

@@ -1,0 +1,58 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens, Anthropic's API."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.anthropic.schemas import CountTokensBody, MessagesBody
+from server.api.anthropic.writer import MessagesWriter
+from server.api.receive import admit_and_read, encode, read_unqueued, thread_turn
+from server.generation.chat_answer import answer_chat
+from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
+from server.generation.off_loop import off_loop
+from server.http.body import ignored_header
+from server.http.openapi import ANTHROPIC_RESPONSES, body_schema
+from server.state import AppState, state_of
+
+router = APIRouter(responses=ANTHROPIC_RESPONSES)
+
+
+@router.post("/v1/messages", openapi_extra=body_schema(MessagesBody, streams=True))
+async def messages(request: Request) -> Response:
+    """The next message of a chat, as in Anthropic's API."""
+    state = state_of(request)
+    body = await admit_and_read(request, MessagesBody, "generate")
+    return await answer_chat(
+        state,
+        request,
+        lambda: body.chat(_template_variables(state)),
+        body.options(),
+        MessagesWriter,
+        param="messages",
+        ignored=body.ignored,
+    )
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensBody))
+async def count_tokens(request: Request) -> Response:
+    """Return the number of tokens of the prompt that these messages make."""
+    state = state_of(request)
+    body = await read_unqueued(request, CountTokensBody)
+    state.check_task("generate")
+    size = len(await request.body())
+    async with thread_turn(state, size):
+        chat = await off_loop(size, lambda: body.chat(_template_variables(state)))
+        text = await chat_text(state, chat)
+        ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
+    headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
+    count = {"input_tokens": len(ids)}
+    return Response(orjson.dumps(count), media_type="application/json", headers=headers)
+
+
+def _template_variables(state: AppState) -> frozenset[str]:
+    if state.template is None:
+        return frozenset()
+    return state.template.variables

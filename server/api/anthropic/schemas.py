@@ -1,0 +1,136 @@
+"""Bodies of /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from server.api.anthropic.blocks import Messages, Texts
+from server.api.anthropic.conversation import template_messages
+from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
+from server.api.openai.schemas.fields import INT32, Between, Count, having
+from server.api.openai.schemas.generate import MAX_STOPS, Fraction, Stop
+from server.api.openai.schemas.structured import Schema
+from server.generation.chat_prompt import Chat
+from server.generation.grammar import WantedGrammar
+from server.generation.options import GenerationOptions
+from server.http.body import Body, Part
+
+# The variables by which templates switch thinking on and off, the usual one first.
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+FORCES_CALL = having(type={"enum": ["any", "tool"]})
+
+
+class Thinking(Part):
+    """Whether the model thinks. `budget_tokens` has no effect and is listed as ignored."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputFormat(Part):
+    type: Literal["json_schema"]
+    value: Annotated[Schema, Field(alias="schema")]
+
+
+class OutputConfig(Part):
+    effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensBody(Body):
+    """The fields that make the prompt. A null field has the same meaning as an absent one."""
+
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
+        ("metadata", "service_tier", "cache_control", "inference_geo", "speed")
+    )
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "mcp_servers": ([],),
+        "container": (),
+        "output_format": (),
+    }
+    HINTS: ClassVar[dict[str, str]] = {"output_format": " Use output_config.format."}
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                having(tools={"type": "array", "minItems": 1}),
+                {"not": having(tool_choice=FORCES_CALL)},
+            ]
+        }
+    )
+
+    messages: Messages
+    system: Texts | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @model_validator(mode="after")
+    def _choice_fits_tools(self) -> CountTokensBody:
+        if self.tool_choice is not None:
+            check_choice(self.tool_choice, self.tools or ())
+        return self
+
+    def chat(self, variables: Container[str]) -> Chat:
+        """Return the conversation for a template that reads `variables`.
+
+        As in Anthropic's API, the answer continues a last message of the assistant. Takes long for
+        a long body.
+        """
+        is_continued = self.messages[-1].role == "assistant"
+        return Chat(
+            messages=template_messages(self.system, self.messages),
+            arguments=self._template_arguments(variables),
+            add_generation_prompt=not is_continued,
+            continue_final_message=is_continued,
+            tool_use=tool_use_of(self.tools or (), self.tool_choice),
+        )
+
+    def _template_arguments(self, variables: Container[str]) -> dict[str, Any]:
+        """Return the template arguments. Those that the template does not read become ignored."""
+        arguments: dict[str, Any] = {}
+        if self.output_config is not None and self.output_config.effort is not None:
+            arguments["reasoning_effort"] = self.output_config.effort
+        if self.thinking is None:
+            return arguments
+        is_thinking = self.thinking.type != "disabled"
+        switches = [name for name in THINKING_SWITCHES if name in variables]
+        if switches:
+            arguments[switches[0]] = is_thinking
+        elif is_thinking and "reasoning_effort" in variables:
+            arguments.setdefault("reasoning_effort", "medium")
+        else:
+            arguments["thinking"] = is_thinking
+        return arguments
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Between(-1, INT32)] | None = None
+
+    def options(self) -> GenerationOptions:
+        """Return the parameters of the generation, independent of the API."""
+        return GenerationOptions(
+            operation="chat",
+            model=self.model,
+            stream=bool(self.stream),
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences or (),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            grammar=self._grammar(),
+        )
+
+    def _grammar(self) -> WantedGrammar | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        schema = self.output_config.format.value
+        return WantedGrammar("output_config.format.schema", "json_schema", schema)
