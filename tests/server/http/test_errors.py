@@ -34,7 +34,7 @@ BAD = "invalid_value"
 UNSUPPORTED = "unsupported_parameter"
 Cases = list[tuple[dict[str, Any], str, str]]
 CHAT_CASES: Cases = [
-    ({"tool_choice": "required"}, "tool_choice", INVALID),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", UNSUPPORTED),
     ({"prompt_logprobs": 21}, "prompt_logprobs", BAD),
     ({"prompt_logprobs": -1}, "prompt_logprobs", BAD),

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 from engine.errors import RequestRejectedError
 from tests.server.conftest import BOS
-from tests.support.fake_engine import NOT_FINITE, FakeEngine
+from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
 from tests.support.openai_spec import OpenAISpec, sse_events
 from tests.support.rig import Served, serving
 
@@ -73,10 +74,12 @@ async def test_create_instructions_are_the_system_message(served):
 async def test_create_tools_and_their_results_reach_the_template(served):
     call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
     output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    served.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
     await create(served, input=[{"role": "user", "content": "1+1"}, call, output], tools=[ADD])
-    user, assistant, tool, end = prompt_of(served).split("\n")
-    assert (user, tool, end) == ("<user>1+1", "<tool>2", "<assistant>")
-    assert json.loads(assistant.partition("None")[2])[0]["function"]["arguments"] == {"a": 1}
+    prompt = prompt_of(served)
+    assert '"name": "add"' in prompt
+    assert '<assistant><tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' in prompt
+    assert prompt.endswith("<user><tool_response>\n2\n</tool_response>\n<assistant>")
 
 
 async def test_create_cut_answer_is_incomplete(served):
