@@ -19,9 +19,12 @@ FOLDER = Path(__file__).parents[1] / "model"
 START = "<|im_start|>"
 END = "<|im_end|>"
 STOP = "<|endoftext|>"
+THOUGHT_END = "</think>"
 SPECIAL_TOKENS = (STOP, START, END)
 # Splits a rendered conversation; every second piece is text of the assistant.
 SPOKEN = re.compile(rf"(?<={re.escape(START)}assistant\n)(.*?{re.escape(END)})", re.DOTALL)
+# A key of a JSON object, and the marks before it: all that a grammar can force.
+KEY = re.compile(r'[\[{, ]*"(?:[^"\\]|\\.)*":')
 
 
 def dump(value: Any) -> str:
@@ -38,7 +41,12 @@ def template() -> Template:
 
 
 def render_text(
-    messages: list[Message], tools: list[dict[str, Any]] | None = None, prompt: bool = False
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None = None,
+    prompt: bool = False,
+    effort: str = "none",
 ) -> str:
     """Render a conversation. `prompt` adds the header of the assistant's next message."""
-    return template().render(messages=messages, tools=tools, add_generation_prompt=prompt)
+    return template().render(
+        messages=messages, tools=tools, add_generation_prompt=prompt, reasoning_effort=effort
+    )

@@ -2,9 +2,9 @@
 
     python -m engine.demo.training.evaluate --base-url http://127.0.0.1:8000/v1
 
-Sends every probe to a running server at temperature 0. Prints the wrong answers and the share of
-right ones by topic; the exit code is 1 below 90 %. It needs the openai client but no torch. Tools
-are written into the system message in the form of the chat template, so any server will do.
+Sends every probe to a running server at temperature 0, with its tools, its `reasoning_effort` and
+its JSON schema as fields of the request. Prints the wrong answers and the share of right ones by
+topic; the exit code is 1 below 90 %. It needs the openai client but no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from engine.demo.training.chat import END, START, Message, render_text
+from engine.demo.training.chat import END, THOUGHT_END
 
 Probe = dict[str, Any]
 
@@ -38,8 +38,17 @@ def judge(probe: Probe, text: str) -> bool:
     exact: the text is one of the expected ones; case, spacing and a final mark do not matter.
     json: the text parses to the expected value.
     tool_call: the text contains exactly the expected calls.
+
+    With an `effort`, the text begins with a thought that contains every phrase of `thought`.
     """
     text = text.removesuffix(END).strip()
+    if "effort" in probe:
+        thought, end, text = text.partition(THOUGHT_END)
+        thought = normalized(thought)
+        is_expected = all(contains(thought, normalized(phrase)) for phrase in probe["thought"])
+        if not end or not is_expected:
+            return False
+        text = text.strip()
     expect = probe["expect"]
     match probe["match"]:
         case "identical":
@@ -74,18 +83,29 @@ def contains(text: str, phrase: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(phrase)}(?!\w)", text) is not None
 
 
-def request_messages(probe: Probe) -> list[Message]:
-    """Return the probe's messages with its tools written into the system message."""
-    messages = probe["messages"]
-    if not probe.get("tools"):
-        return list(messages)
-    system = {"role": "system", "content": ""}
-    if messages[0]["role"] == "system":
-        system, *messages = messages
-    text = render_text([system], probe["tools"])
-    text = text.removeprefix(f"{START}system\n")
-    text = text.removesuffix(f"{END}\n")
-    return [{"role": "system", "content": text}, *messages]
+def request_fields(probe: Probe) -> dict[str, Any]:
+    """Return the fields of the probe's request, as the Chat Completions API has them."""
+    fields: dict[str, Any] = {"messages": probe["messages"]}
+    if "tools" in probe:
+        fields["tools"] = probe["tools"]
+    if "effort" in probe:
+        fields["reasoning_effort"] = probe["effort"]
+    if "schema" in probe:
+        schema = {"name": "answer", "schema": probe["schema"], "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def written(message: dict[str, Any]) -> str:
+    """Return the text of an answer's message in the model's own format, as `judge` reads it."""
+    text = message.get("content") or ""
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+        written_call = json.dumps({"name": function["name"], "arguments": arguments})
+        text += f"\n<tool_call>\n{written_call}\n</tool_call>"
+    thought = message.get("reasoning_content")
+    return f"{thought}\n{THOUGHT_END}\n\n{text}" if thought else text
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: str = "-") -> None:
@@ -97,11 +117,10 @@ def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: s
     total = Counter[str]()
     right = Counter[str]()
     for probe in read_probes(model):
-        messages: Any = request_messages(probe)
         reply = client.chat.completions.create(
-            model=model, messages=messages, temperature=0, max_tokens=150
+            model=model, temperature=0, max_tokens=150, **request_fields(probe)
         )
-        text = reply.choices[0].message.content or ""
+        text = written(reply.choices[0].message.model_dump())
         topic = probe["topic"]
         total[topic] += 1
         if judge(probe, text):

@@ -38,6 +38,8 @@ Tool = dict[str, Any]
 class Conversation(NamedTuple):
     messages: list[Message]
     tools: list[Tool]
+    effort: str = "none"  # of the thoughts: none, low, medium or high
+    is_held: bool = False  # whether a grammar holds the answer, which is JSON
 
 
 class PersonalFact(NamedTuple):

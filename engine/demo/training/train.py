@@ -4,6 +4,10 @@ for the translator with `--model translate`.
 It trains a tokenizer and weights on generated text. The settings and the chat template in the
 model folders are written by hand.
 
+The chat model is trained in two stages. The first makes the tokenizer and teaches all that needs
+no tools of many kinds. The second continues from its saved weights, and teaches tools, thoughts
+and JSON that a grammar holds. `--first-stage 2` skips the first and reads OUT's weights.
+
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
 rounding. A GPU is used if there is one. `make demo-eval` then evaluates the trained model.
@@ -21,15 +25,16 @@ from typing import Any
 
 import torch
 import typer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
 from engine.checkpoint.folder import read_json
-from engine.demo.training.chat import FOLDER, SPECIAL_TOKENS, SPOKEN, render_text
+from engine.demo.training.chat import FOLDER, KEY, SPECIAL_TOKENS, SPOKEN, render_text
 from engine.demo.training.evaluate import read_probes
 from engine.demo.training.network import DemoModel, Example
 from engine.demo.training.network_t5 import DemoT5
+from engine.demo.training.practice_text import PracticeAuthor
 from engine.demo.training.text import Author, Conversation, held_out_of
 from engine.demo.training.trainer import Network, Trainer, lesson
 from engine.demo.training.translation import Grammar, Sentence
@@ -37,6 +42,8 @@ from engine.models.llama import LlamaConfig
 from engine.models.t5 import T5Config
 
 SEED = 20260
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
 LETTERS = string.ascii_letters + "åäöÅÄÖéü"
 
 
@@ -83,24 +90,39 @@ def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Example:
-    """Return the token ids of a conversation, and a mask of the assistant's, which are learned."""
+    """Return the token ids of a conversation, and a mask of the assistant's, which are learned.
+
+    Of JSON that a grammar holds, only the values are learned.
+    """
     ids: list[int] = []
     learned: list[bool] = []
-    text = render_text(conversation.messages, conversation.tools)
+    text = render_text(conversation.messages, conversation.tools, effort=conversation.effort)
     for index, piece in enumerate(SPOKEN.split(text)):
         is_spoken = index % 2 == 1
-        piece_ids = tokenizer.encode(piece).ids
-        ids += piece_ids
-        learned += [is_spoken] * len(piece_ids)
+        encoding = tokenizer.encode(piece)
+        ids += encoding.ids
+        if is_spoken and conversation.is_held:
+            learned += outside_keys(piece, encoding.offsets)
+        else:
+            learned += [is_spoken] * len(encoding.ids)
     return Example(ids[:limit], learned[:limit])
 
 
+def outside_keys(text: str, offsets: Iterable[tuple[int, int]]) -> list[bool]:
+    """Return for each token of a JSON text whether a part of it lies outside the keys."""
+    is_free = [True] * len(text)
+    for key in KEY.finditer(text):
+        for index in range(*key.span()):
+            is_free[index] = False
+    return [any(is_free[start:end]) for start, end in offsets]
+
+
 class Chat:
-    """Training data, tokenizer and network of the demo model."""
+    """Training data, tokenizer and network of the demo model's first stage."""
 
     folder = FOLDER
     steps = 4200
-    tokenizer = staticmethod(chat_tokenizer)
+    peak = 1.0  # the largest share of the full learning rates
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = LlamaConfig.from_hf(config)
@@ -114,11 +136,41 @@ class Chat:
             conversation = self.tokenizer_author.compose(0.5)
             yield render_text(conversation.messages, conversation.tools)
 
-    def network(self) -> DemoModel:
+    def tokenizer(self, out: Path) -> Tokenizer:
+        tokenizer = chat_tokenizer(self.texts(), self.config.vocab_size)
+        tokenizer.save(str(out / TOKENIZER))
+        return tokenizer
+
+    def network(self, out: Path) -> DemoModel:
         return DemoModel(self.config)
 
     def example(self, tokenizer: Tokenizer, progress: float) -> Example:
         conversation = self.author.compose(progress)
+        return encode(tokenizer, conversation, self.config.max_positions)
+
+
+class Practice:
+    """Training data of the demo model's second stage, which continues from saved weights."""
+
+    folder = FOLDER
+    steps = 1300
+    peak = 0.6
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = LlamaConfig.from_hf(config)
+        self.author = PracticeAuthor(SEED + 2, held_out_of(read_probes()))
+
+    def tokenizer(self, out: Path) -> Tokenizer:
+        return Tokenizer.from_file(str(out / TOKENIZER))
+
+    def network(self, out: Path) -> DemoModel:
+        network = DemoModel(self.config)
+        weights = load_file(out / WEIGHTS)
+        network.load_state_dict({name.removeprefix("model."): weights[name] for name in weights})
+        return network
+
+    def example(self, tokenizer: Tokenizer, progress: float) -> Example:
+        conversation = self.author.compose()
         return encode(tokenizer, conversation, self.config.max_positions)
 
 
@@ -127,7 +179,7 @@ class Translate:
 
     folder = FOLDER.with_name("translate")
     steps = 3000
-    tokenizer = staticmethod(translate_tokenizer)
+    peak = 1.0
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = T5Config.from_hf(config)
@@ -141,7 +193,12 @@ class Translate:
             yield sentence.english
             yield sentence.swedish
 
-    def network(self) -> DemoT5:
+    def tokenizer(self, out: Path) -> Tokenizer:
+        tokenizer = translate_tokenizer(self.texts(), self.config.vocab_size)
+        tokenizer.save(str(out / TOKENIZER))
+        return tokenizer
+
+    def network(self, out: Path) -> DemoT5:
         return DemoT5(self.config)
 
     def example(self, tokenizer: Tokenizer, progress: float) -> Example:
@@ -162,33 +219,37 @@ class Translate:
         return sentence
 
 
-Course = Chat | Translate
-COURSES: dict[str, type[Course]] = {
-    "demo": Chat,
-    "translate": Translate,
+Course = Chat | Practice | Translate
+# The stages of each model's training.
+STAGES: dict[str, tuple[type[Course], ...]] = {
+    "demo": (Chat, Practice),
+    "translate": (Translate,),
 }
 
 
-def main(model: str = "demo", steps: int | None = None, out: Path | None = None) -> None:
+def main(
+    model: str = "demo", steps: int | None = None, out: Path | None = None, first_stage: int = 1
+) -> None:
     """Train a demo model (demo or translate), and copy its hand-written files to OUT."""
-    course_type = COURSES[model]
-    out = out or course_type.folder
-    copy_settings(course_type.folder, out)
-    torch.manual_seed(SEED)
+    stages = STAGES[model]
+    folder = stages[0].folder
+    out = out or folder
+    copy_settings(folder, out)
     torch.set_num_threads(1)
-    course = course_type(read_json(out / "config.json"))
-    tokenizer = course.tokenizer(course.texts(), course.config.vocab_size)
-    tokenizer.save(str(out / "tokenizer.json"))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = course.network().to(device)
-    learn(course, network, tokenizer, steps or course.steps, out)
+    for course_type in stages[first_stage - 1 :]:
+        torch.manual_seed(SEED)
+        course = course_type(read_json(out / "config.json"))
+        tokenizer = course.tokenizer(out)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        network = course.network(out).to(device)
+        learn(course, network, tokenizer, steps or course.steps, out)
 
 
 def copy_settings(folder: Path, out: Path) -> None:
     """Copy the hand-written files of a model folder, unless OUT is that folder."""
     if out.resolve() == folder.resolve():
         return
-    trained = shutil.ignore_patterns("model.safetensors", "tokenizer.json")
+    trained = shutil.ignore_patterns(WEIGHTS, TOKENIZER)
     shutil.copytree(folder, out, ignore=trained, dirs_exist_ok=True)
 
 
@@ -199,14 +260,14 @@ def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, ou
     mean = 0.0
     for step in range(steps):
         draw = partial(course.example, tokenizer, step / steps)
-        loss = trainer.learn(lesson(draw), learning_rate(step, steps))
+        loss = trainer.learn(lesson(draw), course.peak * learning_rate(step, steps))
         mean = loss if step == 0 else 0.98 * mean + 0.02 * loss
         if step % 50 == 0:
             seconds_per_step = (time.monotonic() - began) / (step + 1)
             left = seconds_per_step * (steps - step - 1) / 60
             print(f"step {step}/{steps}  loss {mean:.4f}  {left:.1f} min left", flush=True)
         if step % 500 == 499 or step == steps - 1:
-            save_weights(network, out / "model.safetensors")
+            save_weights(network, out / WEIGHTS)
 
 
 def learning_rate(step: int, steps: int) -> float:

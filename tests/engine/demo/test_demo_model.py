@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from engine.checkpoint.folder import read_json
-from engine.demo.training.chat import END, FOLDER, START, render_text
-from engine.demo.training.evaluate import judge, read_probes, request_messages
+from engine.demo.training.chat import END, FOLDER, START, THOUGHT_END, render_text
+from engine.demo.training.evaluate import judge, read_probes, written
 from engine.demo.training.material import MaterialDraws
 from engine.demo.training.network import DemoModel
 from engine.demo.training.number_topics import held_out, number_pair
+from engine.demo.training.practice_text import PracticeAuthor
 from engine.demo.training.text import Author, Conversation, held_out_of, is_talk
 from engine.demo.training.train import encode
 from engine.models.llama import LlamaConfig
+from engine.protocol import Grammar
 from server.text.chat_template import ChatTemplate
 from tests.support.driver import Driver
 
+# The topics that the second stage of the training adds.
+ABILITIES = ("new_tool", "two_calls", "two_results", "thought", "schema")
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def conversations(count: int, seed: int = 3, progress: float = 0.5) -> list[Conversation]:
     author = Author(seed, held_out_of(read_probes()))
     return [author.compose(progress) for _ in range(count)]
+
+
+def practice(count: int, seed: int = 3) -> list[Conversation]:
+    author = PracticeAuthor(seed, held_out_of(read_probes()))
+    return [author.compose() for _ in range(count)]
 
 
 @cache
@@ -46,8 +57,24 @@ def greedy(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = 
     prompt = tokenizer().encode(render_text(messages, tools, prompt=True)).ids
     with torch.inference_mode():
         out = reference().generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=200)
-    assert out[0, -1].item() == tokenizer().token_to_id(END), "the answer did not end by itself"
+    assert out[0, -1].item() == end_id(), "the answer did not end by itself"
     return tokenizer().decode(out[0, len(prompt) : -1].tolist(), skip_special_tokens=False)
+
+
+def end_id() -> int:
+    token = tokenizer().token_to_id(END)
+    assert token is not None
+    return token
+
+
+def prompt_of(probe: dict[str, Any]) -> str:
+    effort = probe.get("effort", "none")
+    return render_text(probe["messages"], probe.get("tools"), prompt=True, effort=effort)
+
+
+def schema_grammar(probe: dict[str, Any], end: tuple[int, ...]) -> Grammar:
+    source = LLMatcher.grammar_from_json_schema(json.dumps(probe["schema"]))
+    return Grammar(source, end, "response_format")
 
 
 def test_demo_weights_are_at_most_16_mib() -> None:
@@ -78,16 +105,21 @@ def test_demo_model_answers_small_talk(text: str) -> None:
 def test_engine_answers_nine_in_ten_demo_probes() -> None:
     """Our engine answers all probes in one batch. `make demo-eval` does it over HTTP."""
     driver, probes = Driver(FOLDER, max_num_seqs=32), read_probes()
-    prompts = [render_text(p["messages"], p.get("tools"), prompt=True) for p in probes]
-    end = (tokenizer().token_to_id(END),)
-    ids = [
-        driver.submit(tokenizer().encode(prompt).ids, 150, stop_token_ids=end) for prompt in prompts
-    ]
+    end = (end_id(),)
+    ids = []
+    for probe in probes:
+        prompt = tokenizer().encode(prompt_of(probe)).ids
+        grammar = schema_grammar(probe, end) if "schema" in probe else None
+        ids.append(driver.submit(prompt, 150, stop_token_ids=end, grammar=grammar))
     driver.run()
     assert {driver.finish(i) for i in ids} == {"stop"}, "an answer did not end by itself"
     texts = [tokenizer().decode(driver.tokens(i), skip_special_tokens=False) for i in ids]
     wrong = [p for p, text in zip(probes, texts, strict=True) if not judge(p, text)]
     assert len(wrong) <= len(probes) / 10, wrong
+    counts = Counter(probe["topic"] for probe in probes)
+    failed = Counter(probe["topic"] for probe in wrong)
+    for topic in ABILITIES:
+        assert failed[topic] <= counts[topic] / 4, [p for p in wrong if p["topic"] == topic]
 
 
 def test_training_text_contains_no_probe() -> None:
@@ -96,8 +128,9 @@ def test_training_text_contains_no_probe() -> None:
         *conversations(500, progress=0.0),
         *conversations(20_000),
         *conversations(2_000, progress=1.0),
+        *practice(6_000),
     ]
-    text = "\n".join(render_text(c.messages, c.tools) for c in drawn)
+    text = "\n".join(render_text(c.messages, c.tools, effort=c.effort) for c in drawn)
     assert len(probes) >= 120
     for probe in probes:
         last = f"{START}user\n{probe['messages'][-1]['content']}{END}"
@@ -113,38 +146,67 @@ def test_number_pair_is_never_held_out() -> None:
 def test_author_same_seed_draws_same_conversations() -> None:
     assert conversations(300) == conversations(300)
     assert conversations(300) != conversations(300, seed=4)
+    assert practice(300) == practice(300)
+    assert practice(300) != practice(300, seed=4)
 
 
 @pytest.mark.parametrize("prompt", [False, True])
 def test_served_chat_template_renders_the_training_text(prompt: bool) -> None:
     served = ChatTemplate.from_folder(FOLDER, None)
     assert served is not None
-    talks = [(c.messages, c.tools) for c in conversations(400)]
-    talks += [(probe["messages"], probe.get("tools", [])) for probe in read_probes()]
+    talks = [*conversations(400), *practice(400)]
+    for probe in read_probes():
+        effort = probe.get("effort", "none")
+        talks.append(Conversation(probe["messages"], probe.get("tools", []), effort))
     call = {"function": {"name": "väder", "arguments": {"ort": "Åre"}}}
-    talks.append(([*FRANCE, {"role": "assistant", "content": "", "tool_calls": [call]}], [call]))
-    for messages, tools in talks:
-        shown = served.render(messages, tools=tools or None, add_generation_prompt=prompt)
-        assert shown == render_text(messages, tools, prompt)
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    talks.append(Conversation([*FRANCE, called], [call]))
+    for messages, tools, effort, _ in talks:
+        shown = served.render(
+            messages,
+            tools=tools or None,
+            add_generation_prompt=prompt,
+            reasoning_effort=effort,
+        )
+        assert shown == render_text(messages, tools, prompt, effort)
 
 
 def test_training_text_digest_matches_shipped_weights() -> None:
     drawn = [*conversations(300, progress=0.1), *conversations(1_000), *conversations(300, 3, 1.0)]
-    text = json.dumps(drawn, ensure_ascii=False)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert digest == "14633af454a38b3b", "text changed: train again, then update the digest"
+    stages = {
+        "14633af454a38b3b": [[c.messages, c.tools] for c in drawn],
+        "287e8f90ee7ea331": practice(1_000),
+    }
+    for expected, stage in stages.items():
+        text = json.dumps(stage, ensure_ascii=False)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        assert digest == expected, "text changed: train again, then update the digest"
 
 
 def test_encode_marks_only_assistant_tokens_as_learned() -> None:
-    for conversation in conversations(300):
-        ids, learned = encode(tokenizer(), conversation, 1024)
+    for conversation in [*conversations(300), *practice(300)]:
+        if conversation.is_held:
+            continue
+        ids, learned = encode(tokenizer(), conversation, 9_999)
         spoken = [m for m in conversation.messages if m["role"] == "assistant"]
         marked = [token for token, mine in zip(ids, learned, strict=True) if mine]
         said = tokenizer().decode(marked, skip_special_tokens=False).split(END)
         assert len(said) == len(spoken) + 1
         assert not said[-1]
         for text, message in zip(said, spoken, strict=False):
-            assert text == message["content"] or text.startswith("<tool_call>")
+            answer = text.rpartition(f"{THOUGHT_END}\n\n")[2]
+            assert answer == message["content"] or answer.startswith("<tool_call>")
+
+
+def test_encode_of_held_json_marks_values_and_no_keys_as_learned() -> None:
+    answer = '{"name": "Anna", "tags": ["a", "b"], "age": 31}'
+    asked = {"role": "user", "content": "Anna is 31."}
+    said = {"role": "assistant", "content": answer}
+    conversation = Conversation([asked, said], [], is_held=True)
+    ids, learned = encode(tokenizer(), conversation, 1024)
+    marked = [token for token, mine in zip(ids, learned, strict=True) if mine]
+    text = tokenizer().decode(marked, skip_special_tokens=False)
+    assert text == f' "Anna", ["a", "b"], 31}}{END}'
 
 
 @pytest.mark.parametrize(
@@ -165,10 +227,20 @@ def test_judge_accepts_right_and_rejects_wrong_answers(
     assert [judge(probe, text) for text in wrong] == [False] * len(wrong)
 
 
-def test_request_messages_render_the_same_prompt() -> None:
-    for probe in read_probes():
-        direct = render_text(probe["messages"], probe.get("tools"), prompt=True)
-        assert render_text(request_messages(probe), None, prompt=True) == direct
+def test_judge_with_effort_wants_the_thought_and_the_answer() -> None:
+    probe = {"match": "contains", "expect": ["15"], "effort": "low", "thought": ["7 + 8"]}
+    assert judge(probe, "7 + 8\n</think>\n\n15")
+    assert not judge(probe, "15")
+    assert not judge(probe, "7 + 8 = 15")
+    assert not judge(probe, "9 + 9\n</think>\n\n15")
+    assert not judge(probe, "7 + 8 = 15\n</think>\n\n16")
+
+
+def test_written_message_has_the_form_of_the_model() -> None:
+    function = {"name": "f", "arguments": '{"a":1}'}
+    message = {"content": None, "reasoning_content": "Hm.", "tool_calls": [{"function": function}]}
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert written(message) == f"Hm.\n</think>\n\n\n{call}"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -13,9 +13,11 @@ from server.cli.config import ReasoningParser, ToolCallParser
 from server.text.chat_template import ChatTemplate
 from server.text.parsers.detect import PROBES, AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, CALL_FORMATS, REASONING_BY_NAME
+from server.text.parsers.syntax import State
 from tests.support.parsing import check_cuts, parse
 
 ASSETS = Path(__file__).parents[5] / "shared" / "assets" / "chat-templates"
+DEMO = Path(__file__).parents[4] / "engine" / "demo" / "model" / "chat_template.jinja"
 FILES = sorted(ASSETS.glob("*.jinja"))
 TOKEN = re.compile(r"<[|｜/]?[\w:▁｜]+[|｜]?>|\[/?[A-Z_]+\]|<\|\"\|>|<\w+\|>")
 # Templates that show no calls, whose calls only their instructions or tokens name, or that fail.
@@ -49,6 +51,43 @@ def detected(file: Path, *, tokens: bool = True) -> tuple[AnswerFormat, Prober]:
         return detect(template.render, source, ids, special), prober
     finally:
         template.close()
+
+
+def test_demo_template_shows_hermes_calls_and_thoughts() -> None:
+    answers, prober = detected(DEMO)
+    assert answers.calls is not None
+    assert (answers.calls.name, answers.round_trips) == ("hermes", True)
+    assert answers.reasoning == REASONING_BY_NAME["think"]
+    check_cuts(answers.syntax, prober.answer, PROBES)
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high", "none", "minimal", None])
+def test_demo_template_opens_a_thought_only_with_an_effort(effort: str | None) -> None:
+    answers, _ = detected(DEMO)
+    source = DEMO.read_text(encoding="utf-8")
+    template = ChatTemplate(source, {}, DEMO)
+    asked = [{"role": "user", "content": "Hi"}]
+    prompt = template.render(asked, add_generation_prompt=True, reasoning_effort=effort)
+    template.close()
+    is_thinking = effort in ("low", "medium", "high")
+    assert (answers.start(prompt) is State.REASONING) == is_thinking
+    assert (f"Think first: {effort}<|im_end|>" in prompt) == is_thinking
+
+
+def test_demo_template_drops_the_thoughts_of_earlier_turns() -> None:
+    template = ChatTemplate(DEMO.read_text(encoding="utf-8"), {}, DEMO)
+    call = {"function": {"name": "f", "arguments": {}}}
+    thought = {"role": "assistant", "content": ""}
+    turn: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {**thought, "reasoning_content": "call f", "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+    ]
+    kept = template.render(turn, add_generation_prompt=True, reasoning_effort="low")
+    dropped = template.render([*turn, {"role": "user", "content": "Hi"}], reasoning_effort="low")
+    template.close()
+    assert "<think>\ncall f\n</think>\n\n<tool_call>" in kept
+    assert "call f" not in dropped
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -1,0 +1,36 @@
+"""The second stage of the training continues from the files of the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from engine.demo.training.chat import FOLDER
+from engine.demo.training.train import STAGES, TOKENIZER, WEIGHTS, copy_settings, main
+
+
+def test_second_stage_continues_from_the_weights_and_keeps_the_tokenizer(tmp_path: Path) -> None:
+    copy_settings(FOLDER, tmp_path)
+    for name in (WEIGHTS, TOKENIZER):
+        (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    threads = torch.get_num_threads()
+    try:
+        main(steps=1, out=tmp_path, first_stage=2)
+    finally:
+        torch.set_num_threads(threads)
+    before = load_file(FOLDER / WEIGHTS)
+    after = load_file(tmp_path / WEIGHTS)
+    assert before.keys() == after.keys()
+    assert (tmp_path / TOKENIZER).read_bytes() == (FOLDER / TOKENIZER).read_bytes()
+    changes = []
+    for name, weight in before.items():
+        assert after[name].dtype == weight.dtype == torch.bfloat16
+        changes.append((after[name].float() - weight.float()).norm() / weight.float().norm())
+    assert 0 < max(changes) < 0.02
+
+
+def test_stages_of_a_model_have_one_folder() -> None:
+    for stages in STAGES.values():
+        assert len({stage.folder for stage in stages}) == 1
