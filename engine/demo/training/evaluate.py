@@ -22,12 +22,23 @@ from engine.demo.training.chat import END, THOUGHT_END
 Probe = dict[str, Any]
 
 
+# The probes of each model, and those that the demo answers only after its second stage.
+PROBES = {
+    "demo": "probes.jsonl",
+    "demo-practice": "practice_probes.jsonl",
+    "demo-translate": "translate/probes.jsonl",
+}
+
+
 def read_probes(model: str = "demo") -> list[Probe]:
-    folder = Path(__file__).parents[1]
-    if model == "demo-translate":
-        folder /= "translate"
-    text = (folder / "probes.jsonl").read_text(encoding="utf-8")
+    path = Path(__file__).parents[1] / PROBES.get(model, PROBES["demo"])
+    text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def all_probes() -> list[Probe]:
+    """Return the probes of both stages of the demo model."""
+    return [*read_probes(), *read_probes("demo-practice")]
 
 
 def judge(probe: Probe, text: str) -> bool:
@@ -108,15 +119,23 @@ def written(message: dict[str, Any]) -> str:
     return f"{thought}\n{THOUGHT_END}\n\n{text}" if thought else text
 
 
-def main(base_url: str = "http://127.0.0.1:8000/v1", model: str = "", api_key: str = "-") -> None:
-    """Evaluate a served demo model on its probes. Default of --model: the server's first one."""
+def main(
+    base_url: str = "http://127.0.0.1:8000/v1",
+    model: str = "",
+    api_key: str = "-",
+    probes: str = "",
+) -> None:
+    """Evaluate a served demo model on its probes, or on those that --probes names.
+
+    Default of --model: the server's first one.
+    """
     from openai import OpenAI
 
     client = OpenAI(base_url=base_url, api_key=api_key)
     model = model or client.models.list().data[0].id
     total = Counter[str]()
     right = Counter[str]()
-    for probe in read_probes(model):
+    for probe in read_probes(probes or model):
         reply = client.chat.completions.create(
             model=model, temperature=0, max_tokens=150, **request_fields(probe)
         )

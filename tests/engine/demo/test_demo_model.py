@@ -14,8 +14,8 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from engine.checkpoint.folder import read_json
-from engine.demo.training.chat import END, FOLDER, START, THOUGHT_END, render_text
-from engine.demo.training.evaluate import judge, read_probes, written
+from engine.demo.training.chat import END, FOLDER, START, TEMPLATE, THOUGHT_END, render_text
+from engine.demo.training.evaluate import Probe, all_probes, judge, read_probes, written
 from engine.demo.training.material import MaterialDraws
 from engine.demo.training.network import DemoModel
 from engine.demo.training.number_topics import held_out, number_pair
@@ -28,17 +28,19 @@ from server.text.chat_template import ChatTemplate
 from tests.support.driver import Driver
 
 # The topics that the second stage of the training adds.
+# The template that is served opens thoughts when the weights have learned them.
+IS_PRACTISED = (FOLDER / "chat_template.jinja").read_text() == TEMPLATE.read_text()
 ABILITIES = ("new_tool", "two_calls", "two_results", "thought", "schema")
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def conversations(count: int, seed: int = 3, progress: float = 0.5) -> list[Conversation]:
-    author = Author(seed, held_out_of(read_probes()))
+    author = Author(seed, held_out_of(all_probes()))
     return [author.compose(progress) for _ in range(count)]
 
 
 def practice(count: int, seed: int = 3) -> list[Conversation]:
-    author = PracticeAuthor(seed, held_out_of(read_probes()))
+    author = PracticeAuthor(seed, held_out_of(all_probes()))
     return [author.compose() for _ in range(count)]
 
 
@@ -102,9 +104,9 @@ def test_demo_model_answers_small_talk(text: str) -> None:
     assert "do not know" not in greedy([{"role": "user", "content": text}])
 
 
-def test_engine_answers_nine_in_ten_demo_probes() -> None:
-    """Our engine answers all probes in one batch. `make demo-eval` does it over HTTP."""
-    driver, probes = Driver(FOLDER, max_num_seqs=32), read_probes()
+def wrong_probes(probes: list[Probe]) -> list[Probe]:
+    """Return the probes that our engine answers wrongly, all in one batch."""
+    driver = Driver(FOLDER, max_num_seqs=32)
     end = (end_id(),)
     ids = []
     for probe in probes:
@@ -114,8 +116,20 @@ def test_engine_answers_nine_in_ten_demo_probes() -> None:
     driver.run()
     assert {driver.finish(i) for i in ids} == {"stop"}, "an answer did not end by itself"
     texts = [tokenizer().decode(driver.tokens(i), skip_special_tokens=False) for i in ids]
-    wrong = [p for p, text in zip(probes, texts, strict=True) if not judge(p, text)]
+    return [p for p, text in zip(probes, texts, strict=True) if not judge(p, text)]
+
+
+def test_engine_answers_nine_in_ten_demo_probes() -> None:
+    """Our engine answers all probes in one batch. `make demo-eval` does it over HTTP."""
+    probes = read_probes()
+    wrong = wrong_probes(probes)
     assert len(wrong) <= len(probes) / 10, wrong
+
+
+@pytest.mark.skipif(not IS_PRACTISED, reason="needs weights of the second stage")
+def test_engine_answers_three_in_four_probes_of_each_ability() -> None:
+    probes = read_probes("demo-practice")
+    wrong = wrong_probes(probes)
     counts = Counter(probe["topic"] for probe in probes)
     failed = Counter(probe["topic"] for probe in wrong)
     for topic in ABILITIES:
@@ -123,7 +137,7 @@ def test_engine_answers_nine_in_ten_demo_probes() -> None:
 
 
 def test_training_text_contains_no_probe() -> None:
-    probes = read_probes()
+    probes = all_probes()
     drawn = [
         *conversations(500, progress=0.0),
         *conversations(20_000),
@@ -155,13 +169,15 @@ def test_served_chat_template_renders_the_training_text(prompt: bool) -> None:
     served = ChatTemplate.from_folder(FOLDER, None)
     assert served is not None
     talks = [*conversations(400), *practice(400)]
-    for probe in read_probes():
+    for probe in all_probes():
         effort = probe.get("effort", "none")
         talks.append(Conversation(probe["messages"], probe.get("tools", []), effort))
     call = {"function": {"name": "väder", "arguments": {"ort": "Åre"}}}
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
     talks.append(Conversation([*FRANCE, called], [call]))
     for messages, tools, effort, _ in talks:
+        if effort != "none" and not IS_PRACTISED:
+            continue
         shown = served.render(
             messages,
             tools=tools or None,

@@ -1,0 +1,95 @@
+"""The demo model's abilities over HTTP: tools, results, thoughts and JSON schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from engine.demo.training.chat import FOLDER, TEMPLATE
+from engine.demo.training.evaluate import Probe, judge, read_probes, request_fields, written
+from tests.support.serve import Server, serving
+
+# The template that is served opens thoughts when the weights have learned them.
+IS_PRACTISED = (FOLDER / "chat_template.jinja").read_text() == TEMPLATE.read_text()
+pytestmark = pytest.mark.skipif(not IS_PRACTISED, reason="needs weights of the second stage")
+ABILITIES = ("new_tool", "two_calls", "two_results", "thought", "schema")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    with serving("demo", "--threads", "1") as server:
+        yield server
+
+
+@pytest.fixture
+def sdk(demo: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.base_url}/v1", api_key="-", max_retries=0) as client:
+        yield client
+
+
+def answer(sdk: openai.OpenAI, probe: Probe, **fields: Any) -> dict[str, Any]:
+    reply = sdk.chat.completions.create(
+        model="demo", temperature=0, max_tokens=150, **request_fields(probe), **fields
+    )
+    message: dict[str, Any] = reply.choices[0].message.model_dump()
+    return message
+
+
+def streamed(sdk: openai.OpenAI, probe: Probe) -> dict[str, Any]:
+    """Return the message that the parts of a stream make."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    stream = sdk.chat.completions.create(
+        model="demo", temperature=0, max_tokens=150, stream=True, **request_fields(probe)
+    )
+    for chunk in stream:
+        delta = chunk.choices[0].delta.model_dump()
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls") or []:
+            if call["function"]["name"]:
+                message["tool_calls"].append({"function": {"name": "", "arguments": ""}})
+            function = message["tool_calls"][call["index"]]["function"]
+            function["name"] += call["function"]["name"] or ""
+            function["arguments"] += call["function"]["arguments"] or ""
+    return message
+
+
+@pytest.mark.parametrize("topic", ABILITIES)
+def test_demo_answers_three_in_four_probes_of_an_ability(sdk: openai.OpenAI, topic: str) -> None:
+    probes = [probe for probe in read_probes("demo-practice") if probe["topic"] == topic]
+    answers = [answer(sdk, probe) for probe in probes]
+    right = [judge(p, written(message)) for p, message in zip(probes, answers, strict=True)]
+    assert sum(right) >= 0.75 * len(probes), answers
+    for probe, message in zip(probes, answers, strict=True):
+        assert bool(message.get("reasoning_content")) == ("effort" in probe)
+        if "schema" in probe:
+            jsonschema.validate(json.loads(message["content"]), probe["schema"])
+
+
+def test_demo_streamed_calls_and_thoughts_equal_the_whole_answer(sdk: openai.OpenAI) -> None:
+    for probe in read_probes("demo-practice"):
+        if probe["topic"] in ("two_calls", "thought"):
+            assert written(streamed(sdk, probe)) == written(answer(sdk, probe))
+
+
+def test_demo_round_of_two_calls_ends_with_both_results(sdk: openai.OpenAI) -> None:
+    (probe, *_) = [probe for probe in read_probes("demo-practice") if probe["topic"] == "two_calls"]
+    called = answer(sdk, probe)
+    messages = [*probe["messages"], {k: called[k] for k in ("role", "content", "tool_calls")}]
+    for call, degrees in zip(called["tool_calls"], (17, 4), strict=True):
+        result = json.dumps({"temperature": degrees, "condition": "windy"})
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    text = answer(sdk, {**probe, "messages": messages})["content"]
+    assert "17" in text
+    assert "4" in text
+
+
+def test_demo_required_tool_choice_calls_a_tool(sdk: openai.OpenAI) -> None:
+    (probe, *_) = [probe for probe in read_probes("demo-practice") if probe["topic"] == "new_tool"]
+    message = answer(sdk, probe, tool_choice="required")
+    assert judge(probe, written(message))
