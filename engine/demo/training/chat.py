@@ -26,7 +26,7 @@ SPECIAL_TOKENS = (STOP, START, END)
 # Splits a rendered conversation; every second piece is text of the assistant.
 SPOKEN = re.compile(rf"(?<={re.escape(START)}assistant\n)(.*?{re.escape(END)})", re.DOTALL)
 # A key of a JSON object, and the marks before it: all that a grammar can force.
-KEY = re.compile(r'[\[{, ]*"(?:[^"\\]|\\.)*":')
+KEY = re.compile(r'(?:(?<!\}),|[\[{ ])*"(?:[^"\\]|\\.)*":')
 
 
 def dump(value: Any) -> str:

@@ -153,8 +153,8 @@ class Practice:
     """Training data of the demo model's second stage, which continues from saved weights."""
 
     folder = FOLDER
-    steps = 1300
-    peak = 0.6
+    steps = 2600
+    peak = 0.5
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = LlamaConfig.from_hf(config)
