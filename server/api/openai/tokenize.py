@@ -1,8 +1,9 @@
-"""POST /tokenize and POST /detokenize, compatible with vLLM."""
+"""Prompts without the model: /tokenize and /detokenize as in vLLM, and the rendering of a chat."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -12,10 +13,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
-from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
+from server.generation.chat_prompt import Chat, adds_special_tokens, chat_text, unread_arguments
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import INLINE_CHARS, off_loop
+from server.generation.prompt_lint import RenderedChat, lint
 from server.http.body import BodyType, ignored_header, read_body
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
@@ -45,7 +48,7 @@ async def tokenize(request: Request) -> Response:
     }
     if body.return_token_strs:
         async with _turn(state, len(ids)):
-            answer["token_strs"] = await _token_texts(state, ids)
+            answer["token_strs"] = await _vocabulary_entries(state, ids)
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
@@ -58,6 +61,38 @@ async def detokenize(request: Request) -> Response:
     async with _turn(state, len(body.tokens)):
         text = await _decode(state, body.tokens)
     return _json({"prompt": text}, body.ignored)
+
+
+@router.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatBody))
+async def render(request: Request) -> Response:
+    """Return the prompt that a chat becomes, its tokens, and warnings about it."""
+    state = state_of(request)
+    body = await _read(request, ChatBody)
+    size = len(await request.body())
+    async with _turn(state, size):
+        chat = await off_loop(size, body.chat)
+        text = await chat_text(state, chat)
+    async with _turn(state, len(text)):
+        answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
+    return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
+
+
+def _rendered(state: AppState, chat: Chat, text: str) -> dict[str, Any]:
+    """Return the answer of /v1/chat/completions/render."""
+    add = adds_special_tokens(state, chat)
+    ids = state.tokenizer.encode(text, add_special_tokens=add)
+    warnings = lint(state, RenderedChat(chat, text, ids))
+    return {
+        "object": "chat.completion.render",
+        "model": state.names[0],
+        "prompt": text,
+        "count": len(ids),
+        "max_model_len": state.max_length(),
+        "token_ids": ids,
+        "offsets": state.tokenizer.offsets(text, add_special_tokens=add),
+        "token_strs": [state.tokenizer.vocabulary_entry(token) for token in ids],
+        "lint": [dataclasses.asdict(warning) for warning in warnings],
+    }
 
 
 async def _read(request: Request, kind: type[BodyType]) -> BodyType:
@@ -76,9 +111,9 @@ async def _encode(state: AppState, text: str, *, add_special_tokens: bool) -> li
     return await off_loop(len(text), encode)
 
 
-async def _token_texts(state: AppState, ids: Sequence[int]) -> list[str]:
-    token_text = state.tokenizer.token_text
-    return await off_loop(len(ids), lambda: [token_text(token) for token in ids])
+async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str | None]:
+    entry = state.tokenizer.vocabulary_entry
+    return await off_loop(len(ids), lambda: [entry(token) for token in ids])
 
 
 async def _decode(state: AppState, ids: list[int]) -> str:
