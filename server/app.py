@@ -19,7 +19,7 @@ from starlette.routing import Route
 from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from server.api import docs, ops
+from server.api import capabilities, docs, ops
 from server.api.openai import chat, completions, embeddings, models, rerank, score, tokenize
 from server.cli.config import ServerConfig, served_names
 from server.http.auth import ApiKeys, Gate
@@ -34,7 +34,7 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
-ROUTE_FILES = (chat, completions, embeddings, score, rerank, models, tokenize, ops)
+ROUTE_FILES = (chat, completions, embeddings, score, rerank, models, tokenize, capabilities, ops)
 ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of other APIs that clients often try; the 404 names a supported path.
 FOREIGN = {"/v1/responses": "OpenAI's Responses API", "/v1/messages": "Anthropic's API"}

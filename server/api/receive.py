@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from server.http.body import BodyType, read_body
-from server.state import Task, state_of
+from server.http.openapi import Task
+from server.state import state_of
 
 
 async def admit_and_read(request: Request, kind: type[BodyType], task: Task) -> BodyType:

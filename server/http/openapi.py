@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 
@@ -11,6 +11,8 @@ from server.http.body import JSON, Body
 
 REFERENCE = "#/components/schemas/{model}"
 TOKEN_ID = "Token id"  # the title of schemas of token ids, which depend on the model
+TASK = "x-task"  # the member of an operation that names its task
+Task = Literal["generate", "embed"]
 ERROR = {
     "type": "object",
     "title": "Error",
@@ -44,10 +46,13 @@ PROBE: dict[str, Any] = {
 }
 
 
-def body_schema(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
+def body_schema(
+    kind: type[Body], *, streams: bool = False, task: Task | None = None
+) -> dict[str, Any]:
     """Return the `openapi_extra` of an operation that reads a body of type `kind`.
 
-    With `streams`, its response may also be a stream of server-sent events.
+    With `streams`, its response may also be a stream of server-sent events. `task` is the one that
+    a model must do; operations that stream generate. None: an operation of every model.
     """
     schema = kind.model_json_schema(ref_template=REFERENCE)
     extra: dict[str, Any] = {
@@ -55,6 +60,9 @@ def body_schema(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
     }
     if streams:
         extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
+        task = "generate"
+    if task is not None:
+        extra[TASK] = task
     return extra
 
 

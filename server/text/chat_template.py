@@ -45,6 +45,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special: dict[str, str], path: Path) -> None:
+        self.source = source
         self._special_tokens = special
         self._pool = RenderPool(source.encode("utf-8", "surrogatepass"))
         try:

@@ -80,6 +80,9 @@ class Tokenizer:
         generation = read_optional(folder / "generation_config.json")
         model = read_optional(folder / "config.json")
         named = special_tokens(folder)
+        kind = config.get("tokenizer_class")
+        self.class_name = kind if isinstance(kind, str) else None  # in transformers
+        self.special_tokens = named  # by name: bos_token, eos_token, …
         self._mark_special(list(named.values()))
         self._honour_flags(config, named)
         self.byte_level = self._is_byte_level(folder)

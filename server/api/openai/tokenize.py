@@ -95,6 +95,25 @@ def _rendered(state: AppState, chat: Chat, text: str) -> dict[str, Any]:
     }
 
 
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
+    """Return the tokenizer's class, vocabulary size and special tokens, and the chat template."""
+    state = state_of(request)
+    tokenizer = state.tokenizer
+    longest = state.max_length()
+    special_ids = sorted(tokenizer.special_ids)
+    return {
+        "tokenizer_class": tokenizer.class_name,
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": longest,
+        **tokenizer.special_tokens,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "special_tokens": {token: tokenizer.vocabulary_entry(token) for token in special_ids},
+        "chat_template": state.template.source if state.template else None,
+    }
+
+
 async def _read(request: Request, kind: type[BodyType]) -> BodyType:
     """Return the validated body. No admission control: the engine gets nothing to do."""
     state = state_of(request)

@@ -150,7 +150,8 @@ async def test_render_many_dropped_messages_gives_limited_warnings(
 
 
 async def test_render_invalid_chat_is_refused(served: Served) -> None:
-    for fields in ({"messages": []}, {"messages": [USER], "temperature": 9}, {}):
+    refused: list[dict[str, Any]] = [{"messages": []}, {"messages": [USER], "temperature": 9}, {}]
+    for fields in refused:
         assert (await served.http.post(PATH, json=fields)).status_code == 400
     response = await served.http.post(PATH, json={"messages": [USER], "foo": 1})
     assert response.headers["x-ignored-params"] == "foo"
