@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -64,27 +65,40 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         created=int(time.time()),
     )
-    app = OpenApiApp(
+    app = _routed(
         keyed=bool(state.keys),
         vocab_size=lambda: client.info.vocab_size if client.info else None,
-        title="Penstock",
-        version=VERSION,
         lifespan=_lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        responses=RESPONSES,
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
     app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
-    for router in (*ROUTERS, docs.router):
-        app.include_router(router)
     app.add_middleware(Gate, config=config, keys=state.keys)
     app.add_middleware(RequestBoundary, state=state)
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
         app.add_middleware(CrossOrigin, state=state)
     return app
+
+
+def _routed(**facts: Any) -> OpenApiApp:
+    """Return an application with every route. `facts` are arguments of OpenApiApp."""
+    app = OpenApiApp(
+        title="Penstock",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=RESPONSES,
+        **facts,
+    )
+    for router in (*ROUTERS, docs.router):
+        app.include_router(router)
+    return app
+
+
+def api_document() -> dict[str, Any]:
+    """Return the OpenAPI document of a server before its model is loaded."""
+    return _routed(keyed=False, vocab_size=lambda: None).openapi()
 
 
 async def _raise(request: Request, error: Exception) -> Response:

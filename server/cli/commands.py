@@ -233,3 +233,12 @@ def doctor(config: ConfigFile = None) -> None:
 def flags() -> None:
     """Print all settings and their defaults as Markdown."""
     typer.echo(flags_page(), nl=False)
+
+
+def api() -> None:
+    """Print all routes and their parameters as Markdown."""
+    from server.app import api_document
+    from server.cli.api_page import api_page
+    from server.http.boundary import RESPONSE_HEADERS
+
+    typer.echo(api_page(api_document(), RESPONSE_HEADERS), nl=False)

@@ -46,14 +46,19 @@ NOT_EMPTY: dict[str, Any] = {
 class CompletionBody(GenerateBody):
     OPERATION = "text_completion"
     DEFAULT_MAX_TOKENS = 16
+    DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {"max_tokens": DEFAULT_MAX_TOKENS}
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {"suffix": ("",)}
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY]})
 
     prompt: Prompts
+    """Texts or their token ids; an empty text begins a new document."""
     max_tokens: Annotated[Annotated[int, Between(0, INT32)] | None, MAX_TOKENS_NAMES] = None
+    """As for chats; 0 only with `echo` or `prompt_logprobs`."""
     logprobs: Annotated[int, Between(0, 20)] | None = None
+    """Alternatives per token; with `echo` also of the prompt."""
     echo: bool | None = None
+    """The text begins with the prompt."""
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None  # only n is supported
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -30,13 +30,25 @@ class TokenizeBody(Body):
         }
     )
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "add_generation_prompt": True,
+        "add_special_tokens": None,  # depends on the kind of prompt
+    }
+
     prompt: str | None = None
+    """A text; either this or `messages`."""
     messages: Messages | None = None
+    """A conversation for the chat template."""
     add_special_tokens: bool | None = None
+    """Add special tokens; default: true for a prompt, false for messages."""
     return_token_strs: bool | None = None
+    """Return the tokens as the vocabulary has them, too."""
     add_generation_prompt: bool | None = None
+    """Open the turn of the answer."""
     continue_final_message: bool | None = None
+    """Leave the last message open; needs `messages`."""
     chat_template_kwargs: TemplateArguments | None = None
+    """Variables of the chat template; 16 KiB of JSON at most."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
@@ -63,3 +75,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    """Token ids."""

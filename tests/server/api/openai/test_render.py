@@ -109,7 +109,7 @@ async def test_render_sound_chat_has_no_warnings(served: Served) -> None:
             {"messages": [{"role": "user", "content": "x" * 600}]},
             [("context_length_exceeded", "messages")],
         ),
-        # What a template may do to a content without a warning.
+        # Templates may trim or quote a content without a warning.
         ("{{ bos_token }}{{ messages[0].content | trim }}", {}, []),
         (
             "{{ bos_token }}{{ messages[0] | tojson }}",
