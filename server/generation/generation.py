@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
+from engine.protocol import Admission, GenerateRequest, PrefillChunk, SamplingParams, TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Usage
 from server.generation.prepare import PreparedRequest
@@ -17,6 +18,14 @@ from server.generation.trace import ChoiceRecord, Timeline, trace_of
 from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
+
+
+def num_preemptions(chunks: Sequence[PrefillChunk]) -> int:
+    """Return how often a sequence was preempted: how often its prefill began again.
+
+    A preemption after which the cache still holds all tokens is not counted.
+    """
+    return sum(chunk.start != last.start + last.count for last, chunk in pairwise(chunks))
 
 
 class Generation(Submission[TokenOutput]):
@@ -39,7 +48,9 @@ class Generation(Submission[TokenOutput]):
 
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
-        return self._client.submit(requests)
+        stream = self._client.submit(requests)
+        self._metrics.request_n.observe(self.prepared.options.n)
+        return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
         prepared = self.prepared
@@ -165,7 +176,8 @@ class Generation(Submission[TokenOutput]):
             last=timeline.last_token,
             ended=timeline.text_end,
         )
-        self._metrics.finish(reason, stamps, choice.num_tokens)
+        chunks = [chunk for _, _, chunk in self._stream.prefills[request_id]]
+        self._metrics.finish(reason, stamps, choice.num_tokens, num_preemptions(chunks))
 
     def _admission(self, request_id: int) -> Admission | None:
         return self._stream.admissions.get(request_id)
