@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from engine.protocol import SamplingParams
 from server.generation.grammar import grammar_of
+from server.generation.limits import check_token_ids
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
 from server.state import AppState
@@ -16,7 +17,14 @@ TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 BANNED = float("-inf")  # logit bias of a token that is never sampled
 
 
-def check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
+def check_option_tokens(state: AppState, options: GenerationOptions) -> None:
+    """Raise a 400 ApiError if an option names a token that is not in the vocabulary."""
+    check_token_ids(state, options.stop_token_ids, "stop_token_ids")
+    check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
+    _check_logit_bias(state, options.logit_bias)
+
+
+def _check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
     """Raise a 400 ApiError if a key is not a token id."""
     vocab_size = state.loaded().vocab_size
     for key in keys:

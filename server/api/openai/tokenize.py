@@ -19,6 +19,7 @@ from server.generation.chat_prompt import Chat, adds_special_tokens, chat_text, 
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import INLINE_CHARS, off_loop
 from server.generation.prompt_lint import RenderedChat, lint
+from server.generation.sampling import check_option_tokens
 from server.http.body import BodyType, ignored_header, read_body
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
@@ -68,6 +69,7 @@ async def render(request: Request) -> Response:
     """Return the prompt that a chat becomes, its tokens, and warnings about it."""
     state = state_of(request)
     body = await _read(request, ChatBody)
+    check_option_tokens(state, body.options())
     size = len(await request.body())
     async with _turn(state, size):
         chat = await off_loop(size, body.chat)

@@ -151,6 +151,10 @@ async def test_render_many_dropped_messages_gives_limited_warnings(
 
 async def test_render_invalid_chat_is_refused(served: Served) -> None:
     refused: list[dict[str, Any]] = [{"messages": []}, {"messages": [USER], "temperature": 9}, {}]
+    refused += [
+        {"messages": [USER], name: [258]} for name in ("allowed_token_ids", "stop_token_ids")
+    ]
+    refused.append({"messages": [USER], "logit_bias": {"258": 1}})
     for fields in refused:
         assert (await served.http.post(PATH, json=fields)).status_code == 400
     response = await served.http.post(PATH, json={"messages": [USER], "foo": 1})
