@@ -237,8 +237,4 @@ def flags() -> None:
 
 def api() -> None:
     """Print all routes and their parameters as Markdown."""
-    from server.app import api_document
-    from server.cli.api_page import api_page
-    from server.http.boundary import RESPONSE_HEADERS
-
-    typer.echo(api_page(api_document(), RESPONSE_HEADERS), nl=False)
+    become("server.api_page")  # commands do not import the application

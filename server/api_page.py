@@ -6,11 +6,14 @@ A field's range, default and text are declared once, in the schemas of `server.a
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.app import api_document
+from server.http.boundary import RESPONSE_HEADERS
 from server.http.openapi import ACCEPTED, OTHER_NAMES, TOKEN_ID, UNSUPPORTED
 from server.http.operations import Operation, Schema, operations, resolved, without_null
 
@@ -29,6 +32,12 @@ checkpoint's `generation_config.json` ([models.md](models.md#settings-of-a-check
 
 Structured output, prompt logprobs and what is not served: [generation.md](generation.md). Errors:
 [clients.md](clients.md#errors)."""
+
+
+def main() -> int:
+    """Print the page: `penstock api`."""
+    sys.stdout.write(api_page(api_document(), RESPONSE_HEADERS))
+    return 0
 
 
 @dataclass(frozen=True)

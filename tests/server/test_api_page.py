@@ -10,15 +10,15 @@ import pytest
 from fastapi import FastAPI
 from pydantic import Field
 
+from server.api_page import api_page
 from server.app import PATHS, api_document
-from server.cli.api_page import api_page
 from server.http.body import Body, Part
 from server.http.boundary import RESPONSE_HEADERS
 from server.http.openapi import OpenApiApp, body_schema
 from server.http.operations import operations, resolved
 from tests.support.rig import Served
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
 
 class Inner(Part):
