@@ -30,7 +30,7 @@ class ToolDefinition(Block):
     name: FunctionName
     """Name of the function."""
     description: str | None = None
-    """What the function does, for the model."""
+    """The purpose of the function, for the model."""
     input_schema: Schema
     """JSON Schema of the arguments."""
     strict: bool | None = None

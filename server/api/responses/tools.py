@@ -22,7 +22,7 @@ class ResponseFunctionTool(Part):
     name: Name
     """Name of the function."""
     description: str | None = None
-    """What the function does, for the model."""
+    """The purpose of the function, for the model."""
     parameters: Json | None = None
     """JSON Schema of the arguments, an object."""
     strict: bool | None = None

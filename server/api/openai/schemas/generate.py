@@ -72,7 +72,7 @@ OTHER_NAMES: dict[str, GrammarKind] = {
 NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 
-# What an absent parameter of sampling stands for, if the checkpoint has no default of its own.
+# The values of absent parameters of sampling, if the checkpoint has no defaults of its own.
 SAMPLING_DEFAULTS: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,

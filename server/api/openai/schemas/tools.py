@@ -18,7 +18,7 @@ class FunctionDefinition(Part):
     name: Name
     """Name of the function."""
     description: str | None = None
-    """What the function does, for the model."""
+    """The purpose of the function, for the model."""
     parameters: dict[str, Any] | None = None
     """JSON Schema of the arguments, an object."""
     strict: bool | None = None
