@@ -38,7 +38,7 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
     Raises a 400 ApiError if `tool_choice` needs tools that the request lacks.
     """
     use = chat.tool_use
-    _check_choice(chat)
+    check_tool_choice(chat)
     answers = _format_of(state, chat)
     if answers is None or chat.continue_final_message:
         return None
@@ -55,7 +55,8 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
     )
 
 
-def _check_choice(chat: Chat) -> None:
+def check_tool_choice(chat: Chat) -> None:
+    """Raise a 400 ApiError if `tool_choice` needs tools that the request lacks."""
     use = chat.tool_use
     if use.mode == "required" and not use.tools:
         raise invalid(use.choice_param, f"{use.choice_param} needs tools, and there are none.")

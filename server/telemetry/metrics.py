@@ -36,6 +36,8 @@ SECONDS = (
 )
 STEP_SECONDS = (0.0005, *SECONDS[:15])
 TOKENS = tuple(2**power for power in range(18))
+CHOICES = (1, 2, 5, 10, 20, 50, 128)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,11 @@ class Metrics:
         )
         self._step = make("engine_step_seconds", "Wall time of an engine step.", STEP_SECONDS)
         self._step_tokens = make("iteration_tokens", "Tokens computed by an engine step.", TOKENS)
+        self._step_progress = make(
+            "iteration_progress_tokens",
+            "Prompt tokens computed by an engine step or found in the cache, and tokens generated.",
+            TOKENS,
+        )
         self._request_prompt_tokens = make(
             "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
         )
@@ -128,6 +135,10 @@ class Metrics:
         )
         self._request_generation_tokens = make(
             "request_generation_tokens", "Tokens of one answer.", TOKENS
+        )
+        self.request_n = make("request_params_n", "Choices per prompt of a request.", CHOICES)
+        self._request_preemptions = make(
+            "request_num_preemptions", "Times that a sequence was preempted.", PREEMPTIONS
         )
 
     def _make_counters(self) -> None:
@@ -159,6 +170,9 @@ class Metrics:
             self._step.observe(outputs.stats.step_seconds)
             stats = outputs.stats
             self._step_tokens.observe(stats.step_prefill_tokens + stats.step_decode_tokens)
+            cached = sum(admission.cached_tokens for admission in outputs.admitted)
+            generated = len(outputs.tokens)
+            self._step_progress.observe(stats.step_prefill_tokens + cached + generated)
 
     def request(self, status: int) -> None:
         """Count a finished HTTP request by the status in the access log."""
@@ -186,7 +200,7 @@ class Metrics:
             self._queue_time.observe(max(admission.at - submitted, 0.0))
             self._prefill_time.observe(at - admission.at)
 
-    def finish(self, reason: str, stamps: Stamps, tokens: int) -> None:
+    def finish(self, reason: str, stamps: Stamps, tokens: int, preemptions: int) -> None:
         """Record one finished sequence with `tokens` generated tokens."""
         decode = stamps.last - stamps.first
         self._success.labels(**self._labels, finished_reason=reason).inc()
@@ -196,6 +210,7 @@ class Metrics:
             self._time_per_output_token.observe(decode / (tokens - 1))
         self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
         self._request_generation_tokens.observe(tokens)
+        self._request_preemptions.observe(preemptions)
 
     def tool_call(self, outcome: CallOutcome) -> None:
         """Count a call of a finished answer, or a text that looked like one."""

@@ -31,11 +31,13 @@ class Block(Part):
     """`cache_control` is accepted without effect, because the prefix cache needs no marks."""
 
     cache_control: dict[str, Any] | None = None
+    """No effect: prefixes are always cached."""
 
 
 class TextBlock(Block):
     type: Literal["text"]
     text: str
+    """The text."""
 
 
 class ThinkingBlock(Block):
@@ -43,7 +45,9 @@ class ThinkingBlock(Block):
 
     type: Literal["thinking"]
     thinking: str
+    """The thoughts."""
     signature: str | None = None
+    """Not checked."""
 
 
 class RedactedThinkingBlock(Block):
@@ -55,8 +59,11 @@ class RedactedThinkingBlock(Block):
 class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Name
+    """The id that a result answers."""
     name: Name
+    """Name of the function."""
     input: dict[str, Any]
+    """The arguments."""
 
 
 def only(types: Sequence[str]) -> Callable[[Any], Any]:
@@ -91,8 +98,11 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: Name
+    """The call that this is the result of."""
     content: Texts | None = None
+    """The result as text."""
     is_error: bool | None = None
+    """The call failed; the model reads `Error: ` before the content."""
 
 
 def _tag(block: Any) -> str | None:
@@ -128,7 +138,9 @@ class Message(Part):
     model_config = ConfigDict(json_schema_extra={"allOf": [_never_in(role) for role in ROLE_TYPES]})
 
     role: Literal["user", "assistant", "system"]
+    """The writer of the message."""
     content: Content
+    """Text, or blocks."""
 
     @model_validator(mode="after")
     def _blocks_of_its_role(self) -> Message:

@@ -28,9 +28,13 @@ class ToolDefinition(Block):
 
     type: Literal["custom"] | None = None
     name: FunctionName
+    """Name of the function."""
     description: str | None = None
+    """The purpose of the function, for the model."""
     input_schema: Schema
+    """JSON Schema of the arguments."""
     strict: bool | None = None
+    """Hold the arguments to the schema."""
 
     @model_validator(mode="before")
     @classmethod
@@ -65,8 +69,11 @@ class ToolChoice(Part):
     )
 
     type: Literal["auto", "any", "tool", "none"]
+    """`any` calls some tool, and `tool` the named one."""
     name: FunctionName | None = None
+    """The tool to call."""
     disable_parallel_tool_use: bool | None = None
+    """End the answer with its first call."""
 
     @model_validator(mode="after")
     def _tool_has_name(self) -> ToolChoice:

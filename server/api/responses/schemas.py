@@ -17,7 +17,7 @@ from pydantic import (
 
 from server.api.openai.schemas.chat import TemplateArguments
 from server.api.openai.schemas.fields import INT32, INT64, Between, Count, Priority, by_type
-from server.api.openai.schemas.generate import Fraction, Penalty, Stops
+from server.api.openai.schemas.generate import SAMPLING_DEFAULTS, Fraction, Penalty, Stops
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
 from server.api.responses.tools import (
@@ -72,9 +72,13 @@ class ResponseJsonSchema(Part):
 
     type: Literal["json_schema"]
     name: str
+    """Repeated in the response."""
     description: str | None = None
+    """Repeated in the response."""
     strict: bool | None = None
+    """No effect."""
     value: Annotated[Schema, Field(alias="schema")]
+    """The JSON Schema that the text fits."""
 
 
 Format = Annotated[
@@ -87,16 +91,21 @@ Format = Annotated[
 
 class ResponseText(Part):
     format: Format | None = None
+    """Text, a JSON object, or JSON that fits a schema."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """No effect."""
 
 
 class ResponseReasoning(Part):
     effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """Passed to the chat template as `reasoning_effort`."""
     summary: Literal["auto", "concise", "detailed"] | None = None
+    """No effect: the response has the thoughts themselves."""
 
 
 class ResponseStreamOptions(Part):
     include_obfuscation: bool | None = None
+    """No effect."""
 
 
 class ResponsesBody(Body):
@@ -114,40 +123,77 @@ class ResponsesBody(Body):
         "background": " Set stream to true instead.",
         "conversation": " Use previous_response_id instead.",
     }
+    DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
+        "store": True,
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+    }
 
     input: Input
+    """A text, or the items that the model answers."""
     instructions: str | None = None
+    """A system message before the input. The next response does not inherit it."""
     previous_response_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """A stored response whose conversation the input continues."""
     store: bool | None = None
+    """Keep the response, so that a later one can continue it."""
     stream: bool | None = None
+    """Send the answer as server-sent events while it is made."""
     stream_options: ResponseStreamOptions | None = None
+    """Options of a stream."""
     include: Annotated[list[Include], Field(fail_fast=True, max_length=64)] | None = None
+    """More to return; only logprobs have an effect."""
     top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    """Alternatives per token; above 0 also returns the logprobs."""
     max_output_tokens: Count | None = None
-    max_tool_calls: Annotated[int, Between(0, INT32)] | None = None  # of tools that run on servers
+    """Most tokens of an answer. More than the context has room for is lowered to that."""
+    max_tool_calls: Annotated[int, Between(0, INT32)] | None = None
+    """Most calls of tools that a server runs. This server runs none."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 always takes the most likely token."""
     top_p: Fraction | None = None
+    """Keep the most likely tokens up to this probability, after temperature."""
     text: ResponseText | None = None
+    """Format of the text."""
     reasoning: ResponseReasoning | None = None
+    """How the model thinks."""
     tools: Tools | None = None
+    """Functions that the model may call. Tools that OpenAI's servers run are left out."""
     tool_choice: ToolChoice | None = None
+    """Whether the model calls tools. An object names one, or those that it may call."""
     parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer; otherwise it ends with the first."""
     metadata: Metadata | None = None
+    """Texts that the response repeats."""
     user: str | None = None
+    """Repeated in the response."""
     safety_identifier: str | None = None
+    """Repeated in the response."""
     prompt_cache_key: str | None = None
+    """Repeated in the response."""
     # Not in OpenAI's API; as in /v1/chat/completions.
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
+    """Seed of the noise; −1 is the same as none: random."""
     stop: Stops | None = None
+    """Texts before which the answer ends."""
     top_k: Annotated[int, Between(-1, INT32)] | None = None
+    """Keep this many of the most likely tokens; 0 and −1 keep all."""
     min_p: Fraction | None = None
+    """Drop tokens below this share of the most likely token's probability."""
     presence_penalty: Penalty | None = None
+    """Subtracted once from the logit of each token in the answer."""
     frequency_penalty: Penalty | None = None
+    """Subtracted from a token's logit for each time it is in the answer."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Divides or multiplies the logits of tokens of prompt and answer; 1 is neutral."""
     ignore_eos: bool | None = None
+    """Continue after the checkpoint's end tokens."""
     priority: Priority | None = None
+    """A lower value is served earlier."""
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Cached prefixes are shared only between requests with the same salt."""
     chat_template_kwargs: TemplateArguments | None = None
+    """Variables of the chat template; 16 KiB of JSON at most."""
 
     _tool_use: ToolUse = PrivateAttr(NO_TOOLS)
 

@@ -20,9 +20,13 @@ class ResponseFunctionTool(Part):
 
     type: Literal["function"]
     name: Name
+    """Name of the function."""
     description: str | None = None
+    """The purpose of the function, for the model."""
     parameters: Json | None = None
+    """JSON Schema of the arguments, an object."""
     strict: bool | None = None
+    """Hold the arguments to the schema."""
 
     def tool(self) -> Tool:
         parameters = {"type": "object", "properties": {}}
@@ -72,6 +76,7 @@ Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 class ResponseNamedFunction(Part):
     type: Literal["function"]
     name: Name
+    """Name of the function that the model must call."""
 
 
 class ResponseToolReference(ResponseHostedTool):
@@ -85,7 +90,9 @@ class ResponseToolReference(ResponseHostedTool):
 class ResponseAllowedTools(Part):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
+    """Whether the model must call one of them."""
     tools: Annotated[list[ResponseToolReference], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    """The tools that the model sees."""
 
 
 def _choice_tag(choice: Any) -> str | None:

@@ -12,6 +12,7 @@ from server.text.parsers.deltas import ContentDelta, Delta, ReasoningDelta, Tool
 from server.text.parsers.formats import (
     CALL_FORMATS,
     REASONING,
+    REASONING_BY_NAME,
     AnyCallFormat,
     ChannelFormat,
     NamedCall,
@@ -65,6 +66,16 @@ class AnswerFormat:
     round_trips: bool  # the template's own calls were parsed back
     syntax: Syntax
     plain_syntax: Syntax  # for answers without tools
+
+    @property
+    def reasoning_name(self) -> str | None:
+        """The name of the format of the reasoning; None if the model shows none."""
+        if isinstance(self.calls, ChannelFormat):
+            return self.calls.name
+        for name, reasoning in REASONING_BY_NAME.items():
+            if reasoning == self.reasoning:
+                return name
+        return None
 
     def start(self, prompt: str) -> State:
         """Return the state that a prompt ends in: it may have opened the reasoning."""

@@ -62,13 +62,16 @@ def _kind(part: Any) -> Any:
 
 class FunctionCall(Part):
     name: str
+    """Name of the function."""
     arguments: str | dict[str, Any] = ""  # JSON text in OpenAI's API
+    """A JSON object, or its text."""
 
 
 class ToolCall(Part):
     """A call that the assistant made."""
 
     id: str | None = None
+    """The id that a tool's message answers with `tool_call_id`."""
     type: Literal["function"] | None = None
     function: FunctionCall
 
@@ -94,12 +97,19 @@ class ChatMessage(Part):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """`developer` is read as `system`, and `function` as `tool`."""
     content: Content | None = None
+    """May be missing only from an assistant's message."""
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Passed to the chat template."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=128)] | None = None
+    """The calls that the assistant made."""
     tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
-    function_call: FunctionCall | None = None  # of OpenAI's API before tools
+    """The call that a tool's message answers."""
+    function_call: FunctionCall | None = None
+    """A call, in OpenAI's API before tools."""
     reasoning_content: str | None = None
+    """The assistant's thoughts before its answer, if the template reads them."""
 
     @field_validator("content", mode="before")
     @classmethod
@@ -221,6 +231,11 @@ class ChatBody(GenerateBody):
         "modalities": (["text"],),
         "echo": (False,),
     }
+    DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+        "add_generation_prompt": True,
+    }
     HINTS: ClassVar[dict[str, str]] = {
         "functions": " Use tools.",
         "function_call": " Use tool_choice.",
@@ -237,15 +252,25 @@ class ChatBody(GenerateBody):
     )
 
     messages: Messages
+    """The conversation; text only."""
     logprobs: bool | None = None
+    """Return the logprob of each token."""
     top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    """Alternatives per token; needs `logprobs`."""
     tools: Tools | None = None
+    """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
+    """Whether the model calls tools; `auto` if there are tools. An object names one."""
     parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer; otherwise it ends with the first."""
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """Passed to the chat template."""
     add_generation_prompt: bool | None = None
+    """Open the turn of the answer."""
     continue_final_message: bool | None = None
+    """Continue the last message, a text without tool calls, instead of a new turn."""
     chat_template_kwargs: TemplateArguments | None = None
+    """Variables of the chat template; 16 KiB of JSON at most."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:

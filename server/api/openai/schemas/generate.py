@@ -72,9 +72,24 @@ OTHER_NAMES: dict[str, GrammarKind] = {
 NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 
+# The values of absent parameters of sampling, if the checkpoint has no defaults of its own.
+SAMPLING_DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "priority": 0,
+}
+
+
 class StreamOptions(Part):
     include_usage: bool | None = None
+    """Send the numbers of tokens in the last chunk."""
     continuous_usage_stats: bool | None = None
+    """Send the numbers of tokens so far in each chunk."""
 
 
 class GenerateBody(Body):
@@ -94,6 +109,11 @@ class GenerateBody(Body):
         "prompt_embeds": (),
     }
 
+    DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
+        "n": 1,
+        "min_tokens": 0,
+        "skip_special_tokens": True,
+    }
     OPERATION: ClassVar[Operation]
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None  # as in OpenAI's API
     _grammar: WantedGrammar | None = PrivateAttr(None)
@@ -101,28 +121,44 @@ class GenerateBody(Body):
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
 
     stream: bool | None = None
+    """Send the answer as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
+    """Options of a stream."""
     n: Annotated[int, Between(1, 128)] | None = None
+    """Choices per prompt; choice k has seed + k. Prompts and `n` make at most 2,048 choices."""
     # At least n, which JSON Schema cannot say.
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
     stop: Stops | None = None
+    """Texts before which the answer ends."""
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
+    """Seed of the noise; −1 is the same as none: random."""
     # `truncate` is TGI's name.
     truncate_prompt_tokens: Count | Literal[-1] | None = Field(
         None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
     )
+    """Read only the last tokens of the prompt; −1 leaves room for `max_tokens`. Not with `echo`."""
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
+    """Most tokens of an answer. More than the context has room for is lowered to that."""
     max_completion_tokens: Count | None = None
+    """OpenAI's newer name of `max_tokens`; it takes precedence."""
     min_tokens: Annotated[int, Between(0, INT32)] | None = None
+    """No end token or stop text ends the answer before; at most `max_tokens`."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 always takes the most likely token."""
     top_p: Fraction | None = None
+    """Keep the most likely tokens up to this probability, after temperature."""
     top_k: Annotated[int, Between(-1, INT32)] | None = None
+    """Keep this many of the most likely tokens; 0 and −1 keep all."""
     min_p: Fraction | None = None
+    """Drop tokens below this share of the most likely token's probability."""
     presence_penalty: Penalty | None = None
+    """Subtracted once from the logit of each token in the answer."""
     frequency_penalty: Penalty | None = None
+    """Subtracted from a token's logit for each time it is in the answer."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
+    """Divides or multiplies the logits of tokens of prompt and answer; 1 is neutral."""
     logit_bias: Annotated[
         Annotated[dict[str, Bias], BeforeValidator(partial(few, most=MAX_BIASES, noun="keys"))]
         | None,
@@ -140,8 +176,11 @@ class GenerateBody(Body):
             }
         ),
     ] = None
+    """Added to the logits of tokens, by token id."""
     response_format: ResponseFormat | None = None
+    """The answer is text, a JSON object, or JSON that fits a schema."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's form: the answer follows a schema, pattern, choice or grammar."""
     # The same under the names of vLLM until 0.11 (guided_*), SGLang (regex, ebnf, json_schema) and
     # llama.cpp (grammar, json_schema).
     guided_json: SkipJsonSchema[Schema | str | None] = None
@@ -154,21 +193,33 @@ class GenerateBody(Body):
     ebnf: SkipJsonSchema[str | None] = None
     guided_whitespace_pattern: SkipJsonSchema[str | None] = None
     ignore_eos: bool | None = None
+    """Continue after the checkpoint's end tokens."""
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
+    """Token ids that end the answer."""
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (
         None
     )
+    """No other token is generated; include the end token, too."""
     bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = (
         None
     )
+    """Texts that are not generated, with or without a space before them."""
     include_stop_str_in_output: bool | None = None
+    """Keep the stop text or end token in the text."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
     return_token_ids: bool | None = None
+    """Also return the token ids of prompt and answer."""
     timings: bool | None = None
+    """Return numbers and times of tokens in `timings`, with llama.cpp's names."""
     timings_per_token: bool | None = None
+    """Return `timings` in each chunk of a stream, too."""
     prompt_logprobs: Annotated[int, Between(0, 20)] | Literal[False] | None = None
+    """Return the logprob of each prompt token, with this many alternatives. No streams."""
     priority: Priority | None = None
+    """A lower value is served earlier."""
     cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Cached prefixes are shared only between requests with the same salt."""
 
     @property
     def max_new_tokens(self) -> int | None:

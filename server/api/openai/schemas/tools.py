@@ -16,14 +16,20 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 class FunctionDefinition(Part):
     name: Name
+    """Name of the function."""
     description: str | None = None
+    """The purpose of the function, for the model."""
     parameters: dict[str, Any] | None = None
+    """JSON Schema of the arguments, an object."""
     strict: bool | None = None
+    """Hold the arguments to the schema."""
 
 
 class FunctionTool(Part):
     type: Literal["function"]
+    """Only functions."""
     function: FunctionDefinition
+    """The function."""
 
     def tool(self) -> Tool:
         function = self.function
@@ -58,11 +64,14 @@ Tools = Annotated[
 
 class FunctionName(Part):
     name: Name
+    """Name of the function that the model must call."""
 
 
 class NamedChoice(Part):
     type: Literal["function"]
+    """Only functions."""
     function: FunctionName
+    """The function that the model must call."""
 
 
 def _shape(value: Any) -> str:
