@@ -93,12 +93,12 @@ class Generation(Submission[TokenOutput]):
 
     async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
         """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
-        async for batch in self._batches():
+        async for batch in self._stream:
             yield self._with_timings([choice.take() for choice in self._consume(batch)])
 
     async def collect(self) -> list[ChoiceEvents]:
         """Wait for the end, and return the events of each choice. Raises as iteration does."""
-        async for batch in self._batches():
+        async for batch in self._stream:
             self._consume(batch)
         answers = self._with_timings([choice.take() for choice in self._choices])
         return self._with_prompt_logprobs(answers)
