@@ -21,8 +21,12 @@ PYTHON: dict[str, tuple[str, ...]] = {
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of a Python client; install its packages if they have changed."""
-    packages = PYTHON[name]
+    """Return the interpreter of a Python client."""
+    return installed(name, PYTHON[name])
+
+
+def installed(name: str, packages: tuple[str, ...]) -> Path:
+    """Return the interpreter of an environment; install its packages if they have changed."""
     folder = FOLDER / name
     python = folder / "bin" / "python"
     stamp = folder / "packages.json"

@@ -38,6 +38,8 @@ class TextBlock(Block):
     type: Literal["text"]
     text: str
     """The text."""
+    citations: list[dict[str, Any]] | None = None
+    """No effect: the model does not see them."""
 
 
 class ThinkingBlock(Block):
@@ -64,6 +66,8 @@ class ToolUseBlock(Block):
     """Name of the function."""
     input: dict[str, Any]
     """The arguments."""
+    caller: dict[str, Any] | None = None
+    """No effect: only the model calls functions here."""
 
 
 def only(types: Sequence[str]) -> Callable[[Any], Any]:

@@ -270,6 +270,13 @@ async def test_unknown_response_is_404(served, method, suffix):
     assert error["param"] == "response_id"
 
 
+async def test_compaction_is_a_404_that_says_so(served):
+    response = await served.http.post("/v1/responses/compact", json={"input": "Hi"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert "compacted" in error["message"]
+
+
 async def test_store_false_stores_nothing(served):
     answer = await create(served, store=False)
     assert answer["store"] is False
