@@ -13,7 +13,7 @@ from server.text.parsers.deltas import (
     ReasoningDelta,
     ToolCallDelta,
 )
-from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, NamedCall
+from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, LinesCall, NamedCall
 from server.text.parsers.json_calls import JsonCalls
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.literal_calls import GemmaCalls, PythonCalls
@@ -221,12 +221,14 @@ class AnswerParser:
                     self.calls.end()  # it has no arguments
             case State.HEADER:
                 then = self._end_header()
-            case State.KEY:
+            case State.KEY if then in (*VALUES, State.BEFORE_VALUE):
                 self._begin_value(then)
+            case State.KEY if then is not State.KEY:
+                self.calls.end()
             case State.VALUE | State.JSON_VALUE:
-                assert self._value is not None
-                self._value.end()
-                self._value = None
+                self._end_value()
+                if then in (State.CONTENT, State.SECTION):
+                    self.calls.end()
             case State.MALFORMED:
                 self.calls.end()
             case State.PARAMETERS if then is not State.KEY:
@@ -276,7 +278,18 @@ class AnswerParser:
         kind = self.calls.kind_of(key)
         if has_json_values:  # the format itself tells texts from JSON
             kind = "json" if then is State.JSON_VALUE else "text"
-        self._value = TaggedValue(self.calls, key, kind)
+        is_stripped = self._has_lines
+        self._value = TaggedValue(self.calls, key, kind, is_stripped=is_stripped)
+
+    @property
+    def _has_lines(self) -> bool:
+        format = self._syntax.format
+        return isinstance(format, CallFormat) and isinstance(format.body, LinesCall)
+
+    def _end_value(self) -> None:
+        assert self._value is not None
+        self._value.end()
+        self._value = None
 
     # ---- notations that end themselves -----------------------------------------------------------
 

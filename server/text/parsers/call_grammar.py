@@ -17,6 +17,7 @@ from server.text.parsers.formats import (
     ChannelFormat,
     GemmaCall,
     JsonCall,
+    LinesCall,
     NamedCall,
     PythonCall,
     TaggedCall,
@@ -207,6 +208,9 @@ def _call(rules: _Rules, format: CallFormat, tool: Tool, opening: str) -> str:
             inside = _named_call(rules, body, tool)
         case TaggedCall() as body:
             inside = _tagged_call(rules, body, tool)
+        case LinesCall(name_end=name_end, key_end=key_end, line_end=line_end):
+            tagged = TaggedCall(name_end, "", f"{key_end} ", line_end)
+            inside = _tagged_call(rules, tagged, tool)
         case PythonCall():
             pairs = _pairs(rules, tool, ", ", lambda key, schema: _python_pair(rules, key, schema))
             inside = f'{json.dumps(tool.name + "(")} {pairs} ")"'

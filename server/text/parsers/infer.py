@@ -87,7 +87,7 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
     """Return the JSON value at a position and where it ends; (None, at) if there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, at)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, at
 
 

@@ -46,7 +46,7 @@ def detected(file: Path, *, tokens: bool = True) -> tuple[AnswerFormat, Prober]:
     try:
         special = frozenset(ids.values())
         prober = Prober(template.render, source, ids, special)
-        return detect(template.render, source, ids, special), prober
+        return detect(prober), prober
     finally:
         template.close()
 
@@ -113,9 +113,8 @@ def test_flag_overrides_what_is_found() -> None:
     source = file.read_text(encoding="utf-8")
     template = ChatTemplate(source, {}, file)
     try:
-        answers = detect(
-            template.render, source, {}, frozenset(), calls=BY_NAME["pythonic"], reasoning=None
-        )
+        prober = Prober(template.render, source, {}, frozenset())
+        answers = detect(prober, calls=BY_NAME["pythonic"], reasoning=None)
     finally:
         template.close()
     assert answers.calls is BY_NAME["pythonic"]
