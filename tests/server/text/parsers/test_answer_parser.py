@@ -132,7 +132,7 @@ def test_format_without_marks_leaves_other_json_as_content(format, text) -> None
         ("<tool_call>\nnothing\n</tool_call>", "<tool_call>\nnothing\n</tool_call>"),
         ('<tool_call>\n{"name": 3}', '<tool_call>\n{"name": 3}'),
         ("<tool_call>", "<tool_call>"),
-        ("Yes. <tool_call>\n{", "Yes.<tool_call>\n{"),
+        ("Yes. <tool_call>\n{", "Yes. <tool_call>\n{"),
     ],
 )
 def test_what_is_no_call_is_content_and_counted(text, content) -> None:
