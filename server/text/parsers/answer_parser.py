@@ -17,6 +17,7 @@ from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, LinesCa
 from server.text.parsers.json_calls import JsonCalls
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.literal_calls import GemmaCalls, PythonCalls
+from server.text.parsers.prose import SPACE, Prose
 from server.text.parsers.syntax import State, Syntax, body_of
 from server.text.parsers.tagged_value import TaggedValue
 from server.text.parsers.tools import Tool
@@ -24,7 +25,6 @@ from server.text.parsers.tools import Tool
 Scanner = JsonScanner | JsonCalls | PythonCalls | GemmaCalls
 
 MAX_NAME = 512  # characters before a call's arguments
-SPACE = " \t\r\n"
 PROSE = (State.CONTENT, State.REASONING)
 DROPPED = (State.BETWEEN, State.SECTION, State.CLOSING, State.PARAMETERS, State.BEFORE_VALUE)
 SCANNED = (State.ARGUMENTS, State.CALLS)
@@ -47,10 +47,16 @@ class AnswerParser:
     """
 
     def __init__(
-        self, syntax: Syntax, tools: Mapping[str, Tool], *, start: State = State.CONTENT
+        self,
+        syntax: Syntax,
+        tools: Mapping[str, Tool],
+        *,
+        start: State = State.CONTENT,
+        shows_special: bool = False,
     ) -> None:
         self.num_malformed = 0  # texts that looked like calls
         self._syntax = syntax
+        self._shown = syntax.marks.text if shows_special else syntax.marks.shown
         self._state = start
         self._deltas: list[Delta] = []
         id_style = syntax.format.id_style if syntax.format else "call"
@@ -63,8 +69,7 @@ class AnswerParser:
         self._num_before_section = 0  # calls
         self._value: TaggedValue | None = None
         self._scanner: Scanner | None = None
-        self._space: list[str] = []  # at the end of the prose; dropped if a mark follows
-        self._strips = start is not State.CONTENT  # drops white space before prose
+        self._prose = Prose(self._emit, strips=start is not State.CONTENT)
         self._has_content = False
 
     @property
@@ -91,12 +96,12 @@ class AnswerParser:
         """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
         if is_cut and self._may_be_before_mark:
             self._pending = ""  # perhaps the beginning of a mark
-            self._space.clear()
+            self._prose.begin(strips=False)
         self._run(is_end=True)
         if self._state is not State.CONTENT and not is_cut:
             self._end_unfinished()
         if self._state is State.CONTENT:
-            self._emit("".join(self._space))
+            self._prose.end()
 
     @property
     def _may_be_before_mark(self) -> bool:
@@ -142,7 +147,7 @@ class AnswerParser:
             if start > at:
                 return start
             if self._pending[at : at + 1] in self._bare_openings:
-                space = "".join(self._space)
+                space = self._prose.space
                 self._enter(State.CALLS)
                 self._raw = [space]
                 return at
@@ -160,7 +165,7 @@ class AnswerParser:
             self._take_text(found.terminal)
         else:
             if self._state is State.CONTENT:
-                self._raw = list(self._space)
+                self._raw = [self._prose.space]
             self._raw.append(found.terminal)
             self._leave(self._syntax.transitions[self._state][found.terminal])
         return found.end
@@ -190,25 +195,21 @@ class AnswerParser:
         start = at
         while at < len(self._pending) and self._is_skipped(self._pending[at]):
             at += 1
-        text = self._syntax.marks.shown(self._pending[start:at])
-        if self._strips and not self._space:
-            text = text.lstrip(SPACE)
-        if text:
-            self._space.append(text)
+        self._prose.hold(self._shown(self._pending[start:at]))
         return at
 
     def _is_skipped(self, char: str) -> bool:
         if char in self._syntax.transitions[State.CONTENT]:
             return False
         is_separator = self.calls.has_any and char in ";,"
-        return is_separator or char in SPACE or not self._syntax.marks.shown(char)
+        return is_separator or char in SPACE or not self._shown(char)
 
     # ---- text ------------------------------------------------------------------------------------
 
     def _take_text(self, text: str) -> None:
         """Take text of the current state."""
         if self._state in PROSE:
-            self._take_prose(self._syntax.marks.shown(text))
+            self._prose.push(self._shown(text))
         elif self._state in DROPPED:
             self._dropped.append(text)
             if self._state is State.SECTION:
@@ -230,20 +231,7 @@ class AnswerParser:
     def _take_collected(self) -> str:
         return self._syntax.marks.text("".join(self._collected))
 
-    def _take_prose(self, text: str) -> None:
-        if self._strips:
-            text = text.lstrip(SPACE)
-        kept = text.rstrip(SPACE)
-        if kept:
-            self._emit("".join(self._space) + kept)
-            self._space.clear()
-        if len(kept) < len(text):
-            self._space.append(text[len(kept) :])
-
     def _emit(self, text: str) -> None:
-        if not text:
-            return
-        self._strips = False
         if self._state is State.REASONING:
             self._deltas.append(ReasoningDelta(text))
         else:
@@ -292,8 +280,7 @@ class AnswerParser:
         elif then in (*PROSE, *DROPPED):
             self._raw.clear()
         self._state = then
-        self._space.clear()
-        self._strips = True
+        self._prose.begin()
         self._dropped.clear()
         self._collected.clear()
         self._num_collected = 0
@@ -393,5 +380,5 @@ class AnswerParser:
         self.num_malformed += 1
         text = self._syntax.marks.text("".join(self._raw))
         self._enter(State.CONTENT)
-        self._strips = False
-        self._take_prose(text)
+        self._prose.begin(strips=False)
+        self._prose.push(text)
