@@ -14,7 +14,7 @@ FOLDER = ROOT / "build" / "clients"
 HERE = Path(__file__).parent
 INSTALL_S = 900
 
-# The packages of each runner. What these depend on is what the index has.
+# The packages of each runner. Their dependencies are the newest of the index.
 PYTHON: dict[str, tuple[str, ...]] = {
     "openai": ("openai==3.54.0",),
 }
