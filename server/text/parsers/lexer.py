@@ -33,7 +33,7 @@ class Terminals:
     def find(self, text: str, start: int, *, is_end: bool, within: int | None = None) -> Found:
         """Find the first terminal at or after `start`. With `is_end` no more text will come.
 
-        `within` limits the search to terminals that begin within as many characters.
+        `within` limits the search to terminals that begin in that number of characters.
         """
         if not self._longest:
             return Found(len(text), None, len(text))

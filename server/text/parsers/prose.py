@@ -21,7 +21,7 @@ class Prose:
         return "".join(self._held)
 
     def begin(self, *, strips: bool = True) -> None:
-        """Begin another text. Text held back is dropped."""
+        """Begin another text. Text that is held back is dropped."""
         self._held.clear()
         self._strips = strips
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.server.conftest import encode, model, says
+from tests.server.conftest import encode, model, says, write_model
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.hostile_tools import HOSTILE_PARAMETERS
 from tests.support.rig import Served, serving
@@ -251,3 +251,45 @@ async def test_nested_parameters_are_answered_or_refused(model: Path, says, dept
         headers = {"content-type": "application/json"}
         response = await served.http.post("/v1/chat/completions", content=body, headers=headers)
     assert response.status_code in (200, 400)
+
+
+async def test_response_template_of_the_checkpoint_reads_the_calls(
+    tmp_path: Path, says, caplog
+) -> None:
+    folder = write_model(tmp_path / "tiny")
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["response_template"] = {
+        "start_anchor": "<assistant>",
+        "fields": {
+            "thinking": {"open": "<hm>", "close": "</hm>"},
+            "tool_calls": {
+                "open_pattern": r"<run (?P<name>\w+)>",
+                "close": "</run>",
+                "repeats": True,
+                "content": "kv-lines",
+                "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"close": "<bye>"},
+            "plan": {"open": "<plan>", "close": "</plan>"},
+        },
+    }
+    config["chat_template"] = (  # shows tools, but no calls
+        "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    file.write_text(json.dumps(config))
+    text = "<hm>Well.</hm>One moment.<bye><run weather>\ncity: Rome\n</run>"
+    async with serving(engine_of(says(text)), folder) as served:
+        whole = (await served.chat(tools=[WEATHER])).json()["choices"][0]
+        stream = await streamed(served, tools=[WEATHER])
+        await served.chat(tools=[WEATHER], tool_choice="required")
+        *_, forced = served.engine.requests
+    words = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+    problems = [word["problem"] for word in words if "problem" in word]
+    assert problems == ["field plan: has no place in an answer"]
+    message = whole["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Well.", "One moment.")
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert stream["message"]["tool_calls"] == [call["function"]]
+    assert "<run " in forced.params.grammar.source

@@ -163,7 +163,7 @@ def test_reasoning_comes_before_structured_output(vocabulary) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE_PARAMETERS)
 def test_hostile_parameters_give_a_grammar_or_the_reason_why_not(name, vocabulary) -> None:
-    """A grammar that the compiler refuses is a 400; nothing else may fail."""
+    """A schema that the grammar's compiler refuses is a 400; nothing else may fail."""
     tool = Tool("f", HOSTILE_PARAMETERS[name], {}, is_strict=True)
     for format in CALL_FORMATS:
         for mode in ("required", "auto"):
