@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import structlog
+
 from server.generation.chat_prompt import Chat, shows_tools_in_text
 from server.generation.grammar import JSON_OPTIONS, WantedGrammar
 from server.generation.options import GenerationOptions
@@ -14,11 +16,14 @@ from server.http.errors import invalid
 from server.state import AppState
 from server.text.chat_template import ChatTemplate
 from server.text.parsers.call_grammar import call_grammar, reasoning_grammar
-from server.text.parsers.detect import AnswerFormat, detect
+from server.text.parsers.detect import AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, REASONING_BY_NAME, Reasoning
+from server.text.parsers.response_template import translated
 from server.text.parsers.syntax import State, Syntax
 from server.text.parsers.tools import Tool
 from server.text.tokenizer import Tokenizer
+
+log = structlog.get_logger("server.formats")
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,15 @@ def answer_formats(
     if reasoning_name == "auto":
         reasoning = "auto"
     calls = None if calls_name == "auto" else BY_NAME[calls_name]
-    tokens, special = tokenizer.added_ids, tokenizer.special_ids
-    render, source = template.render, template.source
-    found = detect(render, source, tokens, special, calls=calls, reasoning=reasoning)
-    in_text = calls or BY_NAME["hermes"]
-    reasoning = found.reasoning
-    hermes = detect(render, source, tokens, special, calls=in_text, reasoning=reasoning)
+    prober = Prober(
+        template.render,
+        template.source,
+        tokenizer.added_ids,
+        tokenizer.special_ids,
+        translated(tokenizer.response_template),
+    )
+    found = detect(prober, calls=calls, reasoning=reasoning)
+    for problem in prober.problems:
+        log.warning("response_template is not used in full", problem=problem)
+    hermes = detect(prober, calls=calls or BY_NAME["hermes"], reasoning=found.reasoning)
     return found, hermes

@@ -51,7 +51,7 @@ class Detokenizer:
             if mark is None:
                 text += without_marks(self._decode((token_id,)))
             else:
-                text += without_marks(self.flush()) + mark
+                text += self.flush() + mark
                 self._begun = True
         return text
 
@@ -74,7 +74,7 @@ class Detokenizer:
         """Return the text still held back at the end; unfinished characters become U+FFFD."""
         text = self._end_run() + self._utf8.decode(b"", final=True)
         self._utf8.reset()
-        return text
+        return without_marks(text) if self._marks else text
 
     def _end_run(self) -> str:
         run, self._run = self._run, []

@@ -70,7 +70,8 @@ class Tokenizer:
     that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
     request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
     settings, with their values, that would change answers but that Penstock ignores. `infill` has
-    the tokens for fill-in-the-middle; None: the model does not know it.
+    the tokens for fill-in-the-middle; None: the model does not know it. `response_template` is the
+    checkpoint's description of its answers (`server.text.parsers.response_template`).
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
@@ -102,6 +103,7 @@ class Tokenizer:
         self._check_vocabulary(folder, model)
         self.defaults = sampling_defaults(generation, folder)
         self.suppressed_ids = suppressed_ids({**model, **generation}, folder)
+        self.response_template: Any = config.get("response_template")
         self.not_followed = not_followed(generation or model)  # as transformers chooses
         self.infill = infill_tokens(backend)
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]

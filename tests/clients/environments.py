@@ -14,9 +14,16 @@ FOLDER = ROOT / "build" / "clients"
 HERE = Path(__file__).parent
 INSTALL_S = 900
 
-# The packages of each runner. Their dependencies are the newest that the index has.
+# The packages of each runner. Their dependencies are the newest of the index.
 PYTHON: dict[str, tuple[str, ...]] = {
     "openai": ("openai==3.54.0",),
+    "anthropic": ("anthropic==2.14.0",),
+    "langchain": ("langchain-openai==1.7.3",),
+    "llama_index": ("llama-index-llms-openai-like==0.8.1",),
+    "litellm": ("litellm==1.106.2", "mcp==2.3.0"),  # it imports mcp if a request has tools
+    "pydantic_ai": ("pydantic-ai-slim[openai]==2.68.0",),
+    "instructor": ("instructor==1.17.0",),
+    "agents": ("openai-agents==0.24.0",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Shared by the runners of the Python clients: the servers to call, and the report of cells.
+"""The shared part of the Python runners: the servers to call, and the report of cells.
 
 A runner is a script in the environment of its client. Its argument is the JSON of Target. It
 prints one line of JSON per cell: {"cell", "passed", "reason"}. `passed` is null if the client has
