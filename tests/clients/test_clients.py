@@ -146,7 +146,9 @@ def run_client(client: str, server: Server, endless: Server) -> list[Cell]:
     done = subprocess.run(
         [*command, json.dumps(target)], capture_output=True, text=True, timeout=RUN_S
     )
-    cells = [Cell(**json.loads(line)) for line in done.stdout.splitlines()]
+    # LiteLLM prints on stdout, too.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    cells = [Cell(**json.loads(line)) for line in lines]
     failed = [f"{cell.cell}: {cell.reason}" for cell in cells if cell.passed is False]
     if failed or sorted(cell.cell for cell in cells) != sorted(CELLS):
         print(done.stderr[-4000:])
