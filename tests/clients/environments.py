@@ -25,6 +25,12 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "instructor": ("instructor==1.17.0",),
     "agents": ("openai-agents==0.24.0",),
 }
+NODE: dict[str, tuple[str, ...]] = {
+    "openai_node": ("openai@7.57.0",),
+    "ai_sdk": ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+    "ai_sdk_responses": ("ai@7.0.173", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
+    "codex": ("@openai/codex@0.169.0",),
+}
 
 
 def python_of(name: str) -> Path:
@@ -46,3 +52,24 @@ def installed(name: str, packages: tuple[str, ...]) -> Path:
     subprocess.run([*pip, *packages], check=True, timeout=INSTALL_S)
     stamp.write_text(wanted)
     return python
+
+
+def script_of(name: str) -> Path:
+    """Return the script of a Node client; install its packages if they have changed.
+
+    A script finds packages in its own folder, so it stands there as a copy.
+    """
+    packages = NODE[name]
+    folder = FOLDER / name
+    stamp = folder / "packages.json"
+    wanted = json.dumps(packages)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text('{"private": true}')
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", *packages]
+        subprocess.run(npm, cwd=folder, check=True, timeout=INSTALL_S)
+        stamp.write_text(wanted)
+    for script in (HERE / "node").glob("*.mjs"):
+        shutil.copy(script, folder)
+    return folder / f"run_{name}.mjs"

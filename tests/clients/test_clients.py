@@ -17,14 +17,15 @@ import pytest
 
 from engine.checkpoint.folder import model_folder
 from engine.config import DEMO_MODEL
-from tests.clients.environments import HERE, PYTHON, python_of
+from tests.clients.environments import HERE, NODE, PYTHON, python_of, script_of
 from tests.support.serve import Server, serving
 
 # The first run installs the clients.
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 KEY = "sk-clients"
-RUN_S = 180
+RUN_S = 240
+START = 1  # the token <|im_start|>, which the model never generates
 CELLS = (
     "chat",
     "stream",
@@ -56,31 +57,54 @@ class Cell:
         return "yes" if self.passed else "NO"
 
 
+RUNNERS = (*PYTHON, *NODE)
+CODEX = "codex"
+CODEX_CONTEXT = 32768  # its prompts have 12,000 tokens
+
+
 def limited_key(client: str) -> str:
     return f"sk-{client}"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model, behind a key for all clients and a limited one for each."""
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key for all clients, and a limited one for each."""
     limits = [f"{limited_key(name)} requests_per_minute=1" for name in RUNNERS]
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
     keys.write_text("\n".join([KEY, *limits]))
+    return keys
+
+
+@pytest.fixture(scope="module")
+def server(keys: Path) -> Iterator[Server]:
     with serving("demo", "--api-key-file", keys) as server:
         yield server
+
+
+def changed_demo(folder: Path, **fields: int) -> Path:
+    """Return a copy of the demo model whose configuration has other values."""
+    shutil.copytree(model_folder(DEMO_MODEL), folder)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | fields))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with an end token that it never generates, so that its streams are long."""
-    folder = tmp_path_factory.mktemp("endless") / "model"
-    shutil.copytree(model_folder(DEMO_MODEL), folder)
-    config = json.loads((folder / "config.json").read_text())
-    start = config["eos_token_id"] - 1  # <|im_start|>
-    for name in ("config.json", "generation_config.json"):
-        fields = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(fields | {"eos_token_id": start}))
-    return folder
+    fields = {"eos_token_id": START, "max_position_embeddings": CODEX_CONTEXT}
+    return changed_demo(tmp_path_factory.mktemp("endless") / "model", **fields)
+
+
+@pytest.fixture(scope="module")
+def long_server(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[Server]:
+    """The demo model with a longer context than it was trained for."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    model = changed_demo(folder, max_position_embeddings=CODEX_CONTEXT)
+    flags = ("--served-model-name", "demo", "--max-num-seqs", 4, "--api-key-file", keys)
+    with serving(model, *flags) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -106,32 +130,58 @@ def rendered(table: dict[str, list[Cell]]) -> str:
     return "\n".join([*lines, "", *reasons])
 
 
-def command_of(client: str) -> list[object]:
-    return [python_of(client), HERE / "python" / f"run_{client}.py"]
+def run_client(client: str, server: Server, endless: Server) -> list[Cell]:
+    """Run a client's runner, and return its cells. Its stderr is printed if a cell failed."""
+    if client in NODE:
+        command = ["node", script_of(client)]
+    else:
+        command = [python_of(client), HERE / "python" / f"run_{client}.py"]
+    target = {
+        "url": server.base_url,
+        "key": KEY,
+        "limited_key": limited_key(client),
+        "endless_url": endless.base_url,
+        "engine_pid": endless.engine.pid,
+    }
+    done = subprocess.run(
+        [*command, json.dumps(target)], capture_output=True, text=True, timeout=RUN_S
+    )
+    # LiteLLM prints on stdout, too.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    cells = [Cell(**json.loads(line)) for line in lines]
+    failed = [f"{cell.cell}: {cell.reason}" for cell in cells if cell.passed is False]
+    if failed or sorted(cell.cell for cell in cells) != sorted(CELLS):
+        print(done.stderr[-4000:])
+    return cells
 
 
-RUNNERS = tuple(PYTHON)
+def check(cells: list[Cell]) -> None:
+    assert sorted(cell.cell for cell in cells) == sorted(CELLS)
+    assert not [f"{cell.cell}: {cell.reason}" for cell in cells if cell.passed is False]
 
 
-@pytest.mark.parametrize("client", RUNNERS)
+@pytest.mark.parametrize("client", [name for name in RUNNERS if name != CODEX])
 def test_client_with_a_real_server_passes_each_cell(
     client: str, server: Server, endless_model: Path, table: dict[str, list[Cell]]
 ) -> None:
-    command = command_of(client)
+    needs_node(client)
     # This server dies in the last cell.
-    with serving(endless_model, "--served-model-name", "demo") as endless:
-        target = {
-            "url": server.base_url,
-            "key": KEY,
-            "limited_key": limited_key(client),
-            "endless_url": endless.base_url,
-            "engine_pid": endless.engine.pid,
-        }
-        done = subprocess.run(
-            [*map(str, command), json.dumps(target)], capture_output=True, text=True, timeout=RUN_S
-        )
-    cells = [Cell(**json.loads(line)) for line in done.stdout.splitlines()]
-    table[client] = cells
-    failed = [f"{cell.cell}: {cell.reason}" for cell in cells if cell.passed is False]
-    assert not failed, "\n".join([*failed, done.stderr[-4000:]])
-    assert tuple(cell.cell for cell in cells) == CELLS, done.stderr[-4000:]
+    flags = ("--served-model-name", "demo", "--max-model-len", 1024)
+    with serving(endless_model, *flags) as endless:
+        table[client] = run_client(client, server, endless)
+    check(table[client])
+
+
+def test_codex_with_a_long_context_passes_each_cell(
+    long_server: Server, endless_model: Path, table: dict[str, list[Cell]]
+) -> None:
+    needs_node(CODEX)
+    flags = ("--served-model-name", "demo", "--max-num-seqs", 4)
+    with serving(endless_model, *flags) as endless:
+        table[CODEX] = run_client(CODEX, long_server, endless)
+    check(table[CODEX])
+
+
+def needs_node(client: str) -> None:
+    if client in NODE and not shutil.which("npm"):
+        pytest.skip("needs node and npm")
