@@ -45,7 +45,7 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
     use = chat.tool_use
     check_tool_choice(chat)
     answers = _format_of(state, chat)
-    if answers is None or chat.continue_final_message:
+    if answers is None:
         return None
     has_tools = bool(use.tools) and use.mode != "none"
     syntax = answers.syntax if has_tools else answers.plain_syntax

@@ -11,7 +11,7 @@ from server.api.anthropic.blocks import Messages, Texts
 from server.api.anthropic.conversation import template_messages
 from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
 from server.api.openai.schemas.fields import INT32, Between, Count, having
-from server.api.openai.schemas.generate import MAX_STOPS, SAMPLING_DEFAULTS, Fraction, Stop
+from server.api.openai.schemas.sampling import MAX_STOPS, SAMPLING_DEFAULTS, Fraction, Stop
 from server.api.openai.schemas.structured import Schema
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar

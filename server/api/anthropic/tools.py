@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from server.api.anthropic.blocks import Block
 from server.api.openai.schemas.fields import TEXT, having
 from server.api.openai.schemas.structured import Schema
+from server.api.openai.schemas.tools import MAX_TOOLS
 from server.http.body import Part, failure
-from server.text.parsers.tools import NO_TOOLS, Tool, ToolMode, ToolUse
+from server.text.parsers.tools import NO_TOOLS, Tool, ToolMode, ToolUse, function_tool
 
-MAX_TOOLS = 1024
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 MODES: dict[str, ToolMode] = {
     "auto": "auto",
@@ -46,16 +46,7 @@ class ToolDefinition(Block):
         return value
 
     def tool(self) -> Tool:
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.input_schema
-        return Tool(
-            name=self.name,
-            parameters=self.input_schema,
-            for_template={"type": "function", "function": function},
-            is_strict=bool(self.strict),
-        )
+        return function_tool(self.name, self.description, self.input_schema, strict=self.strict)
 
 
 Tools = Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]

@@ -16,8 +16,8 @@ from pydantic import (
 )
 
 from server.api.openai.schemas.chat import TemplateArguments
-from server.api.openai.schemas.fields import INT32, INT64, Between, Count, Priority, by_type
-from server.api.openai.schemas.generate import SAMPLING_DEFAULTS, Fraction, Penalty, Stops
+from server.api.openai.schemas.fields import INT32, Between, Count, by_type
+from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
 from server.api.responses.tools import (
@@ -30,7 +30,7 @@ from server.api.responses.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
-from server.http.body import Body, Part, few
+from server.http.body import Part, few
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_METADATA = 16
@@ -108,7 +108,7 @@ class ResponseStreamOptions(Part):
     """No effect."""
 
 
-class ResponsesBody(Body):
+class ResponsesBody(SamplingBody):
     """A null field has the same meaning as an absent one."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
@@ -137,8 +137,6 @@ class ResponsesBody(Body):
     """A stored response whose conversation the input continues."""
     store: bool | None = None
     """Keep the response, so that a later one can continue it."""
-    stream: bool | None = None
-    """Send the answer as server-sent events while it is made."""
     stream_options: ResponseStreamOptions | None = None
     """Options of a stream."""
     include: Annotated[list[Include], Field(fail_fast=True, max_length=64)] | None = None
@@ -149,10 +147,6 @@ class ResponsesBody(Body):
     """Most tokens of an answer. More than the context has room for is lowered to that."""
     max_tool_calls: Annotated[int, Between(0, INT32)] | None = None
     """Most calls of tools that a server runs. This server runs none."""
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 always takes the most likely token."""
-    top_p: Fraction | None = None
-    """Keep the most likely tokens up to this probability, after temperature."""
     text: ResponseText | None = None
     """Format of the text."""
     reasoning: ResponseReasoning | None = None
@@ -171,27 +165,6 @@ class ResponsesBody(Body):
     """Repeated in the response."""
     prompt_cache_key: str | None = None
     """Repeated in the response."""
-    # Not in OpenAI's API; as in /v1/chat/completions.
-    seed: Annotated[int, Between(-INT64, INT64)] | None = None
-    """Seed of the noise; −1 is the same as none: random."""
-    stop: Stops | None = None
-    """Texts before which the answer ends."""
-    top_k: Annotated[int, Between(-1, INT32)] | None = None
-    """Keep this many of the most likely tokens; 0 and −1 keep all."""
-    min_p: Fraction | None = None
-    """Drop tokens below this share of the most likely token's probability."""
-    presence_penalty: Penalty | None = None
-    """Subtracted once from the logit of each token in the answer."""
-    frequency_penalty: Penalty | None = None
-    """Subtracted from a token's logit for each time it is in the answer."""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    """Divides or multiplies the logits of tokens of prompt and answer; 1 is neutral."""
-    ignore_eos: bool | None = None
-    """Continue after the checkpoint's end tokens."""
-    priority: Priority | None = None
-    """A lower value is served earlier."""
-    cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
-    """Cached prefixes are shared only between requests with the same salt."""
     chat_template_kwargs: TemplateArguments | None = None
     """Variables of the chat template; 16 KiB of JSON at most."""
 
@@ -222,10 +195,6 @@ class ResponsesBody(Body):
             return self.top_logprobs or 0
         return -1
 
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-
     def chat(self, messages: list[dict[str, Any]]) -> Chat:
         """Return the conversation for the model's template."""
         arguments: dict[str, Any] = dict(self.chat_template_kwargs or {})
@@ -237,21 +206,9 @@ class ResponsesBody(Body):
         """Return the parameters of the generation, independent of the API."""
         return GenerationOptions(
             operation="chat",
+            **self.sampling_options(),
             model=self.model,
-            stream=bool(self.stream),
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
             max_tokens=self.max_output_tokens,
-            stop=self.stops,
-            ignore_eos=bool(self.ignore_eos),
-            seed=None if self.seed is None else min(self.seed, INT64 - 1),
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             grammar=self._grammar(),
             num_logprobs=self.num_logprobs,
         )

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.schemas.fields import never, tag_of_type
+from server.api.openai.schemas.tools import MAX_TOOLS
 from server.http.body import UNPRINTABLE, Part, failure
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.parsers.tools import Tool, ToolUse, function_tool
 
-MAX_TOOLS = 1024
 Json = dict[str, Any]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 
@@ -29,19 +29,7 @@ class ResponseFunctionTool(Part):
     """Hold the arguments to the schema."""
 
     def tool(self) -> Tool:
-        parameters = {"type": "object", "properties": {}}
-        if self.parameters is not None:
-            parameters = self.parameters
-        function: Json = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = parameters
-        return Tool(
-            name=self.name,
-            parameters=parameters,
-            for_template={"type": "function", "function": function},
-            is_strict=bool(self.strict),
-        )
+        return function_tool(self.name, self.description, self.parameters, strict=self.strict)
 
     def echo(self) -> Json:
         """Return the tool as the response repeats it."""

@@ -349,7 +349,12 @@ class AnswerParser:
         scanner = self._scanner
         assert scanner is not None
         num_changes = self.calls.num_changes
-        end = scanner.push(self._pending, at)
+        end = at
+        # Stop where a call begins or ends, to know the text between calls.
+        while end < len(self._pending) and self.calls.num_changes == num_changes:
+            if scanner.is_done or scanner.is_broken:
+                break
+            end = scanner.step(self._pending, end)
         self._raw.append(self._pending[at:end])
         if self.calls.is_open or self.calls.num_changes > num_changes:
             self._raw.clear()

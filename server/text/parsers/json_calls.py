@@ -37,24 +37,12 @@ class JsonCalls:
         self._parts: list[str] = []  # of the value being read, unless it streams
         self._first = ""  # its first character
 
-    def push(self, text: str, at: int) -> int:
-        """Read from position `at`. Return the position after what was read.
-
-        Reading stops where a call begins or ends, so that the caller knows the text between calls.
-        """
-        num_changes = self._calls.num_changes
-        while at < len(text) and not self.is_done and not self.is_broken:
-            if self._calls.num_changes != num_changes:
-                break
-            if self._place in ("first key", "key", "value"):
-                at = self._read_value(text, at)
-            else:
-                self._structural(text[at])
-                at += 1
-        return at
-
-    def end(self) -> None:
-        """Nothing is pending at the end of the text."""
+    def step(self, text: str, at: int) -> int:
+        """Read one piece at position `at`. Return the position after it."""
+        if self._place in ("first key", "key", "value"):
+            return self._read_value(text, at)
+        self._structural(text[at])
+        return at + 1
 
     def _structural(self, char: str) -> None:
         if char in SPACE:

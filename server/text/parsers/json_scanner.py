@@ -69,15 +69,11 @@ class JsonScanner:
     def push(self, text: str, at: int) -> int:
         """Read from position `at`. Return the position after what was read."""
         while at < len(text) and not self.is_done and not self.is_broken:
-            at = self._step(text, at)
+            at = self.step(text, at)
         return at
 
-    def end(self) -> None:
-        """Take the end of the text as the end of a number or another scalar."""
-        if self._mode == "scalar" and not self._stack:
-            self._end_scalar()
-
-    def _step(self, text: str, at: int) -> int:
+    def step(self, text: str, at: int) -> int:
+        """Read one piece at position `at`. Return the position after it."""
         match self._mode:
             case "string":
                 return self._string(text, at)

@@ -35,22 +35,8 @@ class PythonCalls:
         self._quote = ""
         self._is_escaped = False
 
-    def push(self, text: str, at: int) -> int:
-        """Read from position `at`. Return the position after what was read.
-
-        Reading stops where a call begins or ends, so that the caller knows the text between calls.
-        """
-        num_changes = self._calls.num_changes
-        while at < len(text) and not self.is_done and not self.is_broken:
-            if self._calls.num_changes != num_changes:
-                break
-            at = self._step(text, at)
-        return at
-
-    def end(self) -> None:
-        """Nothing is pending at the end of the text."""
-
-    def _step(self, text: str, at: int) -> int:
+    def step(self, text: str, at: int) -> int:
+        """Read one piece at position `at`. Return the position after it."""
         match self._place:
             case "value":
                 return self._in_value(text, at)
@@ -178,27 +164,12 @@ class GemmaCalls:
         self._depth = 0
         self._is_quoted = False
 
-    def push(self, text: str, at: int) -> int:
-        """Read from position `at`. Return the position after what was read.
-
-        Reading stops where a call begins or ends, so that the caller knows the text between calls.
-        """
-        num_changes = self._calls.num_changes
-        while at < len(text) and not self.is_done and not self.is_broken:
-            if self._calls.num_changes != num_changes:
-                break
-            self._step(text[at])
-            at += 1
-        return at
-
-    def end(self) -> None:
-        """Nothing is pending at the end of the text."""
-
-    def _step(self, char: str) -> None:
+    def step(self, text: str, at: int) -> int:
+        """Read the character at position `at`. Return the position after it."""
+        char = text[at]
         if self._place == "value":
             self._in_value(char)
-            return
-        if char == "}" and self._place == "key" and not self._text.strip():
+        elif char == "}" and self._place == "key" and not self._text.strip():
             self._end_call()
         elif char == ("{" if self._place == "name" else ":"):
             self._end_name()
@@ -206,6 +177,7 @@ class GemmaCalls:
             self._text += char
         else:
             self.is_broken = True
+        return at + 1
 
     def _end_name(self) -> None:
         name = self._text.replace(self._quote, "").strip(" ,\n")

@@ -127,19 +127,4 @@ def stream_error() -> None:
     assert error.body["error"]["type"] in ("api_error", "overloaded_error"), error.body
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "usage": usage,
-        "n": "the API has no n",
-        "tools": tools,
-        "tools streamed": tools_streamed,
-        "json_schema": json_schema,
-        "400": bad_request,
-        "401": wrong_key,
-        "429": rate_limit,
-        "abort": abort,
-        "error in stream": stream_error,
-    }
-)
+run(globals(), several="the API has no n")

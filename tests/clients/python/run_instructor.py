@@ -106,18 +106,7 @@ def stream_error() -> None:
 
 
 run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "usage": usage,
-        "n": "a response is one object",
-        "tools": tools,
-        "tools streamed": tools_streamed,
-        "json_schema": json_schema,
-        "400": bad_request,
-        "401": wrong_key,
-        "429": rate_limit,
-        "abort": "the client reads a whole stream before it returns the first part",
-        "error in stream": stream_error,
-    }
+    globals(),
+    several="a response is one object",
+    abort="the client reads a whole stream before it returns the first part",
 )

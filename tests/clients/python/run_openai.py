@@ -128,19 +128,4 @@ def stream_error() -> None:
     assert error.code == "engine_unavailable", json.dumps(error.body)
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "usage": usage,
-        "n": several,
-        "tools": tools,
-        "tools streamed": tools_streamed,
-        "json_schema": json_schema,
-        "400": bad_request,
-        "401": wrong_key,
-        "429": rate_limit,
-        "abort": abort,
-        "error in stream": stream_error,
-    }
-)
+run(globals())

@@ -123,19 +123,4 @@ async def stream_error() -> None:
     assert "engine" in str(error), error
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "usage": usage,
-        "n": "the client has no n",
-        "tools": tools,
-        "tools streamed": tools_streamed,
-        "json_schema": json_schema,
-        "400": bad_request,
-        "401": wrong_key,
-        "429": rate_limit,
-        "abort": abort,
-        "error in stream": stream_error,
-    }
-)
+run(globals(), several="the client has no n")

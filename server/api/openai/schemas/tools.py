@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from server.http.body import Part, failure
-from server.text.parsers.tools import Tool, ToolMode, ToolUse
+from server.text.parsers.tools import Tool, ToolMode, ToolUse, function_tool
 
 MAX_TOOLS = 1024
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionDefinition(Part):
@@ -32,18 +31,8 @@ class FunctionTool(Part):
     """The function."""
 
     def tool(self) -> Tool:
-        function = self.function
-        parameters = function.parameters or NO_PARAMETERS
-        shown: dict[str, Any] = {"name": function.name}
-        if function.description is not None:
-            shown["description"] = function.description
-        shown["parameters"] = parameters
-        return Tool(
-            name=function.name,
-            parameters=parameters,
-            for_template={"type": "function", "function": shown},
-            is_strict=bool(function.strict),
-        )
+        given = self.function
+        return function_tool(given.name, given.description, given.parameters, strict=given.strict)
 
 
 def _functions_only(value: Any) -> Any:

@@ -293,3 +293,18 @@ async def test_response_template_of_the_checkpoint_reads_the_calls(
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert stream["message"]["tool_calls"] == [call["function"]]
     assert "<run " in forced.params.grammar.source
+
+
+async def test_continued_answer_is_held_and_parsed_like_a_new_one(model: Path, says) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Let me see."},
+    ]
+    fields = {"continue_final_message": True, "add_generation_prompt": False, "messages": messages}
+    async with serving(engine_of(says(CALL)), model) as served:
+        response = await served.chat(tools=[WEATHER], tool_choice="required", **fields)
+        (request,) = served.engine.requests
+    (choice,) = response.json()["choices"]
+    assert request.params.grammar is not None
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+    assert choice["finish_reason"] == "tool_calls"

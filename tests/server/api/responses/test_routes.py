@@ -132,7 +132,8 @@ async def test_create_error_names_the_field(served, fields, error):
 
 
 async def test_create_background_false_is_accepted(served):
-    await create(served, background=False, truncation="disabled", conversation=None)
+    body = await create(served, background=False, truncation="disabled", conversation=None)
+    assert (body["status"], body["background"]) == ("completed", False)
 
 
 async def test_create_error_of_the_template_names_input(model, says, tmp_path):

@@ -157,8 +157,9 @@ def test_any_value_between_tags_gives_json(value: str) -> None:
     for key in ("city", "days", "other"):
         text = f"<function=weather><parameter={key}>{value}</parameter></function>"
         ((_, arguments),) = parse(syntax, [text], TOOLS).calls
-        json.loads(arguments, parse_constant=pytest.fail, parse_int=str)
-        arguments.encode()
+        read = json.loads(arguments, parse_constant=pytest.fail, parse_int=str)
+        assert list(read) == [key]
+        assert arguments.encode().decode() == arguments
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ FIELDS = st.dictionaries(
 def test_any_object_is_translated_or_named(fields, text) -> None:
     found = translated({"fields": fields})
     syntax = syntax_of(found)
-    parse(syntax, [text], TOOLS)
+    assert parse(syntax, [text], TOOLS) == parse(syntax, list(text), TOOLS)
 
 
 @pytest.mark.parametrize("pattern", ["(?:a|b)" * 40, "(?:" * 500, "x" * 10_000, "(?P<n>" * 99])
