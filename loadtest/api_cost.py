@@ -1,18 +1,25 @@
-"""Measure the API process's CPU time per streamed token: `python -m loadtest.api_cost`.
+"""Measure the CPU time of the API process: `python -m loadtest.api_cost`.
 
-32 streams of one `penstock serve` are compared with a bare writer: an ASGI application that sends
-the same number of ready chunks, one per event. Both run in turn, several times, and the medians
-count. With a parser, the requests have a tool, which the model need not call.
+The time per streamed token of 32 streams is compared with that of a bare writer: an ASGI
+application that sends the same number of ready chunks, one per event. It does so as fast as it can,
+and at the pace of the server, one chunk of each stream per step. A process that sleeps between
+steps takes longer for the same work, because the processor's caches are cold. All run in turn,
+several times, and the medians count. With a parser, the requests have a tool, which the model need
+not call.
+
+The time per request is that of one with about 1,000 tokens of prompt and one token of answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -45,17 +52,32 @@ TOOL = {
     },
 }
 PATH = "/v1/chat/completions"
+LONG_PROMPT = "Tell me a story about a girl who lives by the sea. " * 62  # about 1,000 tokens
+REQUESTS = 64  # with the long prompt, a few at a time
+AT_ONCE = 4
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """Send TOKENS ready chunks. Other streams run between two of them."""
+    """Send TOKENS ready chunks. Other streams run between two of them.
+
+    The query is the time between two chunks of a stream in seconds, or empty.
+    """
     if scope["type"] != "http":
         return
+    step = float(scope["query_string"] or 0)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(TOKENS):
         await send({"type": "http.response.body", "body": CHUNK + b"\n\n", "more_body": True})
-        await asyncio.sleep(0)
+        await asyncio.sleep(until_next(step))
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def until_next(step: float) -> float:
+    """Return the time until the next step, which is the same moment for all streams."""
+    if step == 0:
+        return 0.0
+    now = asyncio.get_running_loop().time()
+    return (math.floor(now / step) + 1) * step - now
 
 
 def body(*, parser: bool) -> dict[str, Any]:
@@ -70,22 +92,56 @@ def body(*, parser: bool) -> dict[str, Any]:
     return fields | {"tools": [TOOL]} if parser else fields
 
 
-async def cpu_per_token(url: str, process: psutil.Process, fields: dict[str, Any]) -> float:
-    """Return the microseconds of CPU that `process` takes per token of all streams."""
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The result of one measurement."""
+
+    micros: float  # of CPU per token
+    step: float  # seconds of wall time per token of a stream
+
+
+async def cost_of_streams(url: str, process: psutil.Process, fields: dict[str, Any]) -> Cost:
+    """Measure all streams at once. `url` is that of the route, with a query or without."""
     limits = httpx2.Limits(max_connections=STREAMS)
-    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    async with httpx2.AsyncClient(timeout=600, limits=limits) as client:
 
         async def stream() -> None:
-            async with client.stream("POST", PATH, json=fields) as response:
+            async with client.stream("POST", url, json=fields) as response:
                 assert response.status_code == 200, await response.aread()
                 async for _ in response.aiter_raw():
                     pass
 
-        before = process.cpu_times()
+        began = time.monotonic()
+        before = cpu_seconds(process)
         await asyncio.gather(*(stream() for _ in range(STREAMS)))
-        after = process.cpu_times()
-    seconds = after.user + after.system - before.user - before.system
-    return seconds * 1e6 / (STREAMS * TOKENS)
+        seconds = cpu_seconds(process) - before
+        step = (time.monotonic() - began) / TOKENS
+    return Cost(seconds * 1e6 / (STREAMS * TOKENS), step)
+
+
+async def cost_of_requests(url: str, process: psutil.Process) -> tuple[float, int]:
+    """Return the milliseconds of CPU per request with a long prompt, and the prompt's tokens."""
+    turns = asyncio.Semaphore(AT_ONCE)
+    fields = {"messages": [{"role": "user", "content": LONG_PROMPT}], "max_tokens": 1}
+    async with httpx2.AsyncClient(timeout=600) as client:
+
+        async def request() -> int:
+            async with turns:
+                response = await client.post(url, json=fields)
+            assert response.status_code == 200, response.text
+            tokens: int = response.json()["usage"]["prompt_tokens"]
+            return tokens
+
+        await request()  # the first opens a connection
+        before = cpu_seconds(process)
+        tokens, *_ = await asyncio.gather(*(request() for _ in range(REQUESTS)))
+        seconds = cpu_seconds(process) - before
+    return seconds * 1e3 / REQUESTS, tokens
 
 
 def wait_until_ready(url: str) -> None:
@@ -100,16 +156,30 @@ def wait_until_ready(url: str) -> None:
     raise SystemExit(f"{url} was not ready within {START_S:.0f} s.")
 
 
-async def rounds(urls: dict[str, str], pids: dict[str, int], repeat: int) -> dict[str, float]:
-    """Return the median of each way, measured in turn."""
-    found: dict[str, list[float]] = {"bare": [], "plain": [], "parser": []}
+async def measure(urls: dict[str, str], pids: dict[str, int], repeat: int) -> None:
+    """Measure in turn, and print the medians."""
+    server, writer = psutil.Process(pids["server"]), psutil.Process(pids["bare"])
+    server_url, bare_url = urls["server"] + PATH, urls["bare"] + PATH
+    found: dict[str, list[float]] = {"bare": [], "bare, paced": [], "plain": [], "parser": []}
+    requests: list[float] = []
     for _ in range(repeat):
-        for way, times in found.items():
-            place = "bare" if way == "bare" else "server"
-            process = psutil.Process(pids[place])
-            fields = body(parser=way == "parser")
-            times.append(await cpu_per_token(urls[place], process, fields))
-    return {way: statistics.median(times) for way, times in found.items()}
+        plain = await cost_of_streams(server_url, server, body(parser=False))
+        parser = await cost_of_streams(server_url, server, body(parser=True))
+        bare = await cost_of_streams(bare_url, writer, {})
+        paced = await cost_of_streams(f"{bare_url}?{plain.step}", writer, {})
+        for way, cost in zip(found, (bare, paced, plain, parser), strict=True):
+            found[way].append(cost.micros)
+        millis, tokens = await cost_of_requests(server_url, server)
+        requests.append(millis)
+    medians = {way: statistics.median(times) for way, times in found.items()}
+    for way, micros in medians.items():
+        fast, slow = micros / medians["bare"], micros / medians["bare, paced"]
+        sys.stdout.write(
+            f"{way:12} {micros:6.1f} us of CPU per token, {fast:4.1f} times bare, "
+            f"{slow:4.1f} times bare at the same pace\n"
+        )
+    millis = statistics.median(requests)
+    sys.stdout.write(f"request      {millis:6.2f} ms of CPU with a prompt of {tokens} tokens\n")
 
 
 def main() -> None:
@@ -130,14 +200,11 @@ def main() -> None:
         for url in urls.values():
             wait_until_ready(url)
         pids = {name: process.pid for name, process in started.items()}
-        medians = asyncio.run(rounds(urls, pids, given.repeat))
+        asyncio.run(measure(urls, pids, given.repeat))
     finally:
         for process in started.values():
             process.terminate()
             process.wait()
-    for way, micros in medians.items():
-        ratio = micros / medians["bare"]
-        sys.stdout.write(f"{way:8} {micros:6.1f} us of CPU per token, {ratio:4.1f} times bare\n")
 
 
 if __name__ == "__main__":

@@ -103,11 +103,14 @@ class Choice:
         if output.logprobs is not None:
             token = TokenWithLogprobs(output.token, output.logprobs, self._length)
             self._logprobs.append(token)
-        self._extend(self._detokenizer.push((output.token,)))
+        self._extend(self._detokenizer.push(output.token))
 
     def _extend(self, text: str) -> None:
         """Pass decoded text to the next stage."""
         self._length += len(text)
+        if not self._stops:
+            self._text += text
+            return
         # As in vLLM, a stop string counts if it ends after the text of `min_tokens` tokens.
         too_early = self.num_tokens <= self._min_tokens
         matched = self._stop_matcher.push(text, too_early=too_early)

@@ -186,11 +186,11 @@ class Generation(Submission[TokenOutput]):
         metrics = self._metrics
         timeline = self._timelines[choice.index]
         if not choice.drops_tokens:
-            metrics.generation_tokens.inc()
+            metrics.tokens.add_token()
             if self._limiter is not None:
                 self._limiter.use_tokens(1)
         if timeline.first_token:
-            metrics.inter_token_latency.observe(at - timeline.last_token)
+            metrics.tokens.add_gap(at - timeline.last_token)
             return
         prompt = self.prepared.prompts[choice.prompt]
         params = self.prepared.params[choice.prompt]

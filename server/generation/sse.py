@@ -136,9 +136,8 @@ class TimedSend:
     def __init__(self, send: Send, limit: float) -> None:
         self._send = send
         self._limit = limit
-        self._lock = asyncio.Lock()  # a ping between two pieces would break an event
         self._owner: asyncio.Task[None] | None = None  # that sends all but the pings
-        self._task: asyncio.Task[None] | None = None  # that sends now
+        self._task: asyncio.Task[None] | None = None  # the owner, while it sends
         self._piece = 0  # number of the piece that is sent now
         self._seen = -1  # at the timer's last look
         self._is_stalled = False
@@ -152,25 +151,35 @@ class TimedSend:
             self._timer.cancel()
 
     async def __call__(self, message: Message) -> None:
-        async with self._lock:
-            # Python 3.11 takes a microsecond to find the current task.
-            is_ping = message.get("body", b"").startswith(b":")
-            if is_ping or self._owner is None:
-                self._task = asyncio.current_task()
+        body = message.get("body", b"")
+        if body.startswith(b":"):
+            await self._send_ping(message)
+            return
+        if self._owner is None:  # Python 3.11 takes a microsecond to find the current task
+            self._owner = asyncio.current_task()
+        self._task = self._owner
+        try:
+            if len(body) <= PIECE:
+                self._piece += 1
+                await self._send(message)
             else:
-                self._task = self._owner
-            if message["type"] == "http.response.start":
-                self._owner = self._task
-            try:
-                for piece in pieces(message):
-                    self._piece += 1
-                    await self._send(piece)
-            except asyncio.CancelledError:
-                if self._is_stalled:
-                    raise ClientStalled from None
-                raise
-            finally:
-                self._task = None
+                await self._send_pieces(message)
+        except asyncio.CancelledError:
+            if self._is_stalled:
+                raise ClientStalled from None
+            raise
+        finally:
+            self._task = None
+
+    async def _send_pieces(self, message: Message) -> None:
+        for piece in pieces(message):
+            self._piece += 1
+            await self._send(piece)
+
+    async def _send_ping(self, message: Message) -> None:
+        """Send a ping, unless a body is on its way: between two pieces it would break an event."""
+        if self._task is None:
+            await self._send(message)
 
     def _look(self) -> None:
         """Cancel a send that has lasted since the last look."""
@@ -184,10 +193,7 @@ class TimedSend:
 
 def pieces(message: Message) -> Iterator[Message]:
     """Split a body into pieces of at most PIECE bytes, between events if these fit."""
-    body = message.get("body", b"")
-    if len(body) <= PIECE:
-        yield message
-        return
+    body = message["body"]
     start = 0
     while len(body) - start > PIECE:
         end = body.rfind(b"\n\n", start, start + PIECE) + 2

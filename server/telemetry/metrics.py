@@ -21,6 +21,7 @@ from engine.client.client import EngineClient
 from engine.protocol import Admission, StepOutputs
 from server.cli.config import MetricsCompat
 from server.telemetry.metrics_vllm import VllmNames
+from server.telemetry.token_series import TokenSeries
 
 # Ignore PROMETHEUS_MULTIPROC_DIR, which container images of other servers set. A single process
 # observes everything, and a later process with the same pid would read this one's files again.
@@ -81,6 +82,8 @@ class Metrics:
         self._last_step = 0
         self._make_histograms()
         self._make_counters()
+        self.tokens = TokenSeries(self._labels, STEP_SECONDS)
+        self.registry.register(self.tokens)
         self.registry.register(EngineSeries(client, self._labels, version))
         ProcessCollector(registry=self.registry)
         client.on_step = self._on_step
@@ -99,11 +102,6 @@ class Metrics:
         make = self._histogram
         self.time_to_first_token = make(
             "time_to_first_token_seconds", "Time from a request's arrival to its first token."
-        )
-        self.inter_token_latency = make(
-            "inter_token_latency_seconds",
-            "Time between two tokens of one sequence, by the engine's clock.",
-            STEP_SECONDS,
         )
         self._time_per_output_token = make(
             "request_time_per_output_token_seconds",
@@ -147,7 +145,6 @@ class Metrics:
         self._prompt_tokens = make("prompt_tokens", "Prompt tokens computed or cached.").labels(
             **labels
         )
-        self.generation_tokens = make("generation_tokens", "Tokens generated.").labels(**labels)
         self._success = make("request_success", "Sequences finished, by reason.", "finished_reason")
         self._aborts = make("aborts", "HTTP requests aborted before their end.", "reason")
         self._rejects = make("rejects", "Requests answered with an error, by error code.", "code")
