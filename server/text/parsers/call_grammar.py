@@ -156,6 +156,8 @@ def _reasoning(rules: _Rules, answers: AnswerFormat, start: State) -> str:
     rest = f"{rules.until(closing)} /[\\n ]{{0,4}}/"
     if start is State.REASONING:
         return rest
+    if answers.is_opened_on_request:
+        return ""
     return f"({rules.literal(answers.reasoning.open.strip())} {rest})?"
 
 

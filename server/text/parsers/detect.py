@@ -54,6 +54,12 @@ CALLED = [
     ("probe_alpha", {"city": "Paris", "days": 3, "more": {"a": [1, True]}}),
     ("probe_beta", {"city": 'The "Hague"', "days": 5}),
 ]
+# The names by which templates take the wish for reasoning.
+REQUESTS_OF_REASONING: tuple[dict[str, Any], ...] = (
+    {"reasoning_effort": "high"},
+    {"enable_thinking": True},
+    {"thinking": True},
+)
 # Some templates accept only such ids (Mistral's).
 CALL_IDS = ["a1b2c3d4e", "f5g6h7i8j"]
 
@@ -76,6 +82,8 @@ class AnswerFormat:
     round_trips: bool  # the template's own calls were parsed back
     syntax: Syntax
     plain_syntax: Syntax  # for answers without tools
+    # The prompt opens the reasoning of a request for it; without one, the model writes none.
+    is_opened_on_request: bool = False
 
     @property
     def reasoning_name(self) -> str | None:
@@ -122,6 +130,7 @@ def detect(
         round_trips=round_trips,
         syntax=prober.syntax(found, reasoning),
         plain_syntax=prober.syntax(plain, reasoning),
+        is_opened_on_request=reasoning is not None and prober.opens_on_request(reasoning),
     )
 
 
@@ -201,6 +210,17 @@ class Prober:
                 if test(reasoning):
                     return reasoning
         return None
+
+    def opens_on_request(self, reasoning: Reasoning) -> bool:
+        """Return whether the prompt opens the reasoning only if a request wants it."""
+        if self._is_opened_by_prompt(reasoning):
+            return False
+        user = {"role": "user", "content": QUESTION}
+        for request in REQUESTS_OF_REASONING:
+            text = self._rendered([user], add_generation_prompt=True, **request)
+            if text is not None and text.rstrip().endswith(reasoning.open.strip()):
+                return True
+        return False
 
     def _is_opened_by_prompt(self, reasoning: Reasoning) -> bool:
         return self._prompt.rstrip().endswith(reasoning.open.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,18 @@ def test_grammar_begins_with_reasoning(vocabulary) -> None:
     closed = call_grammar(answers, use(), State.CONTENT, JSON_OPTIONS)
     assert vocabulary.accepts(closed, f"<think>\nI think.\n</think>\n\n{calls}")
     assert vocabulary.accepts(closed, calls)
+
+
+def test_grammar_has_no_reasoning_if_the_prompt_would_have_opened_it(vocabulary) -> None:
+    format, think = BY_NAME["hermes"], REASONING_BY_NAME["think"]
+    answers = replace(answers_of(format, vocabulary, think), is_opened_on_request=True)
+    calls = written(format, GOOD)
+    grammar = call_grammar(answers, use(), State.CONTENT, JSON_OPTIONS)
+    assert vocabulary.accepts(grammar, calls)
+    assert not vocabulary.accepts(grammar, f"<think>\nI think.\n</think>\n\n{calls}")
+    assert reasoning_grammar(answers, State.CONTENT, JSON_OPTIONS) == ""
+    opened = call_grammar(answers, use(), State.REASONING, JSON_OPTIONS)
+    assert vocabulary.accepts(opened, f"I think.\n</think>\n\n{calls}")
 
 
 def test_reasoning_comes_before_structured_output(vocabulary) -> None:

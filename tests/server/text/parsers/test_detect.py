@@ -96,6 +96,22 @@ def test_reasoning_of_published_template_is_found(stem: str, name: str | None) -
     assert answers.reasoning == (REASONING_BY_NAME[name] if name else None)
 
 
+@pytest.mark.parametrize(
+    ("stem", "is_opened_on_request"),
+    [
+        ("deepseek-ai-DeepSeek-V3.1", True),
+        ("Bielik-11B-v3.0-Instruct", True),
+        ("Qwen-Qwen3-0.6B", False),  # the model itself opens its reasoning
+        ("Qwen-Qwen2.5-7B-Instruct", False),
+    ],
+)
+def test_template_that_opens_reasoning_on_request_is_found(
+    stem: str, is_opened_on_request: bool
+) -> None:
+    answers, _ = detected(ASSETS / f"{stem}.jinja")
+    assert answers.is_opened_on_request == is_opened_on_request
+
+
 def test_unknown_marks_are_inferred_from_what_the_template_renders(tmp_path: Path) -> None:
     for stem, old, new in (
         ("Qwen-Qwen2.5-7B-Instruct", "tool_call>", "do_this>"),
