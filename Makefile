@@ -11,7 +11,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help serve setup check test test-slow fuzz bench demo-eval demo-score demo-train gpu-check \
+.PHONY: help serve setup check test test-slow test-clients fuzz bench demo-eval demo-score demo-train gpu-check \
 	gpu-wheels sbom lock clean
 
 help: ## print this list
@@ -47,10 +47,13 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
 
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m "slow and not gpu"
+
+test-clients: setup ## install other people's clients and run them: a table of what each can do
+	$(BIN)/pytest -m clients -s tests/clients
 
 fuzz: setup ## try mutated inputs on everything that reads them: MINUTES (60)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -82,6 +82,7 @@ class TokenLogprobs(Record, frozen=True):
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+    rank: int | None = None  # the place of the token among all, from 1; only of prompt tokens
 
 
 class GenerateRequest(Message, frozen=True):

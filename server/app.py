@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -19,7 +20,7 @@ from starlette.routing import Route
 from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from server.api import docs, ops
+from server.api import capabilities, docs, ops
 from server.api.anthropic import messages
 from server.api.openai import (
     batches,
@@ -54,14 +55,15 @@ ROUTE_FILES = (
     chat,
     completions,
     responses,
+    messages,
     embeddings,
     score,
     rerank,
-    models,
-    tokenize,
-    messages,
     files,
     batches,
+    models,
+    tokenize,
+    capabilities,
     ops,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
@@ -99,16 +101,10 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         created=int(time.time()),
         batches=_batches(config, client),
     )
-    app = OpenApiApp(
+    app = _routed(
         keyed=bool(state.keys),
         vocab_size=lambda: client.info.vocab_size if client.info else None,
-        title="Penstock",
-        version=VERSION,
         lifespan=_lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        responses=RESPONSES,
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
@@ -116,8 +112,6 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         config.response_store_bytes, config.response_store_count
     )
     app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
-    for router in (*ROUTERS, docs.router):
-        app.include_router(router)
     app.add_middleware(Gate, config=config, keys=state.keys)
     app.add_middleware(RequestBoundary, state=state)
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
@@ -129,6 +123,27 @@ def _batches(config: ServerConfig, client: EngineClient) -> BatchRunner | None:
     """Return the runner of the batches in --batch-dir. Raises ConfigError."""
     storage = open_storage(config)
     return BatchRunner(storage, client, config.max_body_bytes) if storage else None
+
+
+def _routed(**facts: Any) -> OpenApiApp:
+    """Return an application with every route. `facts` are arguments of OpenApiApp."""
+    app = OpenApiApp(
+        title="Penstock",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=RESPONSES,
+        **facts,
+    )
+    for router in (*ROUTERS, docs.router):
+        app.include_router(router)
+    return app
+
+
+def api_document() -> dict[str, Any]:
+    """Return the OpenAPI document of a server before its model is loaded."""
+    return _routed(keyed=False, vocab_size=lambda: None).openapi()
 
 
 async def _raise(request: Request, error: Exception) -> Response:

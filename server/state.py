@@ -6,7 +6,6 @@ import asyncio
 import importlib.metadata
 import zlib
 from dataclasses import dataclass, field
-from typing import Literal
 
 from starlette.requests import Request
 
@@ -18,6 +17,7 @@ from server.cli.config import ServerConfig
 from server.http.auth import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
+from server.http.openapi import Task
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
@@ -26,7 +26,6 @@ from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
 VERSION = importlib.metadata.version("penstock")
-Task = Literal["generate", "embed"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,16 @@ class AppState:
             raise EngineUnavailableError(state, f"The engine is {state}.")
         return info
 
+    @property
+    def task(self) -> Task:
+        """The task of the loaded model; raises as `loaded` does."""
+        return "embed" if self.loaded().kind == "encoder" else "generate"
+
     def check_task(self, task: Task) -> None:
         """Raise a 400 ApiError if the model cannot do `task`."""
-        info = self.loaded()
-        if (info.kind == "encoder") == (task == "embed"):
+        if self.task == task:
             return
+        info = self.loaded()
         does = {
             "embed": "generates text; use /v1/chat/completions or /v1/completions",
             "generate": "makes embeddings; use /v1/embeddings or /v1/score",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
+from itertools import islice, repeat
 
 import torch
 
@@ -16,23 +16,32 @@ PROMPT_ROWS = 64  # prompt tokens per chunk of logits, which are as wide as the 
 class PendingLogprobs:
     """For some rows: the logprob of the row's token, and the most likely tokens with theirs."""
 
-    def __init__(self, counts: Mapping[int, int], values: torch.Tensor, ids: torch.Tensor) -> None:
+    def __init__(
+        self,
+        counts: Mapping[int, int],
+        values: torch.Tensor,
+        ids: torch.Tensor,
+        ranks: torch.Tensor | None = None,
+    ) -> None:
         """Copy the logprobs to the host.
 
         `counts` maps a row to its number of most likely tokens, in the order of the tensors.
-        `values` fp32 holds 1 + count numbers per row, `ids` int64 holds count.
+        `values` fp32 holds 1 + count numbers per row, `ids` int64 holds count, and `ranks` int64
+        holds one if they are known.
         """
         self._counts = counts
-        self._copy = HostCopy([values, ids])
+        self._copy = HostCopy([values, ids] if ranks is None else [values, ids, ranks])
 
     def read(self) -> dict[int, TokenLogprobs]:
         """Return the logprobs by row. They mean nothing for a row without a sampled token."""
-        values, ids = (iter(tensor.tolist()) for tensor in self._copy.wait())
+        values, ids, *known = (iter(tensor.tolist()) for tensor in self._copy.wait())
+        ranks = known[0] if known else repeat(None)
         result = {}
         for row, count in self._counts.items():
             own, *logprobs = islice(values, 1 + count)
             tokens = islice(ids, count)
-            result[row] = TokenLogprobs(own, tuple(zip(tokens, logprobs, strict=True)))
+            top = tuple(zip(tokens, logprobs, strict=True))
+            result[row] = TokenLogprobs(own, top, next(ranks))
         return result
 
 
@@ -57,12 +66,13 @@ def prompt_logprobs(
     count: int,
     logits_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> PendingLogprobs:
-    """Return the logprobs of known `tokens` [R] and of the `count` most likely ones.
+    """Return the logprobs and ranks of known `tokens` [R], and the `count` most likely ones.
 
     `hidden` [R, hidden] is the state before each token. `logits_of` computes logits [R, V] from it.
     """
     values = []
     ids = []
+    ranks = []
     width = count
     for states, part in zip(hidden.split(PROMPT_ROWS), tokens.split(PROMPT_ROWS), strict=True):
         logprobs = torch.log_softmax(logits_of(states), dim=-1, dtype=torch.float32)
@@ -71,5 +81,6 @@ def prompt_logprobs(
         own = logprobs.gather(1, part.long()[:, None])
         values.append(torch.cat([own, top.values], dim=1).flatten())
         ids.append(top.indices.flatten())
+        ranks.append(1 + (logprobs > own).sum(dim=1))
     counts = dict.fromkeys(range(len(tokens)), width)
-    return PendingLogprobs(counts, torch.cat(values), torch.cat(ids))
+    return PendingLogprobs(counts, torch.cat(values), torch.cat(ids), torch.cat(ranks))

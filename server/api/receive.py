@@ -12,7 +12,8 @@ from starlette.requests import Request
 
 from server.generation.off_loop import INLINE_CHARS, off_loop
 from server.http.body import BodyType, read_body
-from server.state import AppState, Task, state_of
+from server.http.openapi import Task
+from server.state import AppState, state_of
 
 
 async def admit_and_read(request: Request, kind: type[BodyType], task: Task) -> BodyType:

@@ -18,7 +18,15 @@ from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.http.listener import address_of, is_loopback
 from server.state import AppState
+from server.text.parsers.detect import AnswerFormat
 
+# By AnswerFormat.source.
+CALL_SOURCES = {
+    "flag": "from --tool-call-parser",
+    "response_template": "from the checkpoint's response_template",
+    "table": "found from the chat template",
+    "template": "inferred from the chat template",
+}
 UNKNOWN_KEY = "KEY"  # placeholder in the curl line for a key that the shell cannot look up
 # By Ready.uneven: why logits depend on the other requests in a step, and how to prevent it.
 BATCH_VARIANCE = {
@@ -80,6 +88,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *answers(state.answers),
         *memory(ready),
         f"  access    API key {access}",
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
@@ -140,6 +149,22 @@ def kv_cache(ready: Ready) -> list[str]:
             f"{saved:.0%} less KV cache for a request of {length} tokens"
         )
     return lines
+
+
+def answers(found: AnswerFormat | None) -> list[str]:
+    """Return how tool calls and reasoning are read, and whether that was confirmed."""
+    if found is None:
+        return []
+    reasoning = f", reasoning in {found.reasoning.open.strip()}" if found.reasoning else ""
+    if found.calls is None:
+        how = "the chat template shows none, so the system message describes tools (hermes)"
+    else:
+        how = f"{found.calls.name}, {CALL_SOURCES[found.source]}"
+        if found.round_trips:
+            how += ", reads its own calls back"
+        else:
+            how += ", not confirmed: the template shows no call that could be read back"
+    return [f"  tools     {how}{reasoning}"]
 
 
 def memory(ready: Ready) -> list[str]:

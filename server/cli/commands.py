@@ -233,3 +233,8 @@ def doctor(config: ConfigFile = None) -> None:
 def flags() -> None:
     """Print all settings and their defaults as Markdown."""
     typer.echo(flags_page(), nl=False)
+
+
+def api() -> None:
+    """Print all routes and their parameters as Markdown."""
+    become("server.api_page")  # commands do not import the application

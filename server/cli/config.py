@@ -100,13 +100,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     tool_call_parser: Annotated[
         ToolCallParser,
-        setting(HTTP, "Format of the model's tool calls; auto finds it from the chat template."),
+        setting(HTTP, "Format of the model's tool calls; auto finds it from the checkpoint."),
     ] = "auto"
     reasoning_parser: Annotated[
         ReasoningParser,
         setting(
             HTTP,
-            "Marks around the model's reasoning; auto finds them from the chat template, and none "
+            "Marks around the model's reasoning; auto finds them from the checkpoint, and none "
             "leaves reasoning in the content.",
         ),
     ] = "auto"

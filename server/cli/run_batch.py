@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import os
@@ -118,6 +117,8 @@ def _run_by_engine(
 
 def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int:
     """Send the lines to a running server, and return the exit status."""
+    import asyncio
+
     import httpx2
 
     from server.batch.sender import Sender, ServerAway

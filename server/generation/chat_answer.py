@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,8 +38,8 @@ async def answer_chat(
     with state.client.reserve():
         chat = await off_loop(size, read_chat)
         prompt = await chat_prompt(state, chat)
-    parsing = parsing_of(state, chat, prompt.text)
-    options = with_grammar(state, options, chat, parsing)
+        parsing = parsing_of(state, chat, prompt.text)
+        options = await off_loop(size, partial(with_grammar, state, options, chat, parsing))
     names = [*ignored, *unread_arguments(state, chat)]
     prepared = prepare(
         state, request, options, [prompt.ids], param=param, ignored=names, parsing=parsing

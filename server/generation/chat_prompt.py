@@ -110,10 +110,13 @@ def _visible_tools(chat: Chat) -> Sequence[Tool]:
 
 def shows_tools_in_text(state: AppState, chat: Chat) -> bool:
     """Return whether the system message shows the tools, because the template does not."""
-    if state.template is None or not _visible_tools(chat):
-        return False
+    return state.template is not None and bool(_visible_tools(chat)) and not has_own_tools(state)
+
+
+def has_own_tools(state: AppState) -> bool:
+    """Return whether the model's template shows tools and the format of its calls is known."""
     is_known = state.answers is not None and state.answers.calls is not None
-    return not is_known or "tools" not in state.template.variables
+    return is_known and state.template is not None and "tools" in state.template.variables
 
 
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:

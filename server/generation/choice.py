@@ -47,7 +47,12 @@ class Choice:
         marks = NO_MARKS
         if self._parsing is not None:
             syntax, marks = self._parsing.syntax, self._parsing.syntax.marks
-            self._parser = AnswerParser(syntax, self._parsing.tools, start=self._parsing.start)
+            self._parser = AnswerParser(
+                syntax,
+                self._parsing.tools,
+                start=self._parsing.start,
+                shows_special=not options.skip_special_tokens,
+            )
         self.num_reasoning_tokens = 0
         self._detokenizer = Detokenizer(
             tokenizer,
@@ -55,7 +60,11 @@ class Choice:
             continues=prepared.start_token is None,
             marks=marks,
         )
-        self._stop_matcher = StopMatcher(options.stop, include=options.include_stop)
+        # A stop string may contain tokens that have become marks.
+        shows_special = not options.skip_special_tokens
+        self._stops = {marks.encode_shown(s, special=shows_special): s for s in options.stop}
+        self._stops |= {stop: stop for stop in options.stop}
+        self._stop_matcher = StopMatcher(list(self._stops), include=options.include_stop)
         echo = ""
         if prepared.echoes:
             echo = prepared.echoes[self.prompt].text
@@ -94,18 +103,21 @@ class Choice:
         if output.logprobs is not None:
             token = TokenWithLogprobs(output.token, output.logprobs, self._length)
             self._logprobs.append(token)
-        self._extend(self._detokenizer.push((output.token,)))
+        self._extend(self._detokenizer.push(output.token))
 
     def _extend(self, text: str) -> None:
         """Pass decoded text to the next stage."""
         self._length += len(text)
+        if not self._stops:
+            self._text += text
+            return
         # As in vLLM, a stop string counts if it ends after the text of `min_tokens` tokens.
         too_early = self.num_tokens <= self._min_tokens
         matched = self._stop_matcher.push(text, too_early=too_early)
         self._text += matched.text
         if matched.stop is not None:
             self.finish = "stop"
-            self._stop = matched.stop
+            self._stop = self._stops[matched.stop]
 
     def _end(self, reason: FinishReason) -> None:
         """Flush the stages. Their last text may still contain a stop string."""
@@ -125,8 +137,10 @@ class Choice:
             self.finish = "stop"  # one call is enough
         if self.finish is None:
             return
-        parser.flush(is_cut=self.finish == "length")
-        if self.finish == "stop" and parser.calls.count and not parsing.is_named:
+        # A stop string within a call cuts it, as the limit on tokens does.
+        is_cut = self.finish == "length" or (self._stop is not None and parser.calls.is_open)
+        parser.flush(is_cut=is_cut)
+        if self.finish == "stop" and parser.calls.count and not (parsing.is_named or is_cut):
             self.finish = "tool_calls"
 
     @property

@@ -46,7 +46,7 @@ class Embedding(Submission[EmbedOutput]):
         Raises EngineError, or ApiError if a vector is not finite.
         """
         vectors: dict[int, bytes] = {}
-        async for batch in self._batches():
+        async for batch in self._stream:
             for at, output in batch:
                 if output.finish == "error":
                     raise numerical_error()

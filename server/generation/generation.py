@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
+from engine.protocol import Admission, GenerateRequest, PrefillChunk, SamplingParams, TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
@@ -19,6 +20,14 @@ from server.generation.trace import ChoiceRecord, trace_of
 from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
+
+
+def num_preemptions(chunks: Sequence[PrefillChunk]) -> int:
+    """Return how often a sequence was preempted: how often its prefill began again.
+
+    A preemption after which the cache still holds all tokens is not counted.
+    """
+    return sum(chunk.start != last.start + last.count for last, chunk in pairwise(chunks))
 
 
 class Generation(Submission[TokenOutput]):
@@ -45,6 +54,7 @@ class Generation(Submission[TokenOutput]):
         stream = self._client.submit(requests)
         if self._limiter is not None:
             self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
+        self._metrics.request_n.observe(self.prepared.options.n)
         return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
@@ -83,12 +93,12 @@ class Generation(Submission[TokenOutput]):
 
     async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
         """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
-        async for batch in self._batches():
+        async for batch in self._stream:
             yield self._with_timings([choice.take() for choice in self._consume(batch)])
 
     async def collect(self) -> list[ChoiceEvents]:
         """Wait for the end, and return the events of each choice. Raises as iteration does."""
-        async for batch in self._batches():
+        async for batch in self._stream:
             self._consume(batch)
         answers = self._with_timings([choice.take() for choice in self._choices])
         return self._with_prompt_logprobs(answers)
@@ -176,11 +186,11 @@ class Generation(Submission[TokenOutput]):
         metrics = self._metrics
         timeline = self._timelines[choice.index]
         if not choice.drops_tokens:
-            metrics.generation_tokens.inc()
+            metrics.tokens.add_token()
             if self._limiter is not None:
                 self._limiter.use_tokens(1)
         if timeline.first_token:
-            metrics.inter_token_latency.observe(at - timeline.last_token)
+            metrics.tokens.add_gap(at - timeline.last_token)
             return
         prompt = self.prepared.prompts[choice.prompt]
         params = self.prepared.params[choice.prompt]
@@ -204,7 +214,8 @@ class Generation(Submission[TokenOutput]):
             last=timeline.last_token,
             ended=timeline.text_end,
         )
-        self._metrics.finish(reason, stamps, choice.num_tokens)
+        chunks = [chunk for _, _, chunk in self._stream.prefills[request_id]]
+        self._metrics.finish(reason, stamps, choice.num_tokens, num_preemptions(chunks))
         for outcome in choice.outcomes:
             self._metrics.tool_call(outcome)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import structlog
+
 from server.generation.chat_prompt import Chat, shows_tools_in_text
 from server.generation.grammar import JSON_OPTIONS, WantedGrammar
 from server.generation.options import GenerationOptions
@@ -14,11 +16,14 @@ from server.http.errors import invalid
 from server.state import AppState
 from server.text.chat_template import ChatTemplate
 from server.text.parsers.call_grammar import call_grammar, reasoning_grammar
-from server.text.parsers.detect import AnswerFormat, detect
+from server.text.parsers.detect import AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, REASONING_BY_NAME, Reasoning
+from server.text.parsers.response_template import translated
 from server.text.parsers.syntax import State, Syntax
 from server.text.parsers.tools import Tool
 from server.text.tokenizer import Tokenizer
+
+log = structlog.get_logger("server.formats")
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
     Raises a 400 ApiError if `tool_choice` needs tools that the request lacks.
     """
     use = chat.tool_use
-    _check_choice(chat)
+    check_tool_choice(chat)
     answers = _format_of(state, chat)
-    if answers is None or chat.continue_final_message:
+    if answers is None:
         return None
     has_tools = bool(use.tools) and use.mode != "none"
     syntax = answers.syntax if has_tools else answers.plain_syntax
@@ -55,7 +60,8 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
     )
 
 
-def _check_choice(chat: Chat) -> None:
+def check_tool_choice(chat: Chat) -> None:
+    """Raise a 400 ApiError if `tool_choice` needs tools that the request lacks."""
     use = chat.tool_use
     if use.mode == "required" and not use.tools:
         raise invalid(use.choice_param, f"{use.choice_param} needs tools, and there are none.")
@@ -106,10 +112,15 @@ def answer_formats(
     if reasoning_name == "auto":
         reasoning = "auto"
     calls = None if calls_name == "auto" else BY_NAME[calls_name]
-    tokens, special = tokenizer.added_ids, tokenizer.special_ids
-    render, source = template.render, template.source
-    found = detect(render, source, tokens, special, calls=calls, reasoning=reasoning)
-    in_text = calls or BY_NAME["hermes"]
-    reasoning = found.reasoning
-    hermes = detect(render, source, tokens, special, calls=in_text, reasoning=reasoning)
+    prober = Prober(
+        template.render,
+        template.source,
+        tokenizer.added_ids,
+        tokenizer.special_ids,
+        translated(tokenizer.response_template),
+    )
+    found = detect(prober, calls=calls, reasoning=reasoning)
+    for problem in prober.problems:
+        log.warning("response_template is not used in full", problem=problem)
+    hermes = detect(prober, calls=calls or BY_NAME["hermes"], reasoning=found.reasoning)
     return found, hermes

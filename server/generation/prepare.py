@@ -20,7 +20,7 @@ from server.generation.limits import (
 from server.generation.options import GenerationOptions
 from server.generation.parsing import Parsing
 from server.generation.prompts import Echo
-from server.generation.sampling import check_logit_bias, check_min_tokens, sampling_params
+from server.generation.sampling import check_min_tokens, check_option_tokens, sampling_params
 from server.generation.truncation import truncated
 from server.http.body import ignored_header
 from server.http.errors import unsupported
@@ -103,9 +103,7 @@ def prepare(
     _check_support(state, options, echoes)
     for prompt in prompts:
         check_token_ids(state, prompt, param)
-    check_token_ids(state, options.stop_token_ids, "stop_token_ids")
-    check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
-    check_logit_bias(state, options.logit_bias)
+    check_option_tokens(state, options)
     check_choices(options, len(prompts), param)
     given = prompts
     prompts = [truncated(state, options, prompt) for prompt in given]

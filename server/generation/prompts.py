@@ -103,5 +103,5 @@ def _echo(state: AppState, options: GenerationOptions, prompt: str | list[int]) 
 def _offsets(state: AppState, ids: list[int], *, skip: bool) -> list[int]:
     """Return the number of characters before each token of `ids`."""
     detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=skip)
-    lengths = [len(detokenizer.push((token,))) for token in ids[:-1]]
+    lengths = [len(detokenizer.push(token)) for token in ids[:-1]]
     return [0, *accumulate(lengths)]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.protocol import SamplingParams
 from server.generation.grammar import grammar_of
+from server.generation.limits import check_token_ids
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
 from server.state import AppState
@@ -17,7 +18,14 @@ BANNED = float("-inf")  # logit bias of a token that is never sampled
 MAX_BANNED_TOKENS = 2048  # in the sequences of one request: each step compares them all
 
 
-def check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
+def check_option_tokens(state: AppState, options: GenerationOptions) -> None:
+    """Raise a 400 ApiError if an option names a token that is not in the vocabulary."""
+    check_token_ids(state, options.stop_token_ids, "stop_token_ids")
+    check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
+    _check_logit_bias(state, options.logit_bias)
+
+
+def _check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
     """Raise a 400 ApiError if a key is not a token id."""
     vocab_size = state.loaded().vocab_size
     for key in keys:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-import anyio
 import structlog
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Message, Receive, Scope, Send
@@ -33,11 +32,18 @@ LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"
 log = structlog.get_logger("server.stream")
 
 
-def sse_event(data: bytes, name: str | None = None) -> bytes:
-    """Return a server-sent event whose data is a JSON text; `name` is its type."""
+def escaped(data: bytes) -> bytes:
+    """Return a JSON text without characters that end a line for some clients."""
+    if data.isascii():
+        return data
     for separator, escape in LINE_SEPARATORS:
         data = data.replace(separator, escape)
-    line = b"data: " + data + b"\n\n"
+    return data
+
+
+def sse_event(data: bytes, name: str | None = None) -> bytes:
+    """Return a server-sent event whose data is a JSON text; `name` is its type."""
+    line = b"data: " + escaped(data) + b"\n\n"
     if name is None:
         return line
     return b"event: " + name.encode() + b"\n" + line
@@ -50,6 +56,8 @@ class StreamedResponse(EventSourceResponse):
         self._state = state
         self._generation = generation
         self._writer = writer
+        options = generation.prepared.options
+        self._may_be_long = max(options.num_logprobs, options.num_prompt_logprobs) >= 0
         config = state.config
         super().__init__(
             self._body(),
@@ -62,9 +70,9 @@ class StreamedResponse(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the generation while its events are sent; end a failed stream with an error event."""
-        send = in_pieces(send, self._state.config.send_timeout + AFTER_KERNEL_S)
+        send = TimedSend(send, self._state.config.send_timeout + AFTER_KERNEL_S)
         try:
-            with self._generation:
+            with self._generation, send:
                 await self._stream(scope, receive, send)
         except StreamBroken as broken:
             await cancel_on_disconnect(receive, self._send_failure(broken.error, send))
@@ -94,10 +102,17 @@ class StreamedResponse(EventSourceResponse):
         except Exception as error:
             raise StreamBroken(error) from error
 
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        # TimedSend has one timer for the stream. The library's timer for each message would take
+        # longer than all the rest of the message.
+        await send(message)
+
     async def _formatted(self, updates: Sequence[ChoiceEvents]) -> bytes:
         def write() -> bytes:
             return b"".join([self._writer.chunks(update) for update in updates])
 
+        if not self._may_be_long:
+            return write()
         return await format_events(self._generation.prepared.options, updates, write)
 
     async def _send_failure(self, error: Exception, send: Send) -> None:
@@ -111,27 +126,74 @@ class StreamedResponse(EventSourceResponse):
         await send({"type": "http.response.body", "body": event, "more_body": True})
 
 
-def in_pieces(send: Send, limit: float) -> Send:
-    """Return a `send` that splits bodies and raises ClientStalled if a piece takes too long.
+class TimedSend:
+    """A `send` that splits bodies, and raises ClientStalled if a piece takes too long.
 
-    `limit` is in seconds. A slow client may need longer for a whole body than for one piece.
+    `limit` is in seconds. A slow client may need longer for a whole body than for one piece. Use it
+    as a context manager: one timer looks at all sends of the response.
     """
-    sending = asyncio.Lock()  # a ping between two pieces would break an event
 
-    async def send_in_pieces(message: Message) -> None:
-        async with sending:
-            for piece in pieces(message):
-                with anyio.move_on_after(limit) as clock:
-                    await send(piece)
-                if clock.cancelled_caught:
-                    raise ClientStalled
+    def __init__(self, send: Send, limit: float) -> None:
+        self._send = send
+        self._limit = limit
+        self._owner: asyncio.Task[None] | None = None  # that sends all but the pings
+        self._task: asyncio.Task[None] | None = None  # the owner, while it sends
+        self._piece = 0  # number of the piece that is sent now
+        self._seen = -1  # at the timer's last look
+        self._is_stalled = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    return send_in_pieces
+    def __enter__(self) -> None:
+        self._look()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def __call__(self, message: Message) -> None:
+        body = message.get("body", b"")
+        if body.startswith(b":"):
+            await self._send_ping(message)
+            return
+        if self._owner is None:  # Python 3.11 takes a microsecond to find the current task
+            self._owner = asyncio.current_task()
+        self._task = self._owner
+        try:
+            if len(body) <= PIECE:
+                self._piece += 1
+                await self._send(message)
+            else:
+                await self._send_pieces(message)
+        except asyncio.CancelledError:
+            if self._is_stalled:
+                raise ClientStalled from None
+            raise
+        finally:
+            self._task = None
+
+    async def _send_pieces(self, message: Message) -> None:
+        for piece in pieces(message):
+            self._piece += 1
+            await self._send(piece)
+
+    async def _send_ping(self, message: Message) -> None:
+        """Send a ping, unless a body is on its way: between two pieces it would break an event."""
+        if self._task is None:
+            await self._send(message)
+
+    def _look(self) -> None:
+        """Cancel a send that has lasted since the last look."""
+        if self._task is not None and self._piece == self._seen:
+            self._is_stalled = True
+            self._task.cancel()
+            return
+        self._seen = self._piece
+        self._timer = asyncio.get_running_loop().call_later(self._limit, self._look)
 
 
 def pieces(message: Message) -> Iterator[Message]:
     """Split a body into pieces of at most PIECE bytes, between events if these fit."""
-    body = message.get("body", b"")
+    body = message["body"]
     start = 0
     while len(body) - start > PIECE:
         end = body.rfind(b"\n\n", start, start + PIECE) + 2

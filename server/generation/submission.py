@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Generic, Self
 
@@ -22,7 +22,7 @@ class Submission(Generic[Output]):
 
     The constructor sends nothing. Use it as a context manager: entering it submits the requests,
     and leaving it closes them with the exception, if any. Subclasses say what is sent (`_send`)
-    and consume the outputs (`_batches`).
+    and consume the outputs (`_stream`).
     """
 
     def __init__(
@@ -64,14 +64,6 @@ class Submission(Generic[Output]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 await self._stream.arrival()
-
-    async def _batches(self) -> AsyncIterator[list[tuple[float, Output]]]:
-        """Yield all outputs that are ready, with the end times of their steps.
-
-        Ends when every request has finished. Raises EngineError.
-        """
-        async for batch in self._stream:
-            yield batch
 
     def _finish(self, request_id: int) -> None:
         """Record that a request is complete. Aborts it if the engine has not finished it."""

@@ -47,7 +47,13 @@ def few(value: Any, most: int = MAX_MEMBERS, noun: str = "members") -> Any:
 class Part(BaseModel):
     """A request body, or an object inside one."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        extra="allow",
+        use_attribute_docstrings=True,  # the text below a field describes it in the API's documents
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -79,13 +85,17 @@ class Body(Part):
     `UNSUPPORTED` maps known fields that this server does not support to the values that have no
     effect; other values are refused. `HINTS` maps such fields to advice for the error message.
     `ACCEPTED` are fields that are accepted because their meaning cannot change an answer here.
+    `DEFAULTS` documents the value that an absent field stands for; an absent boolean is false.
     """
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     HINTS: ClassVar[dict[str, str]] = {}
     ACCEPTED: ClassVar[frozenset[str]] = frozenset()
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
+
     model: str | None = None
+    """A name of the served model, which is also the default."""
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")

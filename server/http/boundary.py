@@ -30,6 +30,19 @@ PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # probed every few seconds: logged at 
 LINGER = 5.0  # seconds to keep reading a body that is refused
 
 log = structlog.get_logger("server.access")
+# Headers that scripts of web pages may read, with their meaning for the page of the API.
+RESPONSE_HEADERS = {
+    "x-request-id": "the id of the request in logs and errors; the client's own, if it is valid",
+    "request-id": "the same id, in Anthropic's API",
+    "openai-processing-ms": "milliseconds from the request's arrival to these headers",
+    "server-timing": "the same time, for the tools of browsers",
+    "openai-version": "the version of OpenAI's API",
+    "x-ignored-params": "unknown parameters, and arguments that the chat template does not read",
+    "x-adjusted-params": "parameters that were lowered to what the context leaves",
+    "retry-after": "seconds to wait before the same request may succeed",
+    "x-should-retry": "`false` if the same request would fail again",
+    **RATE_LIMIT_HEADERS,
+}
 
 
 class CrossOrigin(CORSMiddleware):
@@ -46,17 +59,7 @@ class CrossOrigin(CORSMiddleware):
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,  # from a public page to a private network
-            expose_headers=(
-                "x-request-id",
-                "request-id",
-                "x-ignored-params",
-                "x-adjusted-params",
-                "retry-after",
-                "x-should-retry",
-                "openai-processing-ms",
-                "server-timing",
-                *RATE_LIMIT_HEADERS,
-            ),
+            expose_headers=tuple(RESPONSE_HEADERS),
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:

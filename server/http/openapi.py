@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
+from pydantic import AliasChoices
 
 from server.http.body import JSON, Body
 
 REFERENCE = "#/components/schemas/{model}"
 TOKEN_ID = "Token id"  # the title of schemas of token ids, which depend on the model
+TASK = "x-task"  # the member of an operation that names its task
+Task = Literal["generate", "embed"]
+# Members of the schema of a body, and of one of its fields.
+ACCEPTED = "x-accepted-without-effect"  # names of fields
+UNSUPPORTED = "x-unsupported"  # names of fields, with the values that are accepted
+OTHER_NAMES = "x-other-names"  # names of the field in other APIs
 ERROR = {
     "type": "object",
     "title": "Error",
@@ -63,18 +70,41 @@ PROBE: dict[str, Any] = {
 }
 
 
-def body_schema(kind: type[Body], *, streams: bool = False) -> dict[str, Any]:
+def body_schema(
+    kind: type[Body], *, streams: bool = False, task: Task | None = None
+) -> dict[str, Any]:
     """Return the `openapi_extra` of an operation that reads a body of type `kind`.
 
-    With `streams`, its response may also be a stream of server-sent events.
+    With `streams`, its response may also be a stream of server-sent events. `task` is the one that
+    a model must do; operations that stream generate. None: an operation of every model.
     """
     schema = kind.model_json_schema(ref_template=REFERENCE)
+    _complete_properties(kind, schema["properties"])
+    schema[ACCEPTED] = sorted(kind.ACCEPTED)
+    schema[UNSUPPORTED] = {name: list(values) for name, values in sorted(kind.UNSUPPORTED.items())}
     extra: dict[str, Any] = {
         "requestBody": {"required": True, "content": {JSON: {"schema": schema}}}
     }
     if streams:
         extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
+        task = "generate"
+    if task is not None:
+        extra[TASK] = task
     return extra
+
+
+def _complete_properties(kind: type[Body], properties: dict[str, Any]) -> None:
+    """Set the defaults of the fields, and the other names that they have."""
+    for name, schema in properties.items():
+        is_boolean = {"type": "boolean"} in schema.get("anyOf", ())
+        if name in kind.DEFAULTS:
+            schema["default"] = kind.DEFAULTS[name]
+        elif is_boolean and len(schema["anyOf"]) == 2:  # the other one is null
+            schema["default"] = False
+        field = kind.model_fields.get(name)
+        aliases = field.validation_alias if field else None
+        if isinstance(aliases, AliasChoices):
+            schema[OTHER_NAMES] = [alias for alias in aliases.choices if alias != name]
 
 
 class OpenApiApp(FastAPI):

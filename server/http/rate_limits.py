@@ -14,11 +14,15 @@ from dataclasses import dataclass, fields
 
 from server.http.errors import ApiError
 
-RATE_LIMIT_HEADERS = tuple(
-    f"x-ratelimit-{fact}-{noun}"
-    for noun in ("requests", "tokens")
-    for fact in ("limit", "remaining", "reset")
-)
+# With their meaning. Only keys with such a limit have them.
+RATE_LIMIT_HEADERS = {
+    "x-ratelimit-limit-requests": "requests that the key may send in a minute",
+    "x-ratelimit-remaining-requests": "requests that the key may send now",
+    "x-ratelimit-reset-requests": "time until all requests are available again",
+    "x-ratelimit-limit-tokens": "tokens of prompts and answers that the key may use in a minute",
+    "x-ratelimit-remaining-tokens": "tokens that the key may use now",
+    "x-ratelimit-reset-tokens": "time until all tokens are available again",
+}
 NUMBER = re.compile("[1-9][0-9]{0,8}")
 Clock = Callable[[], float]  # seconds
 

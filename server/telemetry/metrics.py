@@ -21,6 +21,7 @@ from engine.client.client import EngineClient
 from engine.protocol import Admission, StepOutputs
 from server.cli.config import MetricsCompat
 from server.telemetry.metrics_vllm import VllmNames
+from server.telemetry.token_series import TokenSeries
 
 # Ignore PROMETHEUS_MULTIPROC_DIR, which container images of other servers set. A single process
 # observes everything, and a later process with the same pid would read this one's files again.
@@ -36,6 +37,8 @@ SECONDS = (
 )
 STEP_SECONDS = (0.0005, *SECONDS[:15])
 TOKENS = tuple(2**power for power in range(18))
+CHOICES = (1, 2, 5, 10, 20, 50, 128)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Metrics:
         self._last_step = 0
         self._make_histograms()
         self._make_counters()
+        self.tokens = TokenSeries(self._labels, STEP_SECONDS)
+        self.registry.register(self.tokens)
         self.registry.register(EngineSeries(client, self._labels, version))
         ProcessCollector(registry=self.registry)
         client.on_step = self._on_step
@@ -98,11 +103,6 @@ class Metrics:
         self.time_to_first_token = make(
             "time_to_first_token_seconds", "Time from a request's arrival to its first token."
         )
-        self.inter_token_latency = make(
-            "inter_token_latency_seconds",
-            "Time between two tokens of one sequence, by the engine's clock.",
-            STEP_SECONDS,
-        )
         self._time_per_output_token = make(
             "request_time_per_output_token_seconds",
             "Mean time between the tokens of one answer.",
@@ -120,6 +120,11 @@ class Metrics:
         )
         self._step = make("engine_step_seconds", "Wall time of an engine step.", STEP_SECONDS)
         self._step_tokens = make("iteration_tokens", "Tokens computed by an engine step.", TOKENS)
+        self._step_progress = make(
+            "iteration_progress_tokens",
+            "Prompt tokens computed by an engine step or found in the cache, and tokens generated.",
+            TOKENS,
+        )
         self._request_prompt_tokens = make(
             "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
         )
@@ -129,6 +134,10 @@ class Metrics:
         self._request_generation_tokens = make(
             "request_generation_tokens", "Tokens of one answer.", TOKENS
         )
+        self.request_n = make("request_params_n", "Choices per prompt of a request.", CHOICES)
+        self._request_preemptions = make(
+            "request_num_preemptions", "Times that a sequence was preempted.", PREEMPTIONS
+        )
 
     def _make_counters(self) -> None:
         make, labels = self._counter, self._labels
@@ -136,7 +145,6 @@ class Metrics:
         self._prompt_tokens = make("prompt_tokens", "Prompt tokens computed or cached.").labels(
             **labels
         )
-        self.generation_tokens = make("generation_tokens", "Tokens generated.").labels(**labels)
         self._success = make("request_success", "Sequences finished, by reason.", "finished_reason")
         self._aborts = make("aborts", "HTTP requests aborted before their end.", "reason")
         self._rejects = make("rejects", "Requests answered with an error, by error code.", "code")
@@ -159,6 +167,9 @@ class Metrics:
             self._step.observe(outputs.stats.step_seconds)
             stats = outputs.stats
             self._step_tokens.observe(stats.step_prefill_tokens + stats.step_decode_tokens)
+            cached = sum(admission.cached_tokens for admission in outputs.admitted)
+            generated = len(outputs.tokens)
+            self._step_progress.observe(stats.step_prefill_tokens + cached + generated)
 
     def request(self, status: int) -> None:
         """Count a finished HTTP request by the status in the access log."""
@@ -186,7 +197,7 @@ class Metrics:
             self._queue_time.observe(max(admission.at - submitted, 0.0))
             self._prefill_time.observe(at - admission.at)
 
-    def finish(self, reason: str, stamps: Stamps, tokens: int) -> None:
+    def finish(self, reason: str, stamps: Stamps, tokens: int, preemptions: int) -> None:
         """Record one finished sequence with `tokens` generated tokens."""
         decode = stamps.last - stamps.first
         self._success.labels(**self._labels, finished_reason=reason).inc()
@@ -196,6 +207,7 @@ class Metrics:
             self._time_per_output_token.observe(decode / (tokens - 1))
         self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
         self._request_generation_tokens.observe(tokens)
+        self._request_preemptions.observe(preemptions)
 
     def tool_call(self, outcome: CallOutcome) -> None:
         """Count a call of a finished answer, or a text that looked like one."""

@@ -22,9 +22,11 @@ SAME = (
     *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
     *("request_decode_time_seconds", "request_inference_time_seconds"),
     *("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens"),
+    *("request_params_n", "request_num_preemptions"),
 )
 RENAMED = {f"{OURS}{name}": f"{THEIRS}{name}" for name in SAME}
-RENAMED[f"{OURS}iteration_tokens"] = f"{THEIRS}iteration_tokens_total"  # theirs is a histogram
+# Theirs is a histogram. Its sum is that of prompt_tokens_total and generation_tokens_total.
+RENAMED[f"{OURS}iteration_progress_tokens"] = f"{THEIRS}iteration_tokens_total"
 
 
 class VllmNames(Collector):
@@ -40,7 +42,9 @@ class VllmNames(Collector):
             if family.name == f"{OURS}num_requests_waiting":
                 yield _waiting_by_reason(family)
             if family.name == f"{OURS}aborts":
-                yield _corrupted(family)
+                yield _only(family, "reason", "numerical", "corrupted_requests")
+            if family.name == f"{OURS}rejects":
+                yield _only(family, "code", "server_overloaded", "admission_rejections")
 
 
 def _renamed(family: Metric, name: str) -> Metric:
@@ -64,12 +68,12 @@ def _waiting_by_reason(family: Metric) -> Metric:
     return copy
 
 
-def _corrupted(family: Metric) -> Metric:
-    """Return vLLM's count of requests whose logits were not finite."""
-    name = f"{THEIRS}corrupted_requests"
-    copy = Metric(name, f'The same as {family.name} with reason="numerical".', family.type)
+def _only(family: Metric, label: str, value: str, name: str) -> Metric:
+    """Return vLLM's counter `name`: ours where `label` has one value, without that label."""
+    name = f"{THEIRS}{name}"
+    copy = Metric(name, f'The same as {family.name} with {label}="{value}".', family.type)
     for sample in family.samples:
         labels = dict(sample.labels)
-        if sample.name.endswith("_total") and labels.pop("reason") == "numerical":
+        if sample.name.endswith("_total") and labels.pop(label) == value:
             copy.add_sample(f"{name}_total", labels, sample.value)
     return copy

@@ -26,6 +26,10 @@ class TemplateError(Exception):
     """The template refused the messages or failed on them. The client gets the text."""
 
 
+class TemplateLimitError(TemplateError):
+    """The template was over a limit on memory or time, or crashed."""
+
+
 def _prepare(message: dict[str, Any]) -> dict[str, Any]:
     """Return the message as transformers prepares it for a template.
 
@@ -117,6 +121,8 @@ class ChatTemplate:
         messages = context["messages"]
         try:
             return self._rendered(context)
+        except TemplateLimitError:  # other forms would take as long
+            raise
         except TemplateError as error:
             for other in _variants(messages):
                 with contextlib.suppress(TemplateError):
@@ -127,7 +133,7 @@ class ChatTemplate:
         try:
             answer = self._pool.render(context)
         except ConfinedError as error:
-            raise TemplateError(f"The chat template {error} for these messages.") from error
+            raise TemplateLimitError(f"The chat template {error} for these messages.") from error
         if "error" in answer:
             raise TemplateError(answer["error"])
         return answer["text"]

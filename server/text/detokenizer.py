@@ -9,7 +9,6 @@ is processed once, even in long runs of invalid bytes.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
 
 from server.text.parsers.marks import NO_MARKS, Marks, without_marks
 from server.text.tokenizer import Tokenizer
@@ -38,43 +37,40 @@ class Detokenizer:
         self._run: list[int] = []  # byte-fallback tokens of a run that has not ended
         self._begun = continues
 
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the text that later ids cannot change.
+    def push(self, token_id: int) -> str:
+        """Return the text that later tokens cannot change.
 
         An unfinished character or run of byte-fallback tokens at the end is held back.
         """
         if not self._marks:
-            return self._decode(ids)
-        text = ""
-        for token_id in ids:
-            mark = self._marks.get(token_id)
-            if mark is None:
-                text += without_marks(self._decode((token_id,)))
-            else:
-                text += without_marks(self.flush()) + mark
-                self._begun = True
+            return self._decode(token_id)
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return without_marks(self._decode(token_id))
+        text = self.flush() + mark
+        self._begun = True
         return text
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        token_bytes = self._tokenizer.token_bytes
-        ids = [i for i in ids if i not in self._skipped]
-        if self._tokenizer.byte_level:
-            return self._utf8.decode(b"".join(map(token_bytes, ids)))
-        text = ""
-        for token_id in ids:
-            if token_id in self._tokenizer.byte_values:
-                self._run.append(token_id)
-            elif self._begun and not self._run:
-                text += token_bytes(token_id).decode()
-            elif self._tokenizer.has(token_id):
-                text += self._end_run() + self._segment([token_id])
-        return text
+    def _decode(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        tokenizer = self._tokenizer
+        if tokenizer.byte_level:
+            return self._utf8.decode(tokenizer.token_bytes(token_id))
+        if token_id in tokenizer.byte_values:
+            self._run.append(token_id)
+            return ""
+        if self._begun and not self._run:
+            return tokenizer.token_bytes(token_id).decode()
+        if tokenizer.has(token_id):
+            return self._end_run() + self._segment([token_id])
+        return ""
 
     def flush(self) -> str:
         """Return the text still held back at the end; unfinished characters become U+FFFD."""
         text = self._end_run() + self._utf8.decode(b"", final=True)
         self._utf8.reset()
-        return text
+        return without_marks(text) if self._marks else text
 
     def _end_run(self) -> str:
         run, self._run = self._run, []

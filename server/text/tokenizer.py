@@ -70,7 +70,8 @@ class Tokenizer:
     that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
     request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
     settings, with their values, that would change answers but that Penstock ignores. `infill` has
-    the tokens for fill-in-the-middle; None: the model does not know it.
+    the tokens for fill-in-the-middle; None: the model does not know it. `response_template` is the
+    checkpoint's description of its answers (`server.text.parsers.response_template`).
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
@@ -82,6 +83,9 @@ class Tokenizer:
         generation = read_optional(folder / "generation_config.json")
         model = read_optional(folder / "config.json")
         named = special_tokens(folder)
+        kind = config.get("tokenizer_class")
+        self.class_name = kind if isinstance(kind, str) else None  # in transformers
+        self.special_tokens = named  # by name: bos_token, eos_token, …
         self._mark_special(list(named.values()))
         self._honour_flags(config, named)
         self.byte_level = self._is_byte_level(folder)
@@ -99,6 +103,7 @@ class Tokenizer:
         self._check_vocabulary(folder, model)
         self.defaults = sampling_defaults(generation, folder)
         self.suppressed_ids = suppressed_ids({**model, **generation}, folder)
+        self.response_template: Any = config.get("response_template")
         self.not_followed = not_followed(generation or model)  # as transformers chooses
         self.infill = infill_tokens(backend)
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
@@ -239,13 +244,14 @@ class Tokenizer:
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     @as_tokenizer_error
-    def offsets(self, text: str) -> list[int]:
-        """Return the character offset in `text` of each token of `encode(text)`.
+    def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the character offset in `text` of each token that `encode` returns for it.
 
         Tokens that share one character have the same offset.
         """
-        encoding = self._backend.encode_batch([text])[0]  # encode_batch_fast has no offsets
-        doubled = encoding.ids[:2] == [self.bos_token_id] * 2
+        # encode_batch_fast has no offsets
+        encoding = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        doubled = add_special_tokens and encoding.ids[:2] == [self.bos_token_id] * 2
         offsets, known = [], 0
         for start, end in encoding.offsets[doubled:]:
             # A special token has no offsets. A token that begins after `known` has lost the space
@@ -291,6 +297,16 @@ class Tokenizer:
         # Decoded as a batch, because the library's `decode` does not release the GIL.
         (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return text
+
+    def vocabulary_entry(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary has it, such as "Ġis", or None for an unknown id."""
+        entry: str | None = self._backend.id_to_token(token_id)
+        return entry
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether encoding adds a BOS token to every text."""
+        return self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
 
     def has(self, token_id: int) -> bool:
         """Return whether the vocabulary contains `token_id`."""

@@ -57,9 +57,13 @@ def _prefill_is_a_text(body: dict[str, Any]) -> None:
 
 
 def _tool_choice_names_a_tool(body: dict[str, Any]) -> None:
-    choice = body.get("tool_choice")
+    choice, tools = body.get("tool_choice"), body.get("tools")
     if isinstance(choice, dict) and choice.get("type") == "tool":
         choice["name"] = body["tools"][0]["name"]
+    elif choice == "required" and not tools:
+        del body["tool_choice"]
+    elif isinstance(choice, dict) and choice.get("type") == "function":
+        body["tool_choice"] = "auto"
 
 
 def _lists_of_pairs_have_equal_lengths(body: dict[str, Any]) -> None:
@@ -76,6 +80,9 @@ def _lengths_fit_the_encoder(body: dict[str, Any]) -> None:
 
 def _schemas_are_valid(body: dict[str, Any]) -> None:
     """Schemas, patterns and grammars are languages of their own."""
+    for tool in body.get("tools") or ():
+        if isinstance(tool.get("function"), dict):
+            tool["function"]["parameters"] = {"type": "object"}
     format_, outputs = body.get("response_format"), body.get("structured_outputs")
     if isinstance(format_, dict) and format_.get("schema") is not None:
         format_["schema"] = {"type": "boolean"}

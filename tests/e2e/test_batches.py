@@ -85,6 +85,7 @@ def test_command_killed_twice_answers_each_line_once(
     assert len({each["id"] for each in answers}) == len(answers)
 
 
+@pytest.mark.slow
 @SIZES
 def test_server_killed_twice_answers_each_line_once(
     tmp_path: Path, count: int, max_tokens: int, at_once: int
@@ -123,6 +124,7 @@ def test_server_killed_twice_answers_each_line_once(
     assert Counter(each["custom_id"] for each in answers + errors) == ids
 
 
+@pytest.mark.slow
 def test_server_stopped_by_a_signal_ends_at_once_and_resumes(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 60, 24)
     flags = ("demo", "--batch-dir", tmp_path / "store", "--max-num-seqs", 2, "--no-access-log")

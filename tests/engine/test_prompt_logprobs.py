@@ -127,6 +127,8 @@ def test_prompt_logprobs_count_is_limited_to_vocabulary(checkpoint: Path) -> Non
     driver.run()
     for score in told(driver, every):
         assert sorted(token for token, _ in score.top) == list(range(600))
+        place = [logprob for _, logprob in score.top].index(score.logprob)
+        assert score.rank == place + 1
         total = torch.tensor([logprob for _, logprob in score.top]).logsumexp(0)
         assert float(total) == pytest.approx(0, abs=1e-5)
 

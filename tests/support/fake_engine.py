@@ -254,5 +254,5 @@ def scores_of(request: GenerateRequest) -> tuple[TokenLogprobs, ...]:
     scores = []
     for place, token in enumerate(request.prompt[1:], 1):
         top = [(token ^ 1, -0.25), (token, -place), (200, float("-inf"))]
-        scores.append(TokenLogprobs(-place, tuple(top[:count])))
+        scores.append(TokenLogprobs(-place, tuple(top[:count]), 2))
     return tuple(scores)

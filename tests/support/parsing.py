@@ -7,8 +7,20 @@ from typing import NamedTuple
 
 from server.text.parsers.answer_parser import AnswerParser
 from server.text.parsers.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
-from server.text.parsers.syntax import State, Syntax
+from server.text.parsers.formats import AnyCallFormat, Reasoning
+from server.text.parsers.marks import Marks
+from server.text.parsers.syntax import State, Syntax, literals, make_syntax
 from server.text.parsers.tools import Tool
+
+
+def syntax_of(
+    format: AnyCallFormat | None, reasoning: Reasoning | None = None, *, tokens: bool
+) -> Syntax:
+    """Return a syntax whose marks are tokens, or texts."""
+    texts = [text.strip() for text in literals(format, reasoning)]
+    marks = [text for text in texts if text[0] in "<[" and text[-1] in ">]"] if tokens else []
+    ids = {text: index for index, text in enumerate(dict.fromkeys(marks))}
+    return make_syntax(format, reasoning, Marks(ids, ids.values()))
 
 
 class Answer(NamedTuple):

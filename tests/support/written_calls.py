@@ -12,6 +12,7 @@ from server.text.parsers.formats import (
     ChannelFormat,
     GemmaCall,
     JsonCall,
+    LinesCall,
     NamedCall,
     PythonCall,
     TaggedCall,
@@ -59,6 +60,11 @@ def _call(format: CallFormat, index: int, name: str, arguments: dict[str, Any]) 
                 shown = value if is_text else json.dumps(value)
                 inside += f"{body.key_open}{key}{key_close}{body.value_open}{shown}"
                 inside += body.value_close
+        case LinesCall() as lines:
+            inside = name + lines.name_end
+            for key, value in arguments.items():
+                shown = value if isinstance(value, str) else json.dumps(value)
+                inside += f"{key}{lines.key_end} {shown}{lines.line_end}"
         case PythonCall():
             inside = f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
         case GemmaCall(quote=quote):

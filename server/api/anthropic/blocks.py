@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from server.api.openai.schemas.fields import having, never, shape_of
+from server.api.openai.schemas.fields import few_inside, having, never, shape_of
 from server.http.body import Part, failure
 
 MAX_BLOCKS = 4096  # limit of the messages, and of the blocks in all messages together
@@ -31,11 +32,15 @@ class Block(Part):
     """`cache_control` is accepted without effect, because the prefix cache needs no marks."""
 
     cache_control: dict[str, Any] | None = None
+    """No effect: prefixes are always cached."""
 
 
 class TextBlock(Block):
     type: Literal["text"]
     text: str
+    """The text."""
+    citations: list[dict[str, Any]] | None = None
+    """No effect: the model does not see them."""
 
 
 class ThinkingBlock(Block):
@@ -43,7 +48,9 @@ class ThinkingBlock(Block):
 
     type: Literal["thinking"]
     thinking: str
+    """The thoughts."""
     signature: str | None = None
+    """Not checked."""
 
 
 class RedactedThinkingBlock(Block):
@@ -55,8 +62,13 @@ class RedactedThinkingBlock(Block):
 class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Name
+    """The id that a result answers."""
     name: Name
+    """Name of the function."""
     input: dict[str, Any]
+    """The arguments."""
+    caller: dict[str, Any] | None = None
+    """No effect: only the model calls functions here."""
 
 
 def only(types: Sequence[str]) -> Callable[[Any], Any]:
@@ -91,8 +103,11 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: Name
+    """The call that this is the result of."""
     content: Texts | None = None
+    """The result as text."""
     is_error: bool | None = None
+    """The call failed; the model reads `Error: ` before the content."""
 
 
 def _tag(block: Any) -> str | None:
@@ -128,7 +143,9 @@ class Message(Part):
     model_config = ConfigDict(json_schema_extra={"allOf": [_never_in(role) for role in ROLE_TYPES]})
 
     role: Literal["user", "assistant", "system"]
+    """The writer of the message."""
     content: Content
+    """Text, or blocks."""
 
     @model_validator(mode="after")
     def _blocks_of_its_role(self) -> Message:
@@ -146,25 +163,18 @@ class Message(Part):
         return self.content
 
 
-def _blocks_inside(content: Any) -> Iterator[Any]:
+def _num_blocks(content: Any) -> int:
+    """Return the number of blocks in a content, those inside blocks included."""
+    total = 0
     for block in content if isinstance(content, list) else ():
-        yield block
+        total += 1
         if isinstance(block, dict):
-            yield from _blocks_inside(block.get("content"))
-
-
-def _few_blocks(value: Any) -> Any:
-    """Limit the blocks of all messages: checking a million would stop every stream for 1 s."""
-    messages = value if isinstance(value, list) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    blocks = sum(1 for content in contents for _ in _blocks_inside(content))
-    if blocks > MAX_BLOCKS:
-        raise failure("invalid", f"may have at most {MAX_BLOCKS} blocks in total, not {blocks}")
-    return value
+            total += _num_blocks(block.get("content"))
+    return total
 
 
 Messages = Annotated[
     list[Message],
     Field(fail_fast=True, min_length=1, max_length=MAX_BLOCKS),
-    BeforeValidator(_few_blocks),
+    BeforeValidator(partial(few_inside, count=_num_blocks, most=MAX_BLOCKS, noun="blocks")),
 ]

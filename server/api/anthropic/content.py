@@ -61,6 +61,8 @@ class ContentStream:
             block: Json = {"type": kind, kind: ""}
             if kind == "thinking":
                 block["signature"] = ""
+            else:
+                block["citations"] = None
             yield from self._open(block)
         yield self._delta(f"{kind}_delta", text)
 
@@ -68,6 +70,7 @@ class ContentStream:
         """Yield a part of a call. The first one opens its block."""
         if part.name is not None:
             call: Json = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+            call["caller"] = {"type": "direct"}
             yield from self._open(call)
         if part.arguments:
             yield self._delta("input_json_delta", part.arguments)

@@ -36,7 +36,9 @@ async def messages(request: Request) -> Response:
     )
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensBody))
+@router.post(
+    "/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensBody, task="generate")
+)
 async def count_tokens(request: Request) -> Response:
     """Return the number of tokens of the prompt that these messages make."""
     state = state_of(request)

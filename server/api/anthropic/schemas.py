@@ -11,7 +11,7 @@ from server.api.anthropic.blocks import Messages, Texts
 from server.api.anthropic.conversation import template_messages
 from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
 from server.api.openai.schemas.fields import INT32, Between, Count, having
-from server.api.openai.schemas.generate import MAX_STOPS, Fraction, Stop
+from server.api.openai.schemas.sampling import MAX_STOPS, SAMPLING_DEFAULTS, Fraction, Stop
 from server.api.openai.schemas.structured import Schema
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
@@ -27,16 +27,20 @@ class Thinking(Part):
     """Whether the model thinks. `budget_tokens` has no effect and is listed as ignored."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    """`disabled` turns the thoughts off."""
 
 
 class OutputFormat(Part):
     type: Literal["json_schema"]
     value: Annotated[Schema, Field(alias="schema")]
+    """The JSON Schema that the answer fits."""
 
 
 class OutputConfig(Part):
     effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """Passed to the chat template as `reasoning_effort`."""
     format: OutputFormat | None = None
+    """The answer is JSON that fits a schema."""
 
 
 class CountTokensBody(Body):
@@ -51,6 +55,7 @@ class CountTokensBody(Body):
         "output_format": (),
     }
     HINTS: ClassVar[dict[str, str]] = {"output_format": " Use output_config.format."}
+    DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -62,11 +67,17 @@ class CountTokensBody(Body):
     )
 
     messages: Messages
+    """The conversation. A last message of the assistant is continued."""
     system: Texts | None = None
+    """The system message."""
     tools: Tools | None = None
+    """Functions of the client that the model may call."""
     tool_choice: ToolChoice | None = None
+    """Whether the model calls tools; `auto` if there are tools."""
     thinking: Thinking | None = None
+    """Whether the model thinks, if the chat template can switch that."""
     output_config: OutputConfig | None = None
+    """Effort and format of the answer."""
 
     @model_validator(mode="after")
     def _choice_fits_tools(self) -> CountTokensBody:
@@ -109,11 +120,17 @@ class CountTokensBody(Body):
 
 class MessagesBody(CountTokensBody):
     max_tokens: Count
+    """Most tokens of an answer. More than the context has room for is lowered to that."""
     stream: bool | None = None
+    """Send the answer as server-sent events while it is made."""
     stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    """Texts before which the answer ends."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 always takes the most likely token."""
     top_p: Fraction | None = None
+    """Keep the most likely tokens up to this probability, after temperature."""
     top_k: Annotated[int, Between(-1, INT32)] | None = None
+    """Keep this many of the most likely tokens; 0 and −1 keep all."""
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""

@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from server.api.anthropic.blocks import Block
 from server.api.openai.schemas.fields import TEXT, having
 from server.api.openai.schemas.structured import Schema
+from server.api.openai.schemas.tools import MAX_TOOLS
 from server.http.body import Part, failure
-from server.text.parsers.tools import NO_TOOLS, Tool, ToolMode, ToolUse
+from server.text.parsers.tools import NO_TOOLS, Tool, ToolMode, ToolUse, function_tool
 
-MAX_TOOLS = 1024
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 MODES: dict[str, ToolMode] = {
     "auto": "auto",
@@ -28,9 +28,13 @@ class ToolDefinition(Block):
 
     type: Literal["custom"] | None = None
     name: FunctionName
+    """Name of the function."""
     description: str | None = None
+    """The purpose of the function, for the model."""
     input_schema: Schema
+    """JSON Schema of the arguments."""
     strict: bool | None = None
+    """Hold the arguments to the schema."""
 
     @model_validator(mode="before")
     @classmethod
@@ -42,16 +46,7 @@ class ToolDefinition(Block):
         return value
 
     def tool(self) -> Tool:
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.input_schema
-        return Tool(
-            name=self.name,
-            parameters=self.input_schema,
-            for_template={"type": "function", "function": function},
-            is_strict=bool(self.strict),
-        )
+        return function_tool(self.name, self.description, self.input_schema, strict=self.strict)
 
 
 Tools = Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]
@@ -65,8 +60,11 @@ class ToolChoice(Part):
     )
 
     type: Literal["auto", "any", "tool", "none"]
+    """`any` calls some tool, and `tool` the named one."""
     name: FunctionName | None = None
+    """The tool to call."""
     disable_parallel_tool_use: bool | None = None
+    """End the answer with its first call."""
 
     @model_validator(mode="after")
     def _tool_has_name(self) -> ToolChoice:

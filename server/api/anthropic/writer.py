@@ -73,27 +73,38 @@ class MessagesWriter:
 
     def _ending(self) -> Json:
         """Return why the answer ended; null while it has not."""
-        if self._finish is None:
-            return {"stop_reason": None, "stop_sequence": None}
-        if self._finish.reason == "stop" and self._finish.stop is not None:
-            return {"stop_reason": "stop_sequence", "stop_sequence": self._finish.stop}
-        return {"stop_reason": STOP_REASONS[self._finish.reason], "stop_sequence": None}
+        reason: str | None = None
+        sequence: str | None = None
+        if self._finish is not None:
+            reason = STOP_REASONS[self._finish.reason]
+            if self._finish.reason == "stop" and self._finish.stop is not None:
+                reason = "stop_sequence"
+                sequence = self._finish.stop
+        return {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "stop_details": None,
+            "container": None,
+        }
 
 
 def usage_fields(usage: Usage) -> Json:
     """Return `usage` as in Anthropic's API, where input tokens are those not read from the cache.
 
-    Nothing is charged for writing to the cache, so no input token counts as written.
+    Nothing is charged for writing to the cache, so no input token counts as written. Fields
+    without a meaning here are null: clients with strict schemas require them.
     """
-    fields: Json = {
+    return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation": None,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
+        "service_tier": None,
+        "inference_geo": None,
     }
-    if usage.reasoning_tokens:
-        fields["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return fields
 
 
 def _event(data: Json) -> bytes:

@@ -26,7 +26,7 @@ from server.state import AppState, state_of
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody, task="embed"))
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
     state = state_of(request)

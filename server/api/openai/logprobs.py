@@ -84,8 +84,7 @@ def prompt_logprobs_by_id(
 ) -> list[dict[str, dict[str, Any]] | None]:
     """Return `prompt_logprobs` as vLLM formats them: by token id, None for the first token.
 
-    They hold each prompt token and its `count` likeliest alternatives. The rank of a prompt token
-    that is not among these is null.
+    They hold each prompt token and its `count` likeliest alternatives.
     """
 
     def entry(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def prompt_logprobs_by_id(
 
     found: list[dict[str, dict[str, Any]] | None] = [None]
     for token, own in zip(ids[1:], logprobs, strict=True):
-        entries = {str(token): entry(token, own.logprob, None)}
+        entries = {str(token): entry(token, own.logprob, own.rank)}
         for rank, (other, logprob) in enumerate(own.top[:count], 1):
             entries[str(other)] = entry(other, logprob, rank)
         found.append(entries)

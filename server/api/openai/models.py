@@ -7,13 +7,20 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from server.generation.chat_prompt import has_own_tools
 from server.state import AppState, state_of
 
 router = APIRouter()
 
 
-def _model(state: AppState, name: str) -> dict[str, Any]:
-    return {
+def model_facts(state: AppState, name: str) -> dict[str, Any]:
+    """Return the model under one of its names.
+
+    OpenAI's fields come first, then vLLM's, then those that routers and user interfaces read.
+    `meta` is llama.cpp's.
+    """
+    info = state.loaded()
+    facts = {
         "id": name,
         "object": "model",
         "created": state.created,
@@ -21,19 +28,52 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
         "root": state.names[0],
         "parent": None,
         "max_model_len": state.max_length(),
-        "kind": state.loaded().kind,
+        "kind": info.kind,
+        "task": state.task,
+        "capabilities": _capabilities(state),
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "dtype": info.dtype,
+        "quantization": None,
+        "device": info.device,
+        "meta": {
+            "n_vocab": info.vocab_size,
+            "n_ctx": state.max_length(),
+            "n_params": info.parameters,
+            "size": info.weight_bytes,
+        },
     }
+    if info.embedding_size:
+        facts["embedding_size"] = info.embedding_size
+    return facts
+
+
+def _capabilities(state: AppState) -> list[str]:
+    """Return what the model can do, in Ollama's words.
+
+    Tools that only the system message shows are left out: few such models can call them.
+    """
+    if state.task == "embed":
+        return ["embedding"]
+    found = ["completion"]
+    if state.template is not None:
+        found.append("chat")
+    if has_own_tools(state):
+        found.append("tools")
+    if state.answers is not None and state.answers.reasoning_name is not None:
+        found.append("thinking")
+    return found
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """List the served model under each of its names."""
     state = state_of(request)
-    return {"object": "list", "data": [_model(state, name) for name in state.names]}
+    return {"object": "list", "data": [model_facts(state, name) for name in state.names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Return the served model by one of its names."""
     state = state_of(request)
-    return _model(state, state.model_name(name))
+    return model_facts(state, state.model_name(name))

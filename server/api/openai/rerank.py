@@ -20,7 +20,7 @@ from server.state import state_of
 router = APIRouter()
 
 
-@router.post("/v1/rerank", openapi_extra=body_schema(RerankBody))
+@router.post("/v1/rerank", openapi_extra=body_schema(RerankBody, task="embed"))
 @router.post("/rerank", include_in_schema=False)
 async def rerank(request: Request) -> Response:
     """Sort documents by the cosine of their vectors with the query's, the most similar first."""

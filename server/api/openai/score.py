@@ -24,7 +24,7 @@ router = APIRouter()
 Side = tuple[str, Sequence[str]]  # the name of a field, and its texts
 
 
-@router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
+@router.post("/v1/score", openapi_extra=body_schema(ScoreBody, task="embed"))
 @router.post("/score", include_in_schema=False)
 async def score(request: Request) -> Response:
     """Compute the cosine similarity of each pair of texts; each text is encoded once."""

@@ -1,7 +1,8 @@
-"""POST /tokenize and POST /detokenize, compatible with vLLM."""
+"""Prompts without the model: /tokenize and /detokenize as in vLLM, and the rendering of a chat."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.api.receive import encode, read_unqueued, thread_turn
-from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
+from server.generation.chat_prompt import Chat, adds_special_tokens, chat_text, unread_arguments
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
+from server.generation.parsing import check_tool_choice
+from server.generation.prompt_lint import RenderedChat, lint
+from server.generation.sampling import check_option_tokens
 from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
@@ -30,6 +35,7 @@ async def tokenize(request: Request) -> Response:
     size = len(await request.body())
     async with thread_turn(state, size):
         chat = await off_loop(size, body.chat)
+        check_tool_choice(chat)
         text = body.prompt
         add = body.add_special_tokens is not False
         if text is None:
@@ -44,7 +50,7 @@ async def tokenize(request: Request) -> Response:
     }
     if body.return_token_strs:
         async with thread_turn(state, len(ids)):
-            answer["token_strs"] = await _token_texts(state, ids)
+            answer["token_strs"] = await _vocabulary_entries(state, ids)
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
@@ -59,9 +65,62 @@ async def detokenize(request: Request) -> Response:
     return _json({"prompt": text}, body.ignored)
 
 
-async def _token_texts(state: AppState, ids: Sequence[int]) -> list[str]:
-    token_text = state.tokenizer.token_text
-    return await off_loop(len(ids), lambda: [token_text(token) for token in ids])
+@router.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatBody))
+async def render(request: Request) -> Response:
+    """Return the prompt that a chat becomes, its tokens, and warnings about it."""
+    state = state_of(request)
+    body = await read_unqueued(request, ChatBody)
+    check_option_tokens(state, body.options())
+    size = len(await request.body())
+    async with thread_turn(state, size):
+        chat = await off_loop(size, body.chat)
+        check_tool_choice(chat)
+        text = await chat_text(state, chat)
+    async with thread_turn(state, len(text)):
+        answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
+    return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
+
+
+def _rendered(state: AppState, chat: Chat, text: str) -> dict[str, Any]:
+    """Return the answer of /v1/chat/completions/render."""
+    add = adds_special_tokens(state, chat)
+    ids = state.tokenizer.encode(text, add_special_tokens=add)
+    warnings = lint(state, RenderedChat(chat, text, ids))
+    return {
+        "object": "chat.completion.render",
+        "model": state.names[0],
+        "prompt": text,
+        "count": len(ids),
+        "max_model_len": state.max_length(),
+        "token_ids": ids,
+        "offsets": state.tokenizer.offsets(text, add_special_tokens=add),
+        "token_strs": [state.tokenizer.vocabulary_entry(token) for token in ids],
+        "lint": [dataclasses.asdict(warning) for warning in warnings],
+    }
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
+    """Return the tokenizer's class, vocabulary size and special tokens, and the chat template."""
+    state = state_of(request)
+    tokenizer = state.tokenizer
+    longest = state.max_length()
+    special_ids = sorted(tokenizer.special_ids)
+    return {
+        "tokenizer_class": tokenizer.class_name,
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": longest,
+        **tokenizer.special_tokens,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "special_tokens": {token: tokenizer.vocabulary_entry(token) for token in special_ids},
+        "chat_template": state.template.source if state.template else None,
+    }
+
+
+async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str | None]:
+    entry = state.tokenizer.vocabulary_entry
+    return await off_loop(len(ids), lambda: [entry(token) for token in ids])
 
 
 async def _decode(state: AppState, ids: list[int]) -> str:

@@ -34,11 +34,12 @@ from server.generation.events import (
     Usage,
 )
 from server.generation.prepare import PreparedRequest
-from server.generation.sse import sse_event
+from server.generation.sse import escaped, sse_event
 from server.http.errors import ApiError
 from server.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+MARK = "\N{WHITE SQUARE}text"  # stands for a text in a chunk that is encoded once
 Json = dict[str, Any]
 
 
@@ -98,11 +99,18 @@ class OpenAIWriter:
         self._created = int(time.time())
         self._prompt_tokens = sum(map(len, prepared.prompts))
         self._num_tokens = 0  # generated and written so far, in all choices
+        self._text_chunks: dict[int, tuple[bytes, bytes]] = {}  # by index: before and after a text
+        plain = prepared.options.num_logprobs < 0 and not body.return_token_ids
+        self._has_plain_texts = plain and not body.continuous_usage
 
     # Bytes
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         chunks = b""
+        if self._has_plain_texts and len(update.events) == 1 and update.timings is None:
+            (event,) = update.events
+            if isinstance(event, TextDelta):
+                return self._plain_text(update.index, event.text)
         for event in update.events:
             if isinstance(event, TextDelta):
                 self._num_tokens += len(event.token_ids)
@@ -113,6 +121,17 @@ class OpenAIWriter:
                 more["timings"] = timing_fields(update.timings)
             chunks += self._chunk([self._delta_entry(update.index, part)], **more)
         return chunks
+
+    def _plain_text(self, index: int, text: str) -> bytes:
+        """Return a chunk that differs from others only in its text."""
+        if not text:
+            return b""
+        ends = self._text_chunks.get(index)
+        if ends is None:
+            chunk = self._chunk([self._delta_entry(index, Part(self._text_content(MARK)))])
+            before, _, after = chunk.partition(orjson.dumps(MARK))
+            ends = self._text_chunks[index] = before, after
+        return ends[0] + escaped(orjson.dumps(text)) + ends[1]
 
     def closing(self, usage: Usage) -> bytes:
         if not self._body.include_usage:

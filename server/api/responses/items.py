@@ -108,10 +108,14 @@ class MessageItem(Part):
 
     type: Literal["message"] | None = None
     id: Id | None = None
+    """Id of the item."""
     role: Literal["user", "assistant", "system", "developer"]
+    """`developer` is read as `system`."""
     content: Content
+    """Text, or parts of text."""
     status: Status | None = None
     phase: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Kept, but not read."""
 
     def stored(self, item_id: str) -> Json:
         written = self.role == "assistant"
@@ -130,8 +134,11 @@ class FunctionCallItem(Part):
     type: Literal["function_call"]
     id: Id | None = None
     call_id: CallId
+    """The id that a result answers."""
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Name of the function."""
     arguments: str
+    """JSON text."""
     status: Status | None = None
 
     def stored(self, item_id: str) -> Json:
@@ -149,7 +156,9 @@ class FunctionCallOutputItem(Part):
     type: Literal["function_call_output"]
     id: Id | None = None
     call_id: CallId
+    """The call that this is the result of."""
     output: Content
+    """The result as text."""
     status: Status | None = None
 
     def stored(self, item_id: str) -> Json:
@@ -181,8 +190,11 @@ class ReasoningItem(Part):
     type: Literal["reasoning"]
     id: Id | None = None
     summary: Annotated[list[SummaryText], Field(fail_fast=True)] | None = None
+    """Kept, but not read."""
     content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    """The thoughts."""
     encrypted_content: str | None = None
+    """Kept, but not read."""
     status: Status | None = None
 
     def stored(self, item_id: str) -> Json:
@@ -205,6 +217,7 @@ class ItemReference(Part):
 
     type: Literal["item_reference"] | None = None
     id: Id
+    """Id of the item."""
 
 
 ContentItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem

@@ -77,6 +77,13 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
 
+@router.post("/v1/responses/compact")
+async def compact() -> Response:
+    """Refuse with a 404: conversations cannot be compacted."""
+    # Without this route, the path matches that of a stored response, and the answer is a 405.
+    raise ApiError(404, "not_found", "Conversations cannot be compacted here: send fewer items.")
+
+
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Refuse: only background responses can be cancelled, which this server does not make."""

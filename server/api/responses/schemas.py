@@ -16,8 +16,8 @@ from pydantic import (
 )
 
 from server.api.openai.schemas.chat import TemplateArguments
-from server.api.openai.schemas.fields import INT32, INT64, Between, Count, Priority, by_type
-from server.api.openai.schemas.generate import Fraction, Penalty, Stops
+from server.api.openai.schemas.fields import INT32, Between, Count, by_type
+from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
 from server.api.responses.tools import (
@@ -30,7 +30,7 @@ from server.api.responses.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
-from server.http.body import Body, Part, few
+from server.http.body import Part, few
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_METADATA = 16
@@ -72,9 +72,13 @@ class ResponseJsonSchema(Part):
 
     type: Literal["json_schema"]
     name: str
+    """Repeated in the response."""
     description: str | None = None
+    """Repeated in the response."""
     strict: bool | None = None
+    """No effect."""
     value: Annotated[Schema, Field(alias="schema")]
+    """The JSON Schema that the text fits."""
 
 
 Format = Annotated[
@@ -87,19 +91,24 @@ Format = Annotated[
 
 class ResponseText(Part):
     format: Format | None = None
+    """Text, a JSON object, or JSON that fits a schema."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """No effect."""
 
 
 class ResponseReasoning(Part):
     effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """Passed to the chat template as `reasoning_effort`."""
     summary: Literal["auto", "concise", "detailed"] | None = None
+    """No effect: the response has the thoughts themselves."""
 
 
 class ResponseStreamOptions(Part):
     include_obfuscation: bool | None = None
+    """No effect."""
 
 
-class ResponsesBody(Body):
+class ResponsesBody(SamplingBody):
     """A null field has the same meaning as an absent one."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
@@ -114,40 +123,50 @@ class ResponsesBody(Body):
         "background": " Set stream to true instead.",
         "conversation": " Use previous_response_id instead.",
     }
+    DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
+        "store": True,
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+    }
 
     input: Input
+    """A text, or the items that the model answers."""
     instructions: str | None = None
+    """A system message before the input. The next response does not inherit it."""
     previous_response_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """A stored response whose conversation the input continues."""
     store: bool | None = None
-    stream: bool | None = None
+    """Keep the response, so that a later one can continue it."""
     stream_options: ResponseStreamOptions | None = None
+    """Options of a stream."""
     include: Annotated[list[Include], Field(fail_fast=True, max_length=64)] | None = None
+    """More to return; only logprobs have an effect."""
     top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    """Alternatives per token; above 0 also returns the logprobs."""
     max_output_tokens: Count | None = None
-    max_tool_calls: Annotated[int, Between(0, INT32)] | None = None  # of tools that run on servers
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Fraction | None = None
+    """Most tokens of an answer. More than the context has room for is lowered to that."""
+    max_tool_calls: Annotated[int, Between(0, INT32)] | None = None
+    """Most calls of tools that a server runs. This server runs none."""
     text: ResponseText | None = None
+    """Format of the text."""
     reasoning: ResponseReasoning | None = None
+    """How the model thinks."""
     tools: Tools | None = None
+    """Functions that the model may call. Tools that OpenAI's servers run are left out."""
     tool_choice: ToolChoice | None = None
+    """Whether the model calls tools. An object names one, or those that it may call."""
     parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer; otherwise it ends with the first."""
     metadata: Metadata | None = None
+    """Texts that the response repeats."""
     user: str | None = None
+    """Repeated in the response."""
     safety_identifier: str | None = None
+    """Repeated in the response."""
     prompt_cache_key: str | None = None
-    # Not in OpenAI's API; as in /v1/chat/completions.
-    seed: Annotated[int, Between(-INT64, INT64)] | None = None
-    stop: Stops | None = None
-    top_k: Annotated[int, Between(-1, INT32)] | None = None
-    min_p: Fraction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    ignore_eos: bool | None = None
-    priority: Priority | None = None
-    cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Repeated in the response."""
     chat_template_kwargs: TemplateArguments | None = None
+    """Variables of the chat template; 16 KiB of JSON at most."""
 
     _tool_use: ToolUse = PrivateAttr(NO_TOOLS)
 
@@ -176,10 +195,6 @@ class ResponsesBody(Body):
             return self.top_logprobs or 0
         return -1
 
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-
     def chat(self, messages: list[dict[str, Any]]) -> Chat:
         """Return the conversation for the model's template."""
         arguments: dict[str, Any] = dict(self.chat_template_kwargs or {})
@@ -191,21 +206,9 @@ class ResponsesBody(Body):
         """Return the parameters of the generation, independent of the API."""
         return GenerationOptions(
             operation="chat",
+            **self.sampling_options(),
             model=self.model,
-            stream=bool(self.stream),
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
             max_tokens=self.max_output_tokens,
-            stop=self.stops,
-            ignore_eos=bool(self.ignore_eos),
-            seed=None if self.seed is None else min(self.seed, INT64 - 1),
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             grammar=self._grammar(),
             num_logprobs=self.num_logprobs,
         )

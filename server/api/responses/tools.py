@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.schemas.fields import never, tag_of_type
+from server.api.openai.schemas.tools import MAX_TOOLS
 from server.http.body import UNPRINTABLE, Part, failure
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.parsers.tools import Tool, ToolUse, function_tool
 
-MAX_TOOLS = 1024
 Json = dict[str, Any]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 
@@ -20,24 +20,16 @@ class ResponseFunctionTool(Part):
 
     type: Literal["function"]
     name: Name
+    """Name of the function."""
     description: str | None = None
+    """The purpose of the function, for the model."""
     parameters: Json | None = None
+    """JSON Schema of the arguments, an object."""
     strict: bool | None = None
+    """Hold the arguments to the schema."""
 
     def tool(self) -> Tool:
-        parameters = {"type": "object", "properties": {}}
-        if self.parameters is not None:
-            parameters = self.parameters
-        function: Json = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = parameters
-        return Tool(
-            name=self.name,
-            parameters=parameters,
-            for_template={"type": "function", "function": function},
-            is_strict=bool(self.strict),
-        )
+        return function_tool(self.name, self.description, self.parameters, strict=self.strict)
 
     def echo(self) -> Json:
         """Return the tool as the response repeats it."""
@@ -72,6 +64,7 @@ Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 class ResponseNamedFunction(Part):
     type: Literal["function"]
     name: Name
+    """Name of the function that the model must call."""
 
 
 class ResponseToolReference(ResponseHostedTool):
@@ -85,7 +78,9 @@ class ResponseToolReference(ResponseHostedTool):
 class ResponseAllowedTools(Part):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
+    """Whether the model must call one of them."""
     tools: Annotated[list[ResponseToolReference], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    """The tools that the model sees."""
 
 
 def _choice_tag(choice: Any) -> str | None:

@@ -11,12 +11,13 @@ from server.text.parsers.deltas import (
     ContentDelta,
     Delta,
     ReasoningDelta,
-    ToolCallDelta,
+    merged,
 )
-from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, NamedCall
+from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, LinesCall, NamedCall
 from server.text.parsers.json_calls import JsonCalls
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.literal_calls import GemmaCalls, PythonCalls
+from server.text.parsers.prose import SPACE, Prose
 from server.text.parsers.syntax import State, Syntax, body_of
 from server.text.parsers.tagged_value import TaggedValue
 from server.text.parsers.tools import Tool
@@ -24,13 +25,13 @@ from server.text.parsers.tools import Tool
 Scanner = JsonScanner | JsonCalls | PythonCalls | GemmaCalls
 
 MAX_NAME = 512  # characters before a call's arguments
-SPACE = " \t\r\n"
 PROSE = (State.CONTENT, State.REASONING)
 DROPPED = (State.BETWEEN, State.SECTION, State.CLOSING, State.PARAMETERS, State.BEFORE_VALUE)
 SCANNED = (State.ARGUMENTS, State.CALLS)
 VALUES = (State.VALUE, State.JSON_VALUE)
 BEFORE_NAME = (State.SECTION, State.NAME, State.HEADER, State.CALLS)
-CALLED = re.compile(r"to=(?:functions\.)?(?P<name>[\w.-]+)")  # in a header
+LIMITED = (State.NAME, State.HEADER)
+CALLED = re.compile(r"to=(?:functions\.)?(?P<name>[\w.:/-]+)")  # in a header
 PLAIN_NAME = r"\s*(?P<name>\S+)\s*"
 
 
@@ -46,22 +47,29 @@ class AnswerParser:
     """
 
     def __init__(
-        self, syntax: Syntax, tools: Mapping[str, Tool], *, start: State = State.CONTENT
+        self,
+        syntax: Syntax,
+        tools: Mapping[str, Tool],
+        *,
+        start: State = State.CONTENT,
+        shows_special: bool = False,
     ) -> None:
         self.num_malformed = 0  # texts that looked like calls
         self._syntax = syntax
+        self._shown = syntax.marks.text if shows_special else syntax.marks.shown
         self._state = start
         self._deltas: list[Delta] = []
         id_style = syntax.format.id_style if syntax.format else "call"
         self.calls = Calls(tools, id_style, self._deltas.append)
         self._pending = ""  # not processed: the possible beginning of a terminal
-        self._raw = ""  # of a call whose name is not known
-        self._collected = ""  # of a name, key or header
-        self._dropped = ""
+        self._raw: list[str] = []  # of a call whose name is not known
+        self._collected: list[str] = []  # of a name, key or header
+        self._num_collected = 0  # characters
+        self._dropped: list[str] = []
+        self._num_before_section = 0  # calls
         self._value: TaggedValue | None = None
         self._scanner: Scanner | None = None
-        self._space = ""  # white space at the end of the prose, dropped if a mark follows
-        self._strips = start is not State.CONTENT  # drops white space before prose
+        self._prose = Prose(self._emit, strips=start is not State.CONTENT)
         self._has_content = False
 
     @property
@@ -76,15 +84,9 @@ class AnswerParser:
 
     def take(self) -> list[Delta]:
         """Return the events since the last call; neighbours of one kind are merged."""
-        merged: list[Delta] = []
-        for delta in self._deltas:
-            joint = _joint(merged[-1], delta) if merged else None
-            if joint is None:
-                merged.append(delta)
-            else:
-                merged[-1] = joint
+        deltas = merged(self._deltas)
         self._deltas.clear()
-        return merged
+        return deltas
 
     def push(self, text: str) -> None:
         self._pending += text
@@ -92,13 +94,20 @@ class AnswerParser:
 
     def flush(self, *, is_cut: bool) -> None:
         """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
-        if is_cut and self._syntax.format is not None:
-            self._pending = self._space = ""  # perhaps the beginning of a mark
+        if is_cut and self._may_be_before_mark:
+            self._pending = ""  # perhaps the beginning of a mark
+            self._prose.begin(strips=False)
         self._run(is_end=True)
-        if self._state is State.CONTENT:
-            self._emit(self._space)
-        elif not is_cut:
+        if self._state is not State.CONTENT and not is_cut:
             self._end_unfinished()
+        if self._state is State.CONTENT:
+            self._prose.end()
+
+    @property
+    def _may_be_before_mark(self) -> bool:
+        """Whether what is held back may be, or precede, the beginning of a mark."""
+        is_plain = self._syntax.format is None and self._state is State.CONTENT
+        return not is_plain or not self._has_content
 
     def _end_unfinished(self) -> None:
         """The model ended its answer within a call."""
@@ -110,9 +119,13 @@ class AnswerParser:
             self._state is State.SECTION and self.calls.has_any
         ):
             self._not_a_call()
-        elif self._state is State.CLOSING and self._dropped.strip():
+        elif self._state is State.CLOSING and self._has_dropped_text:
             self._state = State.CONTENT
-            self._emit(self._syntax.marks.text(self._dropped))
+            self._emit(self._syntax.marks.text("".join(self._dropped)))
+
+    @property
+    def _has_dropped_text(self) -> bool:
+        return any(text.strip() for text in self._dropped)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -131,19 +144,29 @@ class AnswerParser:
             return self._scan(at)
         if self._may_begin_bare_call:
             start = self._skipped(at)
-            if start == len(self._pending) and not is_end:
-                return at
-            if self._pending[start : start + 1] in self._bare_openings:
-                self._enter(State.CALLS)
+            if start > at:
                 return start
-        found = self._syntax.terminals[self._state].find(self._pending, at, is_end=is_end)
-        self._take_text(self._pending[at : found.before])
+            if self._pending[at : at + 1] in self._bare_openings:
+                space = self._prose.space
+                self._enter(State.CALLS)
+                self._raw = [space]
+                return at
+        room = MAX_NAME + 1 - self._num_collected if self._state in LIMITED else None
+        terminals = self._syntax.terminals[self._state]
+        found = terminals.find(self._pending, at, is_end=is_end, within=room)
+        text = self._pending[at : found.before]
+        if room is not None and len(text) > room:  # other terminals hold after it
+            self._take_text(text[:room])
+            return at + room
+        self._take_text(text)
         if found.terminal is None:
             return found.before
         if self._is_out_of_place(found.terminal):
             self._take_text(found.terminal)
         else:
-            self._raw += found.terminal
+            if self._state is State.CONTENT:
+                self._raw = [self._prose.space]
+            self._raw.append(found.terminal)
             self._leave(self._syntax.transitions[self._state][found.terminal])
         return found.end
 
@@ -168,41 +191,47 @@ class AnswerParser:
         return ("{", "[") if is_json else ("[",)
 
     def _skipped(self, at: int) -> int:
-        skipped = SPACE + ";," if self.calls.has_any else SPACE
-        while at < len(self._pending) and self._pending[at] in skipped:
+        """Skip what may stand before such a call, as white space. Return the position after it."""
+        start = at
+        while at < len(self._pending) and self._is_skipped(self._pending[at]):
             at += 1
+        self._prose.hold(self._shown(self._pending[start:at]))
         return at
+
+    def _is_skipped(self, char: str) -> bool:
+        if char in self._syntax.transitions[State.CONTENT]:
+            return False
+        is_separator = self.calls.has_any and char in ";,"
+        return is_separator or char in SPACE or not self._shown(char)
 
     # ---- text ------------------------------------------------------------------------------------
 
     def _take_text(self, text: str) -> None:
         """Take text of the current state."""
         if self._state in PROSE:
-            self._take_prose(text)
+            self._prose.push(self._shown(text))
         elif self._state in DROPPED:
-            self._dropped += text
+            self._dropped.append(text)
+            if self._state is State.SECTION:
+                self._raw.append(text)
         elif self._state is State.MALFORMED:
             self.calls.arguments(self._syntax.marks.text(text))
         elif self._value is not None:
             self._value.push(self._syntax.marks.text(text))
         else:
-            self._collected += text
-            self._raw += text
-            if len(self._collected) > MAX_NAME and self._state is State.NAME:
-                self._not_a_call()
+            self._collect(text)
 
-    def _take_prose(self, text: str) -> None:
-        shown = self._space + self._syntax.marks.shown(text)
-        if self._strips:
-            shown = shown.lstrip(SPACE)
-        kept = shown.rstrip(SPACE)
-        self._space = shown[len(kept) :]
-        self._emit(kept)
+    def _collect(self, text: str) -> None:
+        self._collected.append(text)
+        self._raw.append(text)
+        self._num_collected += len(text)
+        if self._num_collected > MAX_NAME and self._state in LIMITED:
+            self._not_a_call()
+
+    def _take_collected(self) -> str:
+        return self._syntax.marks.text("".join(self._collected))
 
     def _emit(self, text: str) -> None:
-        if not text:
-            return
-        self._strips = False
         if self._state is State.REASONING:
             self._deltas.append(ReasoningDelta(text))
         else:
@@ -221,27 +250,40 @@ class AnswerParser:
                     self.calls.end()  # it has no arguments
             case State.HEADER:
                 then = self._end_header()
-            case State.KEY:
+            case State.KEY if then in (*VALUES, State.BEFORE_VALUE):
                 self._begin_value(then)
+            case State.KEY if then is not State.KEY:
+                self.calls.end()
             case State.VALUE | State.JSON_VALUE:
-                assert self._value is not None
-                self._value.end()
-                self._value = None
+                self._end_value()
+                if then in (State.CONTENT, State.SECTION):
+                    self.calls.end()
             case State.MALFORMED:
                 self.calls.end()
             case State.PARAMETERS if then is not State.KEY:
                 self.calls.end()
+            case State.SECTION if then is State.CONTENT and self._is_section_without_calls:
+                self._not_a_call()
+                return
         self._enter(then)
 
+    @property
+    def _is_section_without_calls(self) -> bool:
+        return self.calls.count == self._num_before_section and self._has_dropped_text
+
     def _enter(self, then: State) -> None:
+        if then is self._state is State.SECTION:
+            return  # opened twice
         begins_section = then is State.SECTION and self._state is State.CONTENT
-        if then in (*PROSE, *DROPPED) and not begins_section:
-            self._raw = ""
+        if begins_section:
+            self._num_before_section = self.calls.count
+        elif then in (*PROSE, *DROPPED):
+            self._raw.clear()
         self._state = then
-        self._space = ""
-        self._strips = True
-        self._dropped = ""
-        self._collected = ""
+        self._prose.begin()
+        self._dropped.clear()
+        self._collected.clear()
+        self._num_collected = 0
         self._scanner = self._make_scanner() if then in SCANNED else None
 
     def _end_name(self) -> bool:
@@ -250,7 +292,7 @@ class AnswerParser:
         pattern = PLAIN_NAME
         if isinstance(format, CallFormat) and isinstance(format.body, NamedCall):
             pattern = format.body.pattern
-        match = re.fullmatch(pattern, self._syntax.marks.text(self._collected))
+        match = re.fullmatch(pattern, self._take_collected())
         if match is None or re.search(r"\s", match["name"]):
             self._not_a_call()
             return False
@@ -259,11 +301,11 @@ class AnswerParser:
 
     def _begin_call(self, name: str, call_id: str | None) -> None:
         self.calls.begin(name, call_id)
-        self._raw = ""
+        self._raw.clear()
 
     def _end_header(self) -> State:
         """Return what the message is, by its header."""
-        header = self._syntax.marks.text(self._collected)
+        header = self._take_collected()
         called = CALLED.search(header)
         if called:
             self._begin_call(called["name"], None)
@@ -271,12 +313,23 @@ class AnswerParser:
         return State.REASONING if "analysis" in header else State.CONTENT
 
     def _begin_value(self, then: State) -> None:
-        key = self._syntax.marks.text(self._collected).strip()
+        key = self._take_collected().strip()
         has_json_values = bool(self._syntax.transitions[State.JSON_VALUE])
         kind = self.calls.kind_of(key)
         if has_json_values:  # the format itself tells texts from JSON
             kind = "json" if then is State.JSON_VALUE else "text"
-        self._value = TaggedValue(self.calls, key, kind)
+        is_stripped = self._has_lines
+        self._value = TaggedValue(self.calls, key, kind, is_stripped=is_stripped)
+
+    @property
+    def _has_lines(self) -> bool:
+        format = self._syntax.format
+        return isinstance(format, CallFormat) and isinstance(format.body, LinesCall)
+
+    def _end_value(self) -> None:
+        assert self._value is not None
+        self._value.end()
+        self._value = None
 
     # ---- notations that end themselves -----------------------------------------------------------
 
@@ -295,11 +348,16 @@ class AnswerParser:
     def _scan(self, at: int) -> int:
         scanner = self._scanner
         assert scanner is not None
-        num_calls = self.calls.count
-        end = scanner.push(self._pending, at)
-        self._raw += self._pending[at:end]
-        if self.calls.is_open or self.calls.count > num_calls:
-            self._raw = ""
+        num_changes = self.calls.num_changes
+        end = at
+        # Stop where a call begins or ends, to know the text between calls.
+        while end < len(self._pending) and self.calls.num_changes == num_changes:
+            if scanner.is_done or scanner.is_broken:
+                break
+            end = scanner.step(self._pending, end)
+        self._raw.append(self._pending[at:end])
+        if self.calls.is_open or self.calls.num_changes > num_changes:
+            self._raw.clear()
         if isinstance(scanner, JsonScanner):
             self.calls.arguments(self._syntax.marks.text(scanner.take()))
         if scanner.is_broken:
@@ -325,19 +383,7 @@ class AnswerParser:
     def _not_a_call(self) -> None:
         """Give back the text since the mark as content."""
         self.num_malformed += 1
-        text = self._syntax.marks.text(self._raw)
+        text = self._syntax.marks.text("".join(self._raw))
         self._enter(State.CONTENT)
-        self._emit(text)
-
-
-def _joint(first: Delta, second: Delta) -> Delta | None:
-    """Return two neighbouring events as one, if they belong together."""
-    match first, second:
-        case ContentDelta(), ContentDelta():
-            return ContentDelta(first.text + second.text)
-        case ReasoningDelta(), ReasoningDelta():
-            return ReasoningDelta(first.text + second.text)
-        case ToolCallDelta(), ToolCallDelta() if first.index == second.index:
-            arguments = first.arguments + second.arguments
-            return ToolCallDelta(first.index, first.id, first.name, arguments)
-    return None
+        self._prose.begin(strips=False)
+        self._prose.push(text)

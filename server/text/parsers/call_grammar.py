@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from server.text.parsers.calls import kind_of_schema
+from server.text.parsers.calls import kind_of_schema, required_names
 from server.text.parsers.detect import AnswerFormat
 from server.text.parsers.formats import (
     CallFormat,
     ChannelFormat,
     GemmaCall,
     JsonCall,
+    LinesCall,
     NamedCall,
     PythonCall,
     TaggedCall,
@@ -155,6 +156,8 @@ def _reasoning(rules: _Rules, answers: AnswerFormat, start: State) -> str:
     rest = f"{rules.until(closing)} /[\\n ]{{0,4}}/"
     if start is State.REASONING:
         return rest
+    if answers.is_opened_on_request:
+        return ""
     return f"({rules.literal(answers.reasoning.open.strip())} {rest})?"
 
 
@@ -207,6 +210,9 @@ def _call(rules: _Rules, format: CallFormat, tool: Tool, opening: str) -> str:
             inside = _named_call(rules, body, tool)
         case TaggedCall() as body:
             inside = _tagged_call(rules, body, tool)
+        case LinesCall(name_end=name_end, key_end=key_end, line_end=line_end):
+            tagged = TaggedCall(name_end, "", f"{key_end} ", line_end)
+            inside = _tagged_call(rules, tagged, tool)
         case PythonCall():
             pairs = _pairs(rules, tool, ", ", lambda key, schema: _python_pair(rules, key, schema))
             inside = f'{json.dumps(tool.name + "(")} {pairs} ")"'
@@ -221,7 +227,7 @@ def _call(rules: _Rules, format: CallFormat, tool: Tool, opening: str) -> str:
 
 def _schema(tool: Tool) -> dict[str, Any]:
     """Return the schema of the arguments: an object, without others unless it allows them."""
-    schema = {**ANY_OBJECT, **tool.parameters}
+    schema = {**tool.parameters, **ANY_OBJECT}
     if schema.get("properties"):
         schema.setdefault("additionalProperties", False)
     return schema
@@ -255,9 +261,10 @@ def _tagged_call(rules: _Rules, body: TaggedCall, tool: Tool) -> str:
         key_close = body.key_close if is_text or not body.json_key_close else body.json_key_close
         opening = rules.literal(f"{body.key_open}{key}{key_close}{body.value_open}")
         closing = body.value_close
-        if is_text and "enum" in schema:
-            value = f"({_any(map(rules.literal, schema['enum']))}) {rules.literal(closing)}"
-        elif is_text:
+        choices = _choices(schema)
+        if is_text and choices:
+            value = f"({_any(map(rules.literal, choices))}) {rules.literal(closing)}"
+        elif is_text and choices is None:
             value = rules.until(closing)
         else:
             value = f"{rules.json(_with_definitions(schema, tool))} {rules.literal(closing)}"
@@ -269,9 +276,21 @@ def _properties(tool: Tool) -> tuple[dict[str, dict[str, Any]], set[str]]:
     """Return the schemas of the arguments by name, and the names of the required ones."""
     given = tool.parameters.get("properties")
     properties = given if isinstance(given, dict) else {}
-    required = tool.parameters.get("required")
-    names = set(required) if isinstance(required, list) else set()
-    return {k: v if isinstance(v, dict) else {} for k, v in properties.items()}, names
+    schemas = {k: v if isinstance(v, dict) else {} for k, v in properties.items()}
+    return schemas, set(required_names(tool.parameters))
+
+
+def _choices(schema: dict[str, Any]) -> list[str] | None:
+    """Return the texts that a text argument may be; None if it may be any.
+
+    Without texts the list is empty. The compiler of JSON schemas then refuses the schema.
+    """
+    if "enum" not in schema:
+        return None
+    choices = schema["enum"]
+    if not isinstance(choices, list):
+        return []
+    return [choice for choice in choices if isinstance(choice, str)]
 
 
 def _with_definitions(schema: dict[str, Any], tool: Tool) -> dict[str, Any]:
@@ -299,20 +318,24 @@ def _python_pair(rules: _Rules, key: str, schema: dict[str, Any]) -> str:
     name = json.dumps(f"{key}=")
     if schema.get("type") == "boolean":
         return f'{name} ("True" | "False")'
-    if kind_of_schema(schema) == "text" and "enum" in schema:
-        quoted = [json.dumps(repr(choice)) for choice in schema["enum"]]
+    choices = _choices(schema)
+    if kind_of_schema(schema) == "text" and choices:
+        quoted = [json.dumps(repr(choice)) for choice in choices]
         return f"{name} ({_any(quoted)})"
-    if kind_of_schema(schema) == "text":
+    if kind_of_schema(schema) == "text" and choices is None:
         return f"{name} ({PYTHON_TEXT} | {rules.json(schema)})"
     return f"{name} {rules.json(schema)}"
 
 
 def _gemma_pair(rules: _Rules, key: str, schema: dict[str, Any], quote: str, any_value: str) -> str:
     name = json.dumps(f"{key}:")
+    choices = _choices(schema)
+    if choices == []:
+        return f"{name} {rules.json(schema)}"
     if kind_of_schema(schema) == "text":
         mark = rules.literal(quote)
-        if "enum" in schema:
-            return f"{name} {mark} ({_any(map(json.dumps, schema['enum']))}) {mark}"
+        if choices:
+            return f"{name} {mark} ({_any(map(json.dumps, choices))}) {mark}"
         return f"{name} {mark} {rules.until(quote)}"
     if schema.get("type") in ("integer", "number", "boolean", "null"):
         return f"{name} {rules.json(schema)}"

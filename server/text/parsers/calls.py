@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import secrets
 import string
@@ -17,9 +18,11 @@ from server.text.parsers.tools import Tool
 ValueKind = Literal["text", "json", "either"]
 ALPHANUMERIC = string.ascii_letters + string.digits
 PYTHON_NAMES = {"true": "True", "false": "False", "null": "None"}
+# A string that does not end is matched, too: otherwise each quote would be tried as a start.
 STRING_OR_NAME = re.compile(
-    r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.S
+    r"""("(?:\\.|[^"\\])*(?:"|\\?\Z)|'(?:\\.|[^'\\])*(?:'|\\?\Z))|\b(true|false|null)\b""", re.S
 )
+MAX_PYTHON = 65_536  # characters; reading a Python literal takes a hundred times its memory
 
 
 class Calls:
@@ -31,12 +34,14 @@ class Calls:
         self.outcomes: list[CallOutcome] = []  # of the calls that have ended
         self.is_open = False
         self.count = 0
+        self.num_changes = 0  # beginnings and ends
         self._tools = tools
         self._id_style = id_style
         self._emit = emit
         self._name = ""
         self._arguments: list[str] = []
         self._num_pairs = -1  # of arguments written by `key`; -1: not written that way
+        self._awaits_value = False
 
     @property
     def has_any(self) -> bool:
@@ -49,14 +54,17 @@ class Calls:
         self._name = name
         self._arguments = []
         self._num_pairs = -1
+        self._awaits_value = False
         self.is_open = True
         self.count += 1
+        self.num_changes += 1
         identity = call_id or self._new_id(name)
         self._emit(ToolCallDelta(self.count - 1, identity, name, ""))
 
     def arguments(self, text: str) -> None:
         """Append to the JSON text of the arguments."""
         if text:
+            self._awaits_value = False
             self._arguments.append(text)
             self._emit(ToolCallDelta(self.count - 1, None, None, text))
 
@@ -68,6 +76,7 @@ class Calls:
         opening = ", " if self._num_pairs else "{"
         self._num_pairs += 1
         self.arguments(f"{opening}{_json(key)}: ")
+        self._awaits_value = True
 
     def kind_of(self, key: str) -> ValueKind:
         """Return what a value without quotes is, by the tool's schema."""
@@ -82,18 +91,24 @@ class Calls:
 
     def value(self, text: str, kind: ValueKind) -> None:
         """Write the whole value of an argument, which the model wrote without JSON's quotes."""
-        self.arguments(_json(read_value(text, kind)))
+        self.literal(read_value(text, kind), text)
 
-    def literal(self, value: Any) -> None:
-        self.arguments(_json(value))
+    def literal(self, value: Any, text: str) -> None:
+        """Write a value, which was read from `text`."""
+        try:
+            written = _json(value)
+        except RecursionError:
+            written = _json(text)
+        self.arguments(written)
 
     def end(self) -> None:
-        """End the open call."""
+        """End the open call. An argument without a value leaves its JSON text unfinished."""
         if not self._arguments:
             self.arguments("{}")
-        elif self._num_pairs > 0:
+        elif self._num_pairs > 0 and not self._awaits_value:
             self.arguments("}")
         self.is_open = False
+        self.num_changes += 1
         self.outcomes.append(self._outcome())
 
     def _outcome(self) -> CallOutcome:
@@ -101,11 +116,10 @@ class Calls:
         if tool is None:
             return "unknown_tool"
         try:
-            given = json.loads("".join(self._arguments))
-        except ValueError:
+            given = json.loads("".join(self._arguments), parse_int=str)  # of any length
+        except (ValueError, RecursionError):
             return "invalid_arguments"
-        required = tool.parameters.get("required")
-        names = required if isinstance(required, list) else []
+        names = required_names(tool.parameters)
         if not isinstance(given, dict) or not all(name in given for name in names):
             return "invalid_arguments"
         return "valid"
@@ -121,7 +135,43 @@ class Calls:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """Return JSON text that can be encoded: a lone surrogate stays an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_encodable(text) else json.dumps(value)
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text is valid Unicode, without lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def required_names(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of the required arguments."""
+    names = schema.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def read_json(text: str) -> Any:
+    """Return a JSON value. Raises ValueError, also for what is not finite or nested too deeply."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("number too large")
+    return value
 
 
 def kind_of_schema(schema: Mapping[str, Any]) -> ValueKind:
@@ -140,7 +190,7 @@ def read_value(text: str, kind: ValueKind) -> Any:
     if kind == "text":
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         pass
     try:
@@ -151,6 +201,8 @@ def read_value(text: str, kind: ValueKind) -> Any:
 
 def read_python(text: str) -> Any:
     """Return the value of a Python literal, in which JSON's names may stand. Raises ValueError."""
+    if len(text) > MAX_PYTHON:
+        raise ValueError(f"longer than {MAX_PYTHON} characters")
     named = STRING_OR_NAME.sub(lambda m: m.group(1) or PYTHON_NAMES[m.group(2)], text)
     try:
         value = ast.literal_eval(named)

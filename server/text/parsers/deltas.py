@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,3 +40,23 @@ class ToolCallDelta:
 
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """Return events in which neighbours of one kind, and of one call, are one."""
+    return [_joint(list(group)) for _, group in itertools.groupby(deltas, _kind)]
+
+
+def _kind(delta: Delta) -> tuple[type[Delta], int]:
+    """Return what neighbouring events that belong together have in common."""
+    return type(delta), delta.index if isinstance(delta, ToolCallDelta) else 0
+
+
+def _joint(deltas: Sequence[Delta]) -> Delta:
+    """Return events of one kind as one."""
+    first = deltas[0]
+    if isinstance(first, ToolCallDelta):
+        arguments = [delta.arguments for delta in deltas if isinstance(delta, ToolCallDelta)]
+        return ToolCallDelta(first.index, first.id, first.name, "".join(arguments))
+    texts = [delta.text for delta in deltas if not isinstance(delta, ToolCallDelta)]
+    return type(first)("".join(texts))

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from server.text.chat_template import TemplateLimitError
 from server.text.parsers.answer_parser import AnswerParser
 from server.text.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import (
     CALL_FORMATS,
     REASONING,
+    REASONING_BY_NAME,
     AnyCallFormat,
+    CallFormat,
     ChannelFormat,
+    JsonCall,
     NamedCall,
     Reasoning,
     TaggedCall,
 )
 from server.text.parsers.infer import infer_format
 from server.text.parsers.marks import Marks
+from server.text.parsers.response_template import NO_TEMPLATE, TranslatedTemplate
 from server.text.parsers.syntax import State, Syntax, literals, make_syntax
 from server.text.parsers.tools import Tool
+from server.text.parsers.white_space import with_white_space
 
 Messages = list[dict[str, Any]]
 # Renders messages with template arguments. Raises an exception if the template refuses them.
 Render = Callable[..., str]
-Source = Literal["flag", "table", "template", "none"]
+# Of a format: a flag, the checkpoint's response template, the table of formats, or what the chat
+# template renders.
+Source = Literal["flag", "response_template", "table", "template", "none"]
 
+PROBING_S = 3.0  # no rendering begins later than that
+MAX_ANSWER = 8192  # characters that a template writes for two short calls
 QUESTION = "What is new?"
 THOUGHT = "Let me see."
 PARAMETERS = {
@@ -43,6 +54,12 @@ CALLED = [
     ("probe_alpha", {"city": "Paris", "days": 3, "more": {"a": [1, True]}}),
     ("probe_beta", {"city": 'The "Hague"', "days": 5}),
 ]
+# The names by which templates take the wish for reasoning.
+REQUESTS_OF_REASONING: tuple[dict[str, Any], ...] = (
+    {"reasoning_effort": "high"},
+    {"enable_thinking": True},
+    {"thinking": True},
+)
 # Some templates accept only such ids (Mistral's).
 CALL_IDS = ["a1b2c3d4e", "f5g6h7i8j"]
 
@@ -65,35 +82,45 @@ class AnswerFormat:
     round_trips: bool  # the template's own calls were parsed back
     syntax: Syntax
     plain_syntax: Syntax  # for answers without tools
+    # The prompt opens the reasoning of a request for it; without one, the model writes none.
+    is_opened_on_request: bool = False
+
+    @property
+    def reasoning_name(self) -> str | None:
+        """The name of the format of the reasoning; None if the model shows none."""
+        if isinstance(self.calls, ChannelFormat):
+            return self.calls.name
+        for name, reasoning in REASONING_BY_NAME.items():
+            if reasoning == self.reasoning:
+                return name
+        return None
 
     def start(self, prompt: str) -> State:
         """Return the state that a prompt ends in: it may have opened the reasoning."""
         if isinstance(self.calls, ChannelFormat):
             header = prompt.rpartition(self.calls.start)[2]
             return State.CONTENT if self.calls.message in header else State.HEADER
-        if self.reasoning and prompt.rstrip().endswith(self.reasoning.open.strip()):
-            return State.REASONING
-        return State.CONTENT
+        if self.reasoning is None:
+            return State.CONTENT
+        is_open = prompt.rstrip().endswith(self.reasoning.open.strip())
+        return State.REASONING if is_open or self.reasoning.begins_answer else State.CONTENT
 
 
 def detect(
-    render: Render,
-    template: str,
-    tokens: Mapping[str, int],
-    special: frozenset[int],
+    prober: Prober,
     *,
     calls: AnyCallFormat | None = None,
     reasoning: Reasoning | Literal["auto"] | None = "auto",
 ) -> AnswerFormat:
-    """Return the format of a template, given its source and the added tokens of its tokenizer.
+    """Return how a model writes its answers.
 
     `calls` and `reasoning` override what is found; a `reasoning` of None is none.
     """
-    prober = Prober(render, template, tokens, special)
     if reasoning == "auto":
         reasoning = prober.find_reasoning()
-    found, source, round_trips = prober.find_calls(reasoning)
-    if calls is not None:
+    if calls is None:
+        found, source, round_trips = prober.find_calls(reasoning)
+    else:
         found, source, round_trips = calls, "flag", prober.parses_back(calls, reasoning)
     plain = found if isinstance(found, ChannelFormat) else None
     return AnswerFormat(
@@ -103,16 +130,30 @@ def detect(
         round_trips=round_trips,
         syntax=prober.syntax(found, reasoning),
         plain_syntax=prober.syntax(plain, reasoning),
+        is_opened_on_request=reasoning is not None and prober.opens_on_request(reasoning),
     )
 
 
 class Prober:
-    """Renders probes with one template, and parses them with formats."""
+    """Renders probes with one template, and parses them with formats.
+
+    `template` is its source, and `tokens` are the added tokens of the tokenizer. `given` is what
+    the checkpoint says itself; what it lacks is found from the template. `problems` say which parts
+    of it are not used, and why.
+    """
 
     def __init__(
-        self, render: Render, template: str, tokens: Mapping[str, int], special: frozenset[int]
+        self,
+        render: Render,
+        template: str,
+        tokens: Mapping[str, int],
+        special: frozenset[int],
+        given: TranslatedTemplate = NO_TEMPLATE,
     ) -> None:
+        self._given = given
+        self.problems = list(given.problems)
         self._render = render
+        self._deadline = time.monotonic() + PROBING_S
         self._template = template
         self._tokens = tokens
         self._special = special
@@ -128,22 +169,29 @@ class Prober:
                 message = {"role": "assistant", "content": "", "tool_calls": _calls(called), **more}
                 text = self._rendered([user, message], add_generation_prompt=False)
                 if text and called[-1][0] in text.rpartition(QUESTION)[2]:
-                    return self._after_prompt(text), called
+                    answer = self._after_prompt(text)
+                    return (answer, called) if len(answer) <= MAX_ANSWER else ("", [])
         return "", []
 
     def _rendered(self, messages: Messages, **arguments: Any) -> str | None:
+        """Return the text; None if the template fails, or is too slow to be probed further."""
+        if time.monotonic() > self._deadline:
+            return None
         tools = [tool.for_template for tool in PROBES.values()]
         try:
             return self._render(messages, tools=tools, **arguments)
+        except TemplateLimitError:
+            self._deadline = 0.0
         except Exception:  # a template may fail in any way
             return None
+        return None
 
     def _after_prompt(self, text: str) -> str:
         """Return what follows the prompt in `text`, or the user's message if it is not there.
 
         Reasoning that the prompt opens need not be there.
         """
-        for reasoning in (None, *REASONING):
+        for reasoning in (None, self._given.reasoning, *REASONING):
             prompt = self._prompt
             if reasoning is not None:
                 prompt = prompt.rstrip().removesuffix(reasoning.open.strip())
@@ -154,12 +202,25 @@ class Prober:
     # Reasoning
 
     def find_reasoning(self) -> Reasoning | None:
+        if self._given.reasoning or isinstance(self._given.calls, ChannelFormat):
+            return self._given.reasoning
         tests = (self._is_opened_by_prompt, self._is_rendered, self._is_named, self._is_in_tokens)
         for test in tests:
             for reasoning in REASONING:
                 if test(reasoning):
                     return reasoning
         return None
+
+    def opens_on_request(self, reasoning: Reasoning) -> bool:
+        """Return whether the prompt opens the reasoning only if a request wants it."""
+        if self._is_opened_by_prompt(reasoning):
+            return False
+        user = {"role": "user", "content": QUESTION}
+        for request in REQUESTS_OF_REASONING:
+            text = self._rendered([user], add_generation_prompt=True, **request)
+            if text is not None and text.rstrip().endswith(reasoning.open.strip()):
+                return True
+        return False
 
     def _is_opened_by_prompt(self, reasoning: Reasoning) -> bool:
         return self._prompt.rstrip().endswith(reasoning.open.strip())
@@ -181,17 +242,46 @@ class Prober:
 
     def find_calls(self, reasoning: Reasoning | None) -> tuple[AnyCallFormat | None, Source, bool]:
         """Return the format of the calls, where it comes from, and whether it round-trips."""
-        if self.answer:
-            for format in CALL_FORMATS:
-                if self.parses_back(format, reasoning):
-                    return format, "table", True
-            inferred = infer_format(self.answer, self.called)
-            if inferred is not None and self.parses_back(inferred, reasoning):
-                return inferred, "template", True
+        given = self._given_calls(reasoning)
+        if given is not None and self.parses_back(given, reasoning):
+            return given, "response_template", True
+        found, source = self._found_in_answer(reasoning)
+        if found is not None:
+            if given is not None:
+                self.problems.append("field tool_calls: does not read what the template renders")
+            return found, source, True
+        if given is not None:
+            return given, "response_template", False
         for format in CALL_FORMATS:
             if self._is_format_named(format):
                 return format, "table", False
         return None, "none", False
+
+    def _found_in_answer(self, reasoning: Reasoning | None) -> tuple[AnyCallFormat | None, Source]:
+        """Return a format that reads the rendered calls, and where it comes from."""
+        if not self.answer:
+            return None, "none"
+        for format in CALL_FORMATS:
+            if self.parses_back(format, reasoning):
+                return format, "table"
+        inferred = infer_format(self.answer, self.called)
+        if inferred is not None and self.parses_back(inferred, reasoning):
+            return inferred, "template"
+        return None, "none"
+
+    def _given_calls(self, reasoning: Reasoning | None) -> AnyCallFormat | None:
+        """Return the format of the response template, with the white space that models write.
+
+        The response template does not say it: the table or the rendered calls do.
+        """
+        given = self._given.calls
+        if not isinstance(given, CallFormat):
+            return given
+        for format in CALL_FORMATS:
+            if isinstance(format, CallFormat) and _has_marks_of(format, given):
+                return format
+        spaced = with_white_space(given, self.answer)
+        return spaced if self.parses_back(spaced, reasoning) else given
 
     def _is_format_named(self, format: AnyCallFormat) -> bool:
         """Return whether the template has all marks of a format, perhaps in its instructions."""
@@ -208,13 +298,14 @@ class Prober:
         return called_in(syntax, self.answer) == self.called
 
     def syntax(self, format: AnyCallFormat | None, reasoning: Reasoning | None) -> Syntax:
-        texts = literals(format, reasoning)
+        other = self._given.other
+        texts = literals(format, reasoning, other)
         used = {
             token: token_id
             for token, token_id in self._tokens.items()
             if is_markup(token) and any(token in text for text in texts)
         }
-        return make_syntax(format, reasoning, Marks(used, self._special))
+        return make_syntax(format, reasoning, Marks(used, self._special), other)
 
 
 def key_marks(format: AnyCallFormat) -> list[str]:
@@ -228,6 +319,18 @@ def key_marks(format: AnyCallFormat) -> list[str]:
         case TaggedCall(key_open=key_open):
             marks.append(key_open.strip())
     return marks
+
+
+def _has_marks_of(format: CallFormat, given: CallFormat) -> bool:
+    """Return whether a format has the notation of another one and all of its marks."""
+    match format.body, given.body:
+        case JsonCall() as body, JsonCall() as other:
+            if replace(body, id=None) != other:
+                return False
+        case body, other if type(body) is not type(other):
+            return False
+    marks = {text.strip() for text in literals(format, None)}
+    return {text.strip() for text in literals(given, None)} <= marks
 
 
 def is_markup(token: str) -> bool:

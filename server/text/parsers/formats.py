@@ -6,6 +6,7 @@ ends; a grammar writes it as it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,7 @@ class Reasoning:
 
     open: str
     close: str
+    begins_answer: bool = False  # an answer begins with reasoning, also without `open`
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,15 @@ class TaggedCall:
 
 
 @dataclass(frozen=True)
+class LinesCall:
+    """A name, and each argument as a line: key: value. Texts have no quotes."""
+
+    name_end: str
+    key_end: str = ":"
+    line_end: str = "\n"
+
+
+@dataclass(frozen=True)
 class PythonCall:
     """[f(a=1, b="x"), g()]"""
 
@@ -66,7 +77,7 @@ class GemmaCall:
     quote: str = '<|"|>'
 
 
-Body = JsonCall | NamedCall | TaggedCall | PythonCall | GemmaCall
+Body = JsonCall | NamedCall | TaggedCall | LinesCall | PythonCall | GemmaCall
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,17 @@ class ChannelFormat:
 
 
 AnyCallFormat = CallFormat | ChannelFormat
+
+
+@dataclass(frozen=True)
+class OtherMarks:
+    """Marks of a model's answers that are not in its formats."""
+
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other texts for a mark
+    dropped: tuple[str, ...] = ()  # around the content, such as the end of the turn
+
+
+NO_OTHER_MARKS = OtherMarks()
 
 REASONING_BY_NAME = {
     "think": Reasoning("<think>\n", "\n</think>\n\n"),

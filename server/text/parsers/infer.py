@@ -7,11 +7,12 @@ in llama.cpp's docs/autoparser.md. The caller checks the result by parsing the a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from server.text.parsers.formats import Body, CallFormat, JsonCall, NamedCall, TaggedCall
 
+MAX_PLACES = 64
 Called = tuple[str, Any]  # a function's name and its arguments
 
 
@@ -83,11 +84,21 @@ def _word(text: str) -> str:
     return ""
 
 
+def _places(text: str, bracket: str, start: int) -> Iterator[int]:
+    """Yield the first places of a bracket; a hostile template writes many."""
+    at = text.find(bracket, start)
+    for _ in range(MAX_PLACES):
+        if at < 0:
+            return
+        yield at
+        at = text.find(bracket, at + 1)
+
+
 def _json_at(text: str, at: int) -> tuple[Any, int]:
     """Return the JSON value at a position and where it ends; (None, at) if there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, at)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, at
 
 
@@ -106,25 +117,21 @@ def _json_body(value: Any, called: Called, *, is_list: bool) -> JsonCall | None:
 
 
 def _json_list(answer: str, called: Sequence[Called], start: int) -> _Span | None:
-    at = answer.find("[", start)
-    while at >= 0:
+    for at in _places(answer, "[", start):
         value, end = _json_at(answer, at)
         if isinstance(value, list) and value:
             body = _json_body(value[0], called[0], is_list=True)
             if body is not None:
                 return _Span(at, end, body)
-        at = answer.find("[", at + 1)
     return None
 
 
 def _json_object(answer: str, called: Sequence[Called], start: int) -> _Span | None:
-    at = answer.find("{", start)
-    while at >= 0:
+    for at in _places(answer, "{", start):
         value, end = _json_at(answer, at)
         body = _json_body(value, called[0], is_list=False)
         if body is not None:
             return _Span(at, end, body)
-        at = answer.find("{", at + 1)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from server.text.parsers.calls import Calls
+from server.text.parsers.calls import Calls, is_encodable
 from server.text.parsers.formats import JsonCall
 from server.text.parsers.json_scanner import SPACE, JsonScanner
 
@@ -33,19 +33,16 @@ class JsonCalls:
         self._name = ""
         self._id: str | None = None
         self._early_arguments = ""  # before the name is known
-        self._text = ""  # of the value being read, unless it streams
+        self._has_arguments = False
+        self._parts: list[str] = []  # of the value being read, unless it streams
+        self._first = ""  # its first character
 
-    def push(self, text: str, at: int) -> int:
-        while at < len(text) and not self.is_done and not self.is_broken:
-            if self._place in ("first key", "key", "value"):
-                at = self._read_value(text, at)
-            else:
-                self._structural(text[at])
-                at += 1
-        return at
-
-    def end(self) -> None:
-        """Nothing is pending at the end of the text."""
+    def step(self, text: str, at: int) -> int:
+        """Read one piece at position `at`. Return the position after it."""
+        if self._place in ("first key", "key", "value"):
+            return self._read_value(text, at)
+        self._structural(text[at])
+        return at + 1
 
     def _structural(self, char: str) -> None:
         if char in SPACE:
@@ -73,12 +70,14 @@ class JsonCalls:
         self._name = ""
         self._id = None
         self._early_arguments = ""
+        self._has_arguments = False
         self._begin_value("first key")
 
     def _begin_value(self, place: Place) -> None:
         self._place = place
         self._value = JsonScanner()
-        self._text = ""
+        self._parts = []
+        self._first = ""
 
     def _read_value(self, text: str, at: int) -> int:
         if self._place == "first key" and text[at] == "}":
@@ -86,9 +85,11 @@ class JsonCalls:
             return at
         at = self._value.push(text, at)
         piece = self._value.take()
-        self._text += piece
+        self._first = self._first or piece[:1]
         if self._streams:
             self._calls.arguments(piece)
+        else:
+            self._parts.append(piece)
         self.is_broken = self._value.is_broken
         if self._value.is_done:
             self._end_value()
@@ -97,8 +98,8 @@ class JsonCalls:
     @property
     def _streams(self) -> bool:
         """Whether the value being read is the arguments of the open call."""
-        is_object = self._text.startswith("{")
-        return is_object and self._place == "value" and self._is_arguments and self._calls.is_open
+        is_new = self._first == "{" and not self._has_arguments
+        return is_new and self._place == "value" and self._is_arguments and self._calls.is_open
 
     @property
     def _is_arguments(self) -> bool:
@@ -106,47 +107,59 @@ class JsonCalls:
 
     def _end_value(self) -> None:
         if self._place != "value":
-            key = json.loads(self._text)
-            self.is_broken = not isinstance(key, str)
-            self._key = str(key)
-            self._place = "colon"
-            if not self._body.name:
-                self._begin_call(self._key)
+            self._end_key()
             return
         has_streamed = self._streams
         self._place = "after"
         if self._is_arguments:
-            if not has_streamed:
+            if not has_streamed and not self._has_arguments:
                 self._take_arguments()
+            self._has_arguments = True
             return
-        value = json.loads(self._text)
-        if self._key in (*NAMES, self._body.name):
-            self._begin_call(value)
-        elif self._key in ("id", self._body.id) and isinstance(value, str):
+        is_name = self._key in (*NAMES, self._body.name)
+        if is_name and not self._name:
+            self._begin_call(self._string())
+        elif self._key in ("id", self._body.id):
+            value = self._string()
             self._id = value if self._key == "id" else None
+
+    def _end_key(self) -> None:
+        key = self._string()
+        if key is None:
+            self.is_broken = True
+            return
+        self._key = key
+        self._place = "colon"
+        if not self._body.name:
+            self._begin_call(key)
+
+    def _string(self) -> str | None:
+        """Return the whole value, if it is a text that can be encoded."""
+        value = json.loads("".join(self._parts)) if self._first == '"' else None
+        return value if value is not None and is_encodable(value) else None
 
     def _take_arguments(self) -> None:
         """Take the whole arguments, which have not streamed."""
-        self._early_arguments = self._text
+        self._early_arguments = "".join(self._parts)
         if self._calls.is_open:
             self._write_early_arguments()
 
-    def _begin_call(self, name: object) -> None:
-        known = isinstance(name, str) and (not self._is_known_only or self._calls.knows(name))
-        if not known or self._calls.is_open:
+    def _begin_call(self, name: str | None) -> None:
+        is_known = name and (not self._is_known_only or self._calls.knows(name))
+        if not name or not is_known or self._calls.is_open:
             self.is_broken = True
             return
-        self._name = str(name)
-        self._calls.begin(self._name, self._id)
+        self._name = name
+        self._calls.begin(name, self._id)
         if self._early_arguments:
             self._write_early_arguments()
 
     def _write_early_arguments(self) -> None:
         """Write arguments that were read before the name, or that are JSON inside a text."""
         text, self._early_arguments = self._early_arguments, ""
-        value = json.loads(text)
-        if isinstance(value, str):
-            text = value
+        if text.startswith('"'):
+            value = json.loads(text)
+            text = value if is_encodable(value) else text
         self._calls.arguments("" if text == "null" else text)
 
     def _end_object(self) -> None:

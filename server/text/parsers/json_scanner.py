@@ -9,15 +9,38 @@ Mode = Literal["value", "item", "key", "first key", "colon", "after", "string", 
 
 PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # of a string
 SPACE = " \t\n\r"
-SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
-WHOLE_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|true|false|null")
-# The beginnings of scalars.
-PART_OF_SCALAR = re.compile(
-    r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|(0|[1-9][0-9]*)(\.[0-9]+)?[eE][-+]?[0-9]*)?"
-    r"|t(ru?)?|f(a(ls?)?)?|n(ul?)?|true|false|null"
-)
 HEX = frozenset("0123456789abcdefABCDEF")
 CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+DIGITS = "0123456789"
+WORDS = ("true", "false", "null")
+EXPONENT = {"e": "e", "E": "e"}
+
+
+def _scalar_steps() -> dict[str, dict[str, str]]:
+    """Return the states of numbers and words: in a state, each character leads to the next."""
+    fraction = {**dict.fromkeys(DIGITS, "fraction"), **EXPONENT}
+    exponent = dict.fromkeys(DIGITS, "exponent")
+    first = {"0": "zero", **dict.fromkeys(DIGITS[1:], "whole")}
+    steps = {
+        "": {"-": "minus", **first},
+        "minus": first,
+        "zero": {".": "point", **EXPONENT},
+        "whole": {**dict.fromkeys(DIGITS, "whole"), ".": "point", **EXPONENT},
+        "point": dict.fromkeys(DIGITS, "fraction"),
+        "fraction": fraction,
+        "e": {"+": "sign", "-": "sign", **exponent},
+        "sign": exponent,
+        "exponent": exponent,
+    }
+    for word in WORDS:
+        for size, char in enumerate(word):
+            steps.setdefault(word[:size], {})[char] = word[: size + 1]
+    return steps
+
+
+SCALAR_STEPS = _scalar_steps()
+SCALAR_ENDS = frozenset({"zero", "whole", "fraction", "exponent", *WORDS})
+PART_OF_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 
 
 class JsonScanner:
@@ -33,7 +56,7 @@ class JsonScanner:
         self._stack: list[str] = []  # open brackets
         self._mode: Mode = "value"
         self._escape = ""  # after a backslash
-        self._scalar = ""
+        self._scalar = ""  # state
         self._is_key = False
         self._parts: list[str] = []
 
@@ -46,15 +69,11 @@ class JsonScanner:
     def push(self, text: str, at: int) -> int:
         """Read from position `at`. Return the position after what was read."""
         while at < len(text) and not self.is_done and not self.is_broken:
-            at = self._step(text, at)
+            at = self.step(text, at)
         return at
 
-    def end(self) -> None:
-        """Take the end of the text as the end of a number or another scalar."""
-        if self._mode == "scalar" and not self._stack:
-            self._end_scalar()
-
-    def _step(self, text: str, at: int) -> int:
+    def step(self, text: str, at: int) -> int:
+        """Read one piece at position `at`. Return the position after it."""
         match self._mode:
             case "string":
                 return self._string(text, at)
@@ -111,7 +130,7 @@ class JsonScanner:
         else:
             self._scalar = ""
             self._mode = "scalar"
-            return SCALAR.match(char) is not None
+            return char in SCALAR_STEPS[""]
         return True
 
     def _close(self, char: str) -> bool:
@@ -163,20 +182,23 @@ class JsonScanner:
         return at + 1
 
     def _more_scalar(self, text: str, at: int) -> int:
-        found = SCALAR.match(text, at)
+        found = PART_OF_SCALAR.match(text, at)
         if found is None:
             self._end_scalar()
             return at
-        longer = self._scalar + found.group()
-        if not PART_OF_SCALAR.fullmatch(longer):
-            self.is_broken = True
-            return at
-        self._scalar = longer
-        self._parts.append(found.group())
-        return found.end()
+        end = at
+        for char in found.group():
+            following = SCALAR_STEPS.get(self._scalar, {}).get(char)
+            if following is None:
+                self.is_broken = True
+                break
+            self._scalar = following
+            end += 1
+        self._parts.append(text[at:end])
+        return end
 
     def _end_scalar(self) -> None:
-        if WHOLE_SCALAR.fullmatch(self._scalar):
+        if self._scalar in SCALAR_ENDS:
             self._end_value()
         else:
             self.is_broken = True

@@ -30,12 +30,19 @@ class Terminals:
         self._beginnings = {t[:size] for t in longest_first for size in range(1, len(t))}
         self._longest = len(longest_first[0]) if longest_first else 0
 
-    def find(self, text: str, start: int, *, is_end: bool) -> Found:
-        """Find the first terminal at or after `start`. With `is_end` no more text will come."""
+    def find(self, text: str, start: int, *, is_end: bool, within: int | None = None) -> Found:
+        """Find the first terminal at or after `start`. With `is_end` no more text will come.
+
+        `within` limits the search to terminals that begin in that number of characters.
+        """
         if not self._longest:
             return Found(len(text), None, len(text))
-        match = self._pattern.search(text, start)
-        held = len(text) if is_end else self._unfinished(text, start)
+        end = len(text)
+        if within is not None and start + within + self._longest < end:
+            end = start + within + self._longest
+            is_end = True
+        match = self._pattern.search(text, start, end)
+        held = end if is_end else self._unfinished(text, start)
         if match is None or held <= match.start():
             return Found(held, None, held)
         return Found(match.start(), match.group(), match.end())

@@ -5,16 +5,16 @@ An argument is passed on when it is whole.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Literal
 
-from server.text.parsers.calls import Calls, read_python
+from server.text.parsers.calls import Calls, read_json, read_python
 
 SPACE = " \t\n\r"
 OPEN, CLOSE = "([{", ")]}"
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-PART_OF_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+PLAIN = re.compile(r"[^\"'()\[\]{},\\]+")  # outside strings; and inside them:
+PLAIN_STRING = re.compile(r"[^\"'\\]+")
+NAME = re.compile(r"[A-Za-z0-9_.:/-]+")  # of a function, or a key
 MAX_NAME = 256
 
 Place = Literal["start", "call", "name", "key", "value", "next"]
@@ -29,28 +29,22 @@ class PythonCalls:
         self._calls = calls
         self._is_known_only = is_known_only
         self._place: Place = "start"
-        self._text = ""  # of the name, key or value being read
+        self._text = ""  # of the name or key being read
+        self._parts: list[str] = []  # of the value being read
         self._depth = 0  # of brackets in a value
         self._quote = ""
         self._is_escaped = False
 
-    def push(self, text: str, at: int) -> int:
-        while at < len(text) and not self.is_done and not self.is_broken:
-            self._step(text[at])
-            at += 1
-        return at
-
-    def end(self) -> None:
-        """Nothing is pending at the end of the text."""
-
-    def _step(self, char: str) -> None:
+    def step(self, text: str, at: int) -> int:
+        """Read one piece at position `at`. Return the position after it."""
         match self._place:
             case "value":
-                self._in_value(char)
+                return self._in_value(text, at)
             case "name" | "key":
-                self._in_name(char)
+                self._in_name(text[at])
             case _:
-                self._between(char)
+                self._between(text[at])
+        return at + 1
 
     def _between(self, char: str) -> None:
         if char in SPACE:
@@ -75,7 +69,7 @@ class PythonCalls:
             self._end_call()
         elif char == end:
             self._end_name()
-        elif len(self._text) < MAX_NAME and PART_OF_NAME.fullmatch((self._text + char).strip()):
+        elif len(self._text) < MAX_NAME and _is_name(self._text + char):
             self._text += char
         else:
             self.is_broken = True
@@ -95,7 +89,12 @@ class PythonCalls:
             self._calls.begin(name)
             self._place = "key"
 
-    def _in_value(self, char: str) -> None:
+    def _in_value(self, text: str, at: int) -> int:
+        plain = (PLAIN_STRING if self._quote else PLAIN).match(text, at)
+        if plain and not self._is_escaped:
+            self._parts.append(plain.group())
+            return plain.end()
+        char = text[at]
         if self._quote:
             self._in_string(char)
         elif self._depth == 0 and char in ",)":
@@ -103,14 +102,15 @@ class PythonCalls:
             self._place = "key"
             if char == ")":
                 self._end_call()
-            return
+            return at + 1
         elif char in OPEN:
             self._depth += 1
         elif char in CLOSE:
-            self._depth -= 1
+            self._depth = max(self._depth - 1, 0)
         elif char in "\"'":
             self._quote = char
-        self._text += char
+        self._parts.append(char)
+        return at + 1
 
     def _in_string(self, char: str) -> None:
         if self._is_escaped:
@@ -121,17 +121,22 @@ class PythonCalls:
             self._quote = ""
 
     def _end_value(self) -> None:
-        text, self._text = self._text.strip(), ""
+        text = "".join(self._parts).strip()
+        self._parts = []
         try:
-            value = json.loads(text)
+            value = read_json(text)
         except ValueError:
             value = _python_or_text(text)
-        self._calls.literal(value)
+        self._calls.literal(value, text)
 
     def _end_call(self) -> None:
         self._calls.end()
         self._text = ""
         self._place = "next"
+
+
+def _is_name(text: str) -> bool:
+    return not text.strip() or NAME.fullmatch(text.strip()) is not None
 
 
 def _python_or_text(text: str) -> Any:
@@ -152,25 +157,19 @@ class GemmaCalls:
         self.is_broken = False
         self._calls = calls
         self._quote = quote
-        self._text = ""
+        self._text = ""  # of the name or key being read
+        self._parts: list[str] = []  # of the value being read
+        self._tail = ""  # its last characters, perhaps a quote
         self._place: Place = "name"
         self._depth = 0
         self._is_quoted = False
 
-    def push(self, text: str, at: int) -> int:
-        while at < len(text) and not self.is_done and not self.is_broken:
-            self._step(text[at])
-            at += 1
-        return at
-
-    def end(self) -> None:
-        """Nothing is pending at the end of the text."""
-
-    def _step(self, char: str) -> None:
+    def step(self, text: str, at: int) -> int:
+        """Read the character at position `at`. Return the position after it."""
+        char = text[at]
         if self._place == "value":
             self._in_value(char)
-            return
-        if char == "}" and self._place == "key" and not self._text.strip():
+        elif char == "}" and self._place == "key" and not self._text.strip():
             self._end_call()
         elif char == ("{" if self._place == "name" else ":"):
             self._end_name()
@@ -178,6 +177,7 @@ class GemmaCalls:
             self._text += char
         else:
             self.is_broken = True
+        return at + 1
 
     def _end_name(self) -> None:
         name = self._text.replace(self._quote, "").strip(" ,\n")
@@ -194,18 +194,20 @@ class GemmaCalls:
 
     def _in_value(self, char: str) -> None:
         if not self._is_quoted and self._depth == 0 and char in ",}":
-            value = _GemmaValue(self._text, self._quote).read()
-            self._calls.literal(value)
-            self._text = ""
+            text = "".join(self._parts)
+            self._calls.literal(_GemmaValue(text, self._quote).read(), text)
+            self._parts = []
+            self._tail = ""
             self._place = "key"
             if char == "}":
                 self._end_call()
             return
-        self._text += char
-        if self._text.endswith(self._quote):
+        self._parts.append(char)
+        self._tail = (self._tail + char)[-len(self._quote) :]
+        if self._tail == self._quote:
             self._is_quoted = not self._is_quoted
         elif not self._is_quoted:
-            self._depth += (char in OPEN) - (char in CLOSE)
+            self._depth = max(self._depth + (char in OPEN) - (char in CLOSE), 0)
 
     def _end_call(self) -> None:
         self._calls.end()
@@ -238,7 +240,7 @@ class _GemmaValue:
             end += 1
         word = self._text[self._at : end].strip()
         self._at = end
-        return json.loads(word)
+        return read_json(word)
 
     def _quoted(self) -> str:
         start = self._at + len(self._quote)

@@ -34,6 +34,14 @@ class Marks:
         """Return `literal` with a mark in place of each token in it."""
         return self._pattern.sub(lambda match: self.by_text[match.group()], literal)
 
+    def encode_shown(self, text: str, *, special: bool) -> str:
+        """Return what `encode` returns, if all tokens in the text are shown; else the text.
+
+        With `special`, all are.
+        """
+        encoded = self.encode(text)
+        return encoded if special or self.shown(encoded) == text else text
+
     def text(self, marked: str) -> str:
         """Return the text with all tokens in it."""
         return marked if marked.isascii() else marked.translate(self._texts)

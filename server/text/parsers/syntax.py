@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from server.text.parsers.formats import (
+    NO_OTHER_MARKS,
     AnyCallFormat,
     CallFormat,
     ChannelFormat,
     GemmaCall,
     JsonCall,
+    LinesCall,
     NamedCall,
+    OtherMarks,
     PythonCall,
     Reasoning,
     TaggedCall,
@@ -61,9 +64,16 @@ class Syntax:
         return self.format is not None and self.format.is_bare
 
 
-def literals(format: AnyCallFormat | None, reasoning: Reasoning | None) -> list[str]:
+def literals(
+    format: AnyCallFormat | None,
+    reasoning: Reasoning | None,
+    other: OtherMarks = NO_OTHER_MARKS,
+) -> list[str]:
     """Return all fixed texts of a format, to find the tokens in them."""
     texts = [reasoning.open, reasoning.close] if reasoning else []
+    texts += other.dropped
+    for alias in other.aliases.values():
+        texts += alias
     match format:
         case ChannelFormat():
             texts += [format.start, format.channel, format.message, format.end]
@@ -76,14 +86,22 @@ def literals(format: AnyCallFormat | None, reasoning: Reasoning | None) -> list[
                 case TaggedCall() as body:
                     texts += [body.name_end, body.key_open, body.key_close, body.value_close]
                     texts += [body.value_open, body.json_key_close]
+                case LinesCall(name_end=name_end, key_end=key_end):
+                    texts += [name_end, key_end]
                 case GemmaCall(quote=quote):
                     texts.append(quote)
     return [text for text in texts if text]
 
 
-def make_syntax(format: AnyCallFormat | None, reasoning: Reasoning | None, marks: Marks) -> Syntax:
+def make_syntax(
+    format: AnyCallFormat | None,
+    reasoning: Reasoning | None,
+    marks: Marks,
+    other: OtherMarks = NO_OTHER_MARKS,
+) -> Syntax:
     """Compile a format. `marks` are of the tokens in its literals."""
     transitions: Transitions = {state: {} for state in State}
+    transitions[State.CONTENT] |= dict.fromkeys(other.dropped, State.CONTENT)
     after, closes = State.CONTENT, False
     match format:
         case CallFormat():
@@ -93,10 +111,13 @@ def make_syntax(format: AnyCallFormat | None, reasoning: Reasoning | None, marks
     if reasoning:
         transitions[State.CONTENT][reasoning.open] = State.REASONING
         transitions[State.REASONING][reasoning.close] = State.CONTENT
-    encoded = {
-        state: {marks.encode(text.strip()): then for text, then in exits.items() if text.strip()}
-        for state, exits in transitions.items()
-    }
+        if reasoning.begins_answer:
+            transitions[State.REASONING][reasoning.open] = State.REASONING
+    for exits in transitions.values():
+        _add_aliases(exits, other)
+    encoded = {state: _encoded(exits, marks) for state, exits in transitions.items()}
+    if isinstance(format, CallFormat) and isinstance(format.body, LinesCall):
+        _add_line_ends(encoded, format.body)
     _keep_newlines(encoded, format, marks)
     return Syntax(
         format=format,
@@ -107,6 +128,24 @@ def make_syntax(format: AnyCallFormat | None, reasoning: Reasoning | None, marks
         after_call=after,
         closes_call=closes,
     )
+
+
+def _add_aliases(exits: dict[str, State], other: OtherMarks) -> None:
+    for text, then in list(exits.items()):
+        exits |= dict.fromkeys(other.aliases.get(text, ()), then)
+
+
+def _encoded(exits: Mapping[str, State], marks: Marks) -> dict[str, State]:
+    """Return the transitions by the texts that the parser finds: marks without space around."""
+    return {marks.encode(text.strip()): then for text, then in exits.items() if text.strip()}
+
+
+def _add_line_ends(encoded: Transitions, body: LinesCall) -> None:
+    """Add the ends of lines, which are terminals although they are white space."""
+    encoded[State.KEY][body.line_end] = State.KEY  # a line without a value is dropped
+    encoded[State.VALUE][body.line_end] = State.KEY
+    if not body.name_end.strip():
+        encoded[State.NAME][body.line_end] = State.KEY
 
 
 def _keep_newlines(encoded: Transitions, format: AnyCallFormat | None, marks: Marks) -> None:
@@ -155,12 +194,18 @@ def _add_calls(transitions: Transitions, format: CallFormat) -> tuple[State, boo
             transitions[State.NAME][separator] = State.ARGUMENTS
         case TaggedCall() as body:
             _add_tags(transitions, body)
+        case LinesCall() as lines:
+            transitions[State.NAME][lines.name_end] = State.KEY
+            transitions[State.KEY][lines.key_end] = State.VALUE
     closing = {format.close: outside} if format.close else {}
     if has_section and not format.close:
         closing = {format.section_close: State.CONTENT} if format.section_close else {}
     if isinstance(format.body, TaggedCall):
         transitions[State.PARAMETERS] |= closing
         transitions[State.NAME] |= closing
+    if isinstance(format.body, LinesCall):
+        for state in (State.NAME, State.KEY, State.VALUE):
+            transitions[state] |= closing
     transitions[State.CLOSING] |= closing
     transitions[State.MALFORMED] |= closing
     after = outside if format.open or not has_section or format.section_close else State.CONTENT
@@ -168,7 +213,7 @@ def _add_calls(transitions: Transitions, format: CallFormat) -> tuple[State, boo
 
 
 def _first_state(format: CallFormat) -> State:
-    if isinstance(format.body, NamedCall | TaggedCall):
+    if isinstance(format.body, NamedCall | TaggedCall | LinesCall):
         return State.NAME
     return State.CALLS
 

@@ -8,24 +8,47 @@ from server.text.parsers.calls import Calls, ValueKind
 
 
 class TaggedValue:
-    """A text streams. Another value is passed on when it is whole, because it may be a text."""
+    """A text streams. Another value is passed on when it is whole, because it may be a text.
 
-    def __init__(self, calls: Calls, key: str, kind: ValueKind) -> None:
+    With `is_stripped`, white space at the ends is no part of a text.
+    """
+
+    def __init__(
+        self, calls: Calls, key: str, kind: ValueKind, *, is_stripped: bool = False
+    ) -> None:
         self._calls = calls
         self._kind = kind
-        self._text = ""
+        self._parts: list[str] = []
+        self._is_stripped = is_stripped
+        self._has_begun = False
+        self._space = ""  # at the end of a stripped text; dropped unless more text follows
         calls.key(key)
         if kind == "text":
             calls.arguments('"')
 
     def push(self, text: str) -> None:
-        if self._kind == "text":
-            self._calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-        else:
-            self._text += text
+        if self._kind != "text":
+            self._parts.append(text)
+            return
+        if self._is_stripped:
+            text = self._stripped(text)
+        self._calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _stripped(self, text: str) -> str:
+        """Return what is certain to be a part of the stripped text."""
+        if not self._has_begun:
+            text = text.lstrip()
+        kept = text.rstrip()
+        if not kept:
+            self._space += text
+            return ""
+        self._has_begun = True
+        shown = self._space + kept
+        self._space = text[len(kept) :]
+        return shown
 
     def end(self) -> None:
         if self._kind == "text":
             self._calls.arguments('"')
         else:
-            self._calls.value(self._text.strip(), self._kind)
+            self._calls.value("".join(self._parts).strip(), self._kind)

@@ -19,6 +19,21 @@ class Tool:
     is_strict: bool = False  # calls are held to `parameters` also if the model may decide
 
 
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool | None
+) -> Tool:
+    """Return the tool of a function, as every API describes one."""
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    if parameters:
+        schema = parameters
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    function["parameters"] = schema
+    shown = {"type": "function", "function": function}
+    return Tool(name, schema, for_template=shown, is_strict=bool(strict))
+
+
 @dataclass(frozen=True)
 class ToolUse:
     """The tools of a request, and how they may be called."""

@@ -24,7 +24,7 @@ from server.batch.lines import (
 MOST = 1 << 20
 # These POST routes are no part of a batch.
 OTHERS = {"/tokenize", "/detokenize", "/rerank", "/score", "/v1/files", "/v1/batches"}
-OTHERS |= {"/v1/messages/count_tokens", "/v1/chat/completions/render"}
+OTHERS |= {"/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/responses/compact"}
 
 
 def raw(custom_id: str, body: Any = None) -> bytes:

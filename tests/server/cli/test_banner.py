@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ import pytest
 
 from engine.memory.report import LARGEST_STEP, WEIGHTS
 from engine.protocol import KVGroup, MemoryEntry
-from server.cli.banner import arithmetic, curl, kv_cache, memory, not_followed
+from server.cli.banner import answers, arithmetic, curl, kv_cache, memory, not_followed
+from server.text.parsers.formats import REASONING_BY_NAME
 from tests.support.fake_engine import INFO
 
 
@@ -77,3 +79,16 @@ async def test_curl_with_short_context_leaves_room_for_the_template(served: Any)
         line = curl(service, msgspec.structs.replace(INFO, max_model_len=length), "http://x", "")
         body = json.loads(shlex.split(line)[-1])
         assert body["max_tokens"] == min(length // 4, 64)
+
+
+async def test_answers_says_how_calls_are_read_and_whether_that_was_confirmed(served: Any) -> None:
+    hermes = served.app.state.penstock.hermes
+    found = replace(hermes, source="table", round_trips=True)
+    assert answers(found) == [
+        "  tools     hermes, found from the chat template, reads its own calls back"
+    ]
+    (line,) = answers(replace(found, source="flag", round_trips=False))
+    assert "hermes, from --tool-call-parser, not confirmed" in line
+    (line,) = answers(replace(found, calls=None, reasoning=REASONING_BY_NAME["think"]))
+    assert line.endswith("describes tools (hermes), reasoning in <think>")
+    assert answers(None) == []

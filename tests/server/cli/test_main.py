@@ -80,6 +80,11 @@ def test_flags_page_is_up_to_date() -> None:
     assert penstock("flags").stdout == page
 
 
+def test_api_command_prints_the_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert penstock("api").stdout == page
+
+
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
     [

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
@@ -15,8 +16,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from engine.protocol import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from loadtest.step_time import Scrape
+from server.generation.generation import num_preemptions
+from server.telemetry import metrics
 from server.telemetry.metrics import RUNNER_GAUGES
+from server.text.parsers import deltas
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.prometheus import promtool
 from tests.support.rig import Served, eventually, serving
@@ -38,6 +43,7 @@ VLLM = {
         "prefix_cache_hits": set(),
         "num_preemptions": set(),
         "corrupted_requests": set(),
+        "admission_rejections": set(),
         "request_success": {"finished_reason"},
     },
     "histogram": {
@@ -52,6 +58,8 @@ VLLM = {
         "request_prompt_tokens": {"le"},
         "request_generation_tokens": {"le"},
         "request_params_max_tokens": {"le"},
+        "request_params_n": {"le"},
+        "request_num_preemptions": {"le"},
         "iteration_tokens_total": {"le"},
     },
 }
@@ -94,6 +102,54 @@ async def test_metrics_vllm_compat_has_equal_values(compatible):
         assert strip == [(s.name.partition(":")[2], s.labels, s.value) for s in theirs.samples]
     steps = {s.name: s.value for s in found["vllm:iteration_tokens_total"].samples}
     assert steps["vllm:iteration_tokens_total_count"] == compatible.engine.stats.step
+
+
+def value_of(found: dict[str, Metric], name: str) -> float:
+    """Return the one sample `name` without labels of its own."""
+    [value] = [s.value for family in found.values() for s in family.samples if s.name == name]
+    return value
+
+
+async def test_metrics_vllm_compat_counts_choices_and_rejections(compatible: Served) -> None:
+    await compatible.complete(prompt=["a", "b"], n=3)
+    compatible.engine.overloaded = True
+    assert (await compatible.complete()).status_code == 503
+    found = await families(compatible)
+    assert value_of(found, "vllm:request_params_n_sum") == 2 + 3
+    assert value_of(found, "vllm:request_params_n_count") == 2
+    assert value_of(found, "vllm:admission_rejections_total") == 1
+    assert value_of(found, "vllm:request_num_preemptions_count") == 2 + 6
+
+
+async def test_metrics_iteration_sum_is_that_of_prompt_and_generated_tokens(
+    compatible: Served,
+) -> None:
+    before = value_of(await families(compatible), "vllm:iteration_tokens_total_sum")
+    observe = compatible.engine.on_step
+    assert observe is not None
+    tokens = [TokenOutput(1, 5), TokenOutput(2, 6)]
+    stats = EngineStats(step=10**6, step_prefill_tokens=20, step_decode_tokens=1)
+    observe(StepOutputs(0.0, tokens, [Admission(1, 0.0, 64)], stats))
+    found = await families(compatible)
+    assert value_of(found, "vllm:iteration_tokens_total_sum") == before + 20 + 64 + 2
+    assert value_of(found, "penstock:iteration_tokens_sum") >= 21
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([], 0),
+        ([(0, 5)], 0),
+        ([(16, 5)], 0),  # the first 16 tokens were cached
+        ([(0, 5), (5, 7), (12, 1)], 0),
+        ([(0, 5), (5, 7), (0, 14)], 1),
+        ([(0, 5), (0, 5), (5, 7), (16, 3)], 2),
+    ],
+)
+def test_num_preemptions_counts_prefills_that_begin_again(
+    chunks: list[tuple[int, int]], expected: int
+) -> None:
+    assert num_preemptions([PrefillChunk(1, *chunk) for chunk in chunks]) == expected
 
 
 async def test_metrics_vllm_compat_counts_waiting_and_corrupted_requests(model):
@@ -252,3 +308,7 @@ async def test_metrics_page_lists_exactly_the_exported_series(served):
         assert found[name].type == kind, name
         own = {label for sample in found[name].samples for label in sample.labels}
         assert own - {"model_name", "engine", "le"} == set(labels.split(",")) - {""}, name
+
+
+def test_results_of_tool_calls_are_those_of_the_parser() -> None:
+    assert get_args(metrics.CallOutcome) == get_args(deltas.CallOutcome)

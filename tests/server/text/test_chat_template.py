@@ -33,6 +33,12 @@ TOOL = {
         },
     },
 }
+SYSTEM = {"role": "system", "content": "Be brief."}
+TURNS: list[dict[str, Any]] = [
+    USER,
+    {"role": "assistant", "content": " Hello ", "reasoning": "hm", "tool_calls": None},
+    USER,
+]
 CALL = {"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}
 CALLS = {
     "role": "assistant",
@@ -42,14 +48,9 @@ CALLS = {
 RESULT = {"role": "tool", "tool_call_id": "call12345", "name": "get_weather", "content": "sunny"}
 CONVERSATIONS: dict[str, dict[str, Any]] = {
     "plain": {"messages": [USER]},
-    "system": {"messages": [{"role": "system", "content": "Be brief."}, USER]},
-    "turns": {
-        "messages": [
-            USER,
-            {"role": "assistant", "content": " Hello ", "reasoning": "hm", "tool_calls": None},
-            USER,
-        ]
-    },
+    "system": {"messages": [SYSTEM, USER]},
+    "turns": {"messages": TURNS},
+    "system and turns": {"messages": [SYSTEM, *TURNS]},
     "no prompt": {
         "messages": [USER, {"role": "assistant", "content": "Yo"}],
         "add_generation_prompt": False,
@@ -71,7 +72,10 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     },
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}] * 2}]},
     "tools": {"messages": [USER], "tools": [TOOL]},
+    "system and turns with tools": {"messages": [SYSTEM, *TURNS], "tools": [TOOL]},
     "tool result": {"messages": [USER, CALLS, RESULT, USER], "tools": [TOOL, TOOL]},
+    "tool result last": {"messages": [SYSTEM, USER, CALLS, RESULT], "tools": [TOOL]},
+    "tool result without tools": {"messages": [USER, CALLS, RESULT, USER]},
     "argument": {"messages": [USER], "enable_thinking": False},
     "wrong order": {"messages": [{"role": "assistant", "content": "a"}, {"role": "nobody"}]},
 }

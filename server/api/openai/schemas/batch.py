@@ -23,15 +23,20 @@ class ExpiresAfter(Part):
     """When a file is deleted. The anchor is the time at which it is created."""
 
     anchor: Literal["created_at"]
+    """The time that the seconds count from."""
     seconds: Annotated[int, Between(HOUR, MONTH)]
+    """Seconds after which the file is deleted."""
 
 
 class BatchBody(Body):
     """A new batch. Its input is an uploaded file whose lines all name `endpoint`."""
 
     input_file_id: Annotated[str, StringConstraints(min_length=1)]
+    """The id of an uploaded file with one request a line."""
     endpoint: Endpoint
+    """The path that every line names."""
     completion_window: Literal["24h"]
+    """OpenAI's only value."""
     metadata: (
         Annotated[
             dict[
@@ -43,7 +48,9 @@ class BatchBody(Body):
         ]
         | None
     ) = None
+    """Texts that the batch repeats."""
     output_expires_after: ExpiresAfter | None = None
+    """When the files of results are deleted."""
 
 
 class BatchQuery(Query):

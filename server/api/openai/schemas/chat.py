@@ -21,7 +21,15 @@ from pydantic import (
     model_validator,
 )
 
-from server.api.openai.schemas.fields import INTEGER, TRUE, Between, having, never, shape_of
+from server.api.openai.schemas.fields import (
+    INTEGER,
+    TRUE,
+    Between,
+    few_inside,
+    having,
+    never,
+    shape_of,
+)
 from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
 from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
 from server.generation.chat_prompt import Chat
@@ -62,13 +70,16 @@ def _kind(part: Any) -> Any:
 
 class FunctionCall(Part):
     name: str
+    """Name of the function."""
     arguments: str | dict[str, Any] = ""  # JSON text in OpenAI's API
+    """A JSON object, or its text."""
 
 
 class ToolCall(Part):
     """A call that the assistant made."""
 
     id: str | None = None
+    """The id that a tool's message answers with `tool_call_id`."""
     type: Literal["function"] | None = None
     function: FunctionCall
 
@@ -94,12 +105,19 @@ class ChatMessage(Part):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """`developer` is read as `system`, and `function` as `tool`."""
     content: Content | None = None
+    """May be missing only from an assistant's message."""
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Passed to the chat template."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=128)] | None = None
+    """The calls that the assistant made."""
     tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
-    function_call: FunctionCall | None = None  # of OpenAI's API before tools
+    """The call that a tool's message answers."""
+    function_call: FunctionCall | None = None
+    """A call, in OpenAI's API before tools."""
     reasoning_content: str | None = None
+    """The assistant's thoughts before its answer, if the template reads them."""
 
     @field_validator("content", mode="before")
     @classmethod
@@ -145,20 +163,14 @@ class ChatMessage(Part):
         return message
 
 
-def _few_parts(value: Any) -> Any:
-    """Limit the text parts of all messages: checking a million would stop every stream for 1 s."""
-    messages = value if isinstance(value, list) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if parts > MAX_PARTS:
-        raise failure("invalid", f"may have at most {MAX_PARTS} text parts in total, not {parts}")
-    return value
+def _num_parts(content: Any) -> int:
+    return len(content) if isinstance(content, list) else 0
 
 
 Messages = Annotated[
     list[ChatMessage],
     Field(fail_fast=True, min_length=1, max_length=MAX_PARTS),
-    BeforeValidator(_few_parts),
+    BeforeValidator(partial(few_inside, count=_num_parts, most=MAX_PARTS, noun="text parts")),
 ]
 
 
@@ -221,6 +233,11 @@ class ChatBody(GenerateBody):
         "modalities": (["text"],),
         "echo": (False,),
     }
+    DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+        "add_generation_prompt": True,
+    }
     HINTS: ClassVar[dict[str, str]] = {
         "functions": " Use tools.",
         "function_call": " Use tool_choice.",
@@ -237,15 +254,25 @@ class ChatBody(GenerateBody):
     )
 
     messages: Messages
+    """The conversation; text only."""
     logprobs: bool | None = None
+    """Return the logprob of each token."""
     top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    """Alternatives per token; needs `logprobs`."""
     tools: Tools | None = None
+    """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
+    """Whether the model calls tools; `auto` if there are tools. An object names one."""
     parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer; otherwise it ends with the first."""
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """Passed to the chat template."""
     add_generation_prompt: bool | None = None
+    """Open the turn of the answer."""
     continue_final_message: bool | None = None
+    """Continue the last message, a text without tool calls, instead of a new turn."""
     chat_template_kwargs: TemplateArguments | None = None
+    """Variables of the chat template; 16 KiB of JSON at most."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:

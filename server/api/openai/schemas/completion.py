@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -49,13 +49,18 @@ WHOLE_ECHO = [never(echo=TRUE, truncate_prompt_tokens=INTEGER)]
 class CompletionBody(GenerateBody):
     OPERATION = "text_completion"
     DEFAULT_MAX_TOKENS = 16
+    DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {"max_tokens": DEFAULT_MAX_TOKENS}
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY, *WHOLE_ECHO]})
 
     prompt: Prompts
+    """Texts or their token ids; an empty text begins a new document."""
     max_tokens: Annotated[Annotated[int, Between(0, INT32)] | None, MAX_TOKENS_NAMES] = None
+    """As for chats; 0 only with `echo` or `prompt_logprobs`."""
     logprobs: Annotated[int, Between(0, 20)] | None = None
+    """Alternatives per token; with `echo` also of the prompt."""
     echo: bool | None = None
+    """The text begins with the prompt."""
     # Few models know it, so the schema of all models leaves it out.
     suffix: SkipJsonSchema[str | None] = None
 

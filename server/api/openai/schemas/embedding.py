@@ -37,15 +37,23 @@ class EncoderBody(Body):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(("user",))
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"normalize": (True,)}
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {"priority": 0}
+
     priority: Priority | None = None
-    # Keep only the first tokens of a text, at most this many; -1: as many as the model accepts.
+    """A lower value is served earlier."""
     truncate_prompt_tokens: Count | Literal[-1] | None = None
+    """Keep only this many first tokens of a text; −1: as many as the model accepts."""
 
 
 class EmbeddingBody(EncoderBody):
+    DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {"encoding_format": "float"}
+
     input: Inputs
+    """Texts or their token ids."""
     encoding_format: Literal["float", "base64"] | None = None
+    """base64: little-endian float32."""
     dimensions: Count | None = None
+    """Return only this many first numbers of a vector; default: all."""
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
@@ -71,9 +79,13 @@ class RerankBody(EncoderBody):
     """`top_n` documents are returned, all of them by default, with their texts if wanted."""
 
     query: Text
+    """The text that documents are compared with."""
     documents: Documents
+    """The texts to order."""
     top_n: Count | None = None
+    """Return only this many documents; default: all."""
     return_documents: bool | None = None
+    """Return the texts of the documents, too."""
 
     @property
     def texts(self) -> list[str]:
@@ -84,7 +96,9 @@ class ScoreBody(EncoderBody):
     """The pairs to score: one text with one or more, or two lists of equal length."""
 
     text_1: Side
+    """One text, or as many as in `text_2`."""
     text_2: Side
+    """The texts to compare."""
 
     @property
     def first_texts(self) -> list[str]:

@@ -6,12 +6,14 @@ half a minute and gigabytes of memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from server.http.body import failure
 from server.http.openapi import TOKEN_ID
 
 INT32 = 2**31 - 1
@@ -63,6 +65,18 @@ TokenId = Annotated[int, Between(0, INT32, TOKEN_ID)]
 Count = Annotated[int, Between(1, INT32)]
 Priority = Annotated[int, Between(-INT32, INT32)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+
+
+def few_inside(messages: Any, count: Callable[[Any], int], most: int, noun: str) -> Any:
+    """Limit the parts of all messages: checking a million would stop every stream for a second.
+
+    `count` counts the parts in a content.
+    """
+    items = messages if isinstance(messages, list) else []
+    total = sum(count(item.get("content")) for item in items if isinstance(item, dict))
+    if total > most:
+        raise failure("invalid", f"may have at most {most} {noun} in total, not {total}")
+    return messages
 
 
 # ---- what JSON Schema says of several fields together -------------------------------------------

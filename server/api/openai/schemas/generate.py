@@ -12,7 +12,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     StringConstraints,
-    Tag,
     WithJsonSchema,
     model_validator,
 )
@@ -20,16 +19,14 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.schemas.fields import (
     INT32,
-    INT64,
     INTEGER,
     TRUE,
     Between,
     Count,
-    OneOrMore,
-    Priority,
     TokenId,
     never,
 )
+from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import (
     Choices,
     ResponseFormat,
@@ -40,7 +37,7 @@ from server.api.openai.schemas.structured import (
 )
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions, Operation
-from server.http.body import Body, Part, failure, few
+from server.http.body import Part, failure, few
 from server.http.openapi import TOKEN_ID
 
 LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
@@ -49,18 +46,9 @@ MAX_TOKENS_NAMES = Field(
     validation_alias=AliasChoices("max_tokens", *LLAMA_CPP_NAMES, "max_new_tokens")
 )
 MAX_BIASES = 1024
-MAX_STOPS = 32
 MAX_BAD_WORDS = 128
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Stops = Annotated[
-    Annotated[Stop, Tag("<one>")]
-    | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS), Tag("<list>")],
-    OneOrMore,
-]
 
 
 OTHER_NAMES: dict[str, GrammarKind] = {
@@ -74,10 +62,12 @@ NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
 
 class StreamOptions(Part):
     include_usage: bool | None = None
+    """Send the numbers of tokens in the last chunk."""
     continuous_usage_stats: bool | None = None
+    """Send the numbers of tokens so far in each chunk."""
 
 
-class GenerateBody(Body):
+class GenerateBody(SamplingBody):
     """The fields that both routes share. A null field has the same meaning as an absent one."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
@@ -94,35 +84,34 @@ class GenerateBody(Body):
         "prompt_embeds": (),
     }
 
+    DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
+        "n": 1,
+        "min_tokens": 0,
+        "skip_special_tokens": True,
+    }
     OPERATION: ClassVar[Operation]
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None  # as in OpenAI's API
     _grammar: WantedGrammar | None = PrivateAttr(None)
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
 
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
+    """Options of a stream."""
     n: Annotated[int, Between(1, 128)] | None = None
+    """Choices per prompt; choice k has seed + k. Prompts and `n` make at most 2,048 choices."""
     # At least n, which JSON Schema cannot say.
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
-    stop: Stops | None = None
-    seed: Annotated[int, Between(-INT64, INT64)] | None = None
     # `truncate` is TGI's name.
     truncate_prompt_tokens: Count | Literal[-1] | None = Field(
         None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
     )
+    """Read only the last tokens of the prompt; −1 leaves room for `max_tokens`. Not with `echo`."""
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
+    """Most tokens of an answer. More than the context has room for is lowered to that."""
     max_completion_tokens: Count | None = None
+    """OpenAI's newer name of `max_tokens`; it takes precedence."""
     min_tokens: Annotated[int, Between(0, INT32)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Fraction | None = None
-    top_k: Annotated[int, Between(-1, INT32)] | None = None
-    min_p: Fraction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
-        None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
-    )
+    """No end token or stop text ends the answer before; at most `max_tokens`."""
     logit_bias: Annotated[
         Annotated[dict[str, Bias], BeforeValidator(partial(few, most=MAX_BIASES, noun="keys"))]
         | None,
@@ -140,8 +129,11 @@ class GenerateBody(Body):
             }
         ),
     ] = None
+    """Added to the logits of tokens, by token id."""
     response_format: ResponseFormat | None = None
+    """The answer is text, a JSON object, or JSON that fits a schema."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's form: the answer follows a schema, pattern, choice or grammar."""
     # The same under the names of vLLM until 0.11 (guided_*), SGLang (regex, ebnf, json_schema) and
     # llama.cpp (grammar, json_schema).
     guided_json: SkipJsonSchema[Schema | str | None] = None
@@ -153,31 +145,33 @@ class GenerateBody(Body):
     grammar: SkipJsonSchema[str | None] = None
     ebnf: SkipJsonSchema[str | None] = None
     guided_whitespace_pattern: SkipJsonSchema[str | None] = None
-    ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
+    """Token ids that end the answer."""
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (
         None
     )
+    """No other token is generated; include the end token, too."""
     bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = (
         None
     )
+    """Texts that are not generated, with or without a space before them."""
     include_stop_str_in_output: bool | None = None
+    """Keep the stop text or end token in the text."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
     return_token_ids: bool | None = None
+    """Also return the token ids of prompt and answer."""
     timings: bool | None = None
+    """Return numbers and times of tokens in `timings`, with llama.cpp's names."""
     timings_per_token: bool | None = None
+    """Return `timings` in each chunk of a stream, too."""
     prompt_logprobs: Annotated[int, Between(0, 20)] | Literal[False] | None = None
-    priority: Priority | None = None
-    cache_salt: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Return the logprob of each prompt token, with this many alternatives. No streams."""
 
     @property
     def max_new_tokens(self) -> int | None:
         """Maximum tokens of an answer; `max_completion_tokens` takes precedence."""
         return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     @property
     def num_logprobs(self) -> int:
@@ -251,33 +245,20 @@ class GenerateBody(Body):
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
         return GenerationOptions(
+            **self.sampling_options(),
             operation=self.OPERATION,
             model=self.model,
-            stream=bool(self.stream),
             n=self.n or 1,
             best_of=self.best_of,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
             max_tokens=self.max_new_tokens,
             default_max_tokens=self.DEFAULT_MAX_TOKENS,
             min_tokens=self.min_tokens or 0,
-            stop=self.stops,
             stop_token_ids=self.stop_token_ids or (),
-            ignore_eos=bool(self.ignore_eos),
             timings=bool(self.timings),
             timings_per_token=bool(self.timings_per_token),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
-            # The largest is allowed because a float, as in most JSON tools, cannot say 2^63 - 1.
-            seed=None if self.seed is None else min(self.seed, INT64 - 1),
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
             allowed_token_ids=self.allowed_token_ids or (),
             bad_words=self.bad_words or (),

@@ -23,9 +23,13 @@ class NamedSchema(Part):
     """`strict` changes nothing: the answer always follows the schema."""
 
     name: str | None = None
+    """Has no effect."""
     description: str | None = None
+    """Has no effect."""
     strict: bool | None = None
+    """Changes nothing."""
     value: Annotated[Schema | None, Field(alias="schema")] = None
+    """A JSON schema."""
 
 
 class TextFormat(Part):
@@ -37,6 +41,7 @@ class JsonObjectFormat(Part):
 
     type: Literal["json_object"]
     value: Annotated[Schema | None, Field(alias="schema")] = None
+    """A JSON schema that the object fits."""
 
 
 class JsonSchemaFormat(Part):
@@ -74,13 +79,20 @@ class StructuredOutputs(Part):
     )
 
     schema_: Annotated[Schema | Source | None, Field(alias="json")] = None
+    """A JSON schema, or its text."""
     regex: Source | None = None
+    """A regular expression."""
     choice: Choices | None = None
+    """One of these texts."""
     grammar: Source | None = None
+    """A grammar in GBNF or Lark."""
     json_object: bool | None = None
+    """Any JSON object."""
     structural_tag: SkipJsonSchema[Any] = None
     whitespace_pattern: Source | None = None
+    """A regular expression for the space inside JSON; default: 8 characters at most."""
     disable_any_whitespace: bool | None = None
+    """No space is allowed inside JSON, except in texts."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> StructuredOutputs:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 
 from server.api.openai.schemas.chat import ONE_ENDING, Messages, TemplateArguments, check_ending
 from server.api.openai.schemas.fields import LIST, TEXT, TRUE, TokenId, having, never
+from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
 from server.generation.chat_prompt import Chat
 from server.http.body import Body, failure
 
@@ -25,18 +26,35 @@ class TokenizeBody(Body):
                 {"anyOf": [having(prompt=TEXT), having(messages=LIST)]},
                 never(prompt=TEXT, messages=LIST),
                 never(prompt=TEXT, continue_final_message=TRUE),
+                never(prompt=TEXT, tools={"type": "array", "minItems": 1}),
                 ONE_ENDING,
             ]
         }
     )
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "add_generation_prompt": True,
+        "add_special_tokens": None,  # depends on the kind of prompt
+    }
+
     prompt: str | None = None
+    """A text; either this or `messages`."""
     messages: Messages | None = None
+    """A conversation for the chat template."""
     add_special_tokens: bool | None = None
+    """Add special tokens; default: true for a prompt, false for messages."""
     return_token_strs: bool | None = None
+    """Return the tokens as the vocabulary has them, too."""
+    tools: Tools | None = None
+    """Functions that the model may call; needs `messages`."""
+    tool_choice: ToolChoice | None = None
+    """`none` hides the tools."""
     add_generation_prompt: bool | None = None
+    """Open the turn of the answer."""
     continue_final_message: bool | None = None
+    """Leave the last message open; needs `messages`."""
     chat_template_kwargs: TemplateArguments | None = None
+    """Variables of the chat template; 16 KiB of JSON at most."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
@@ -44,6 +62,8 @@ class TokenizeBody(Body):
             raise failure("invalid", "exactly one of prompt and messages is required", "prompt")
         if self.prompt is not None and self.continue_final_message:
             raise failure("invalid", "needs messages, not a prompt", "continue_final_message")
+        if self.prompt is not None and self.tools:
+            raise failure("invalid", "needs messages, not a prompt", "tools")
         check_ending(self)
         return self
 
@@ -58,8 +78,10 @@ class TokenizeBody(Body):
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
             add_special_tokens=self.add_special_tokens,
+            tool_use=tool_use(self.tools, self.tool_choice, parallel=True),
         )
 
 
 class DetokenizeBody(Body):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    """Token ids."""

@@ -7,37 +7,32 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from server.http.body import Part, failure
-from server.text.parsers.tools import Tool, ToolMode, ToolUse
+from server.text.parsers.tools import Tool, ToolMode, ToolUse, function_tool
 
 MAX_TOOLS = 1024
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionDefinition(Part):
     name: Name
+    """Name of the function."""
     description: str | None = None
+    """The purpose of the function, for the model."""
     parameters: dict[str, Any] | None = None
+    """JSON Schema of the arguments, an object."""
     strict: bool | None = None
+    """Hold the arguments to the schema."""
 
 
 class FunctionTool(Part):
     type: Literal["function"]
+    """Only functions."""
     function: FunctionDefinition
+    """The function."""
 
     def tool(self) -> Tool:
-        function = self.function
-        parameters = function.parameters or NO_PARAMETERS
-        shown: dict[str, Any] = {"name": function.name}
-        if function.description is not None:
-            shown["description"] = function.description
-        shown["parameters"] = parameters
-        return Tool(
-            name=function.name,
-            parameters=parameters,
-            for_template={"type": "function", "function": shown},
-            is_strict=bool(function.strict),
-        )
+        given = self.function
+        return function_tool(given.name, given.description, given.parameters, strict=given.strict)
 
 
 def _functions_only(value: Any) -> Any:
@@ -58,11 +53,14 @@ Tools = Annotated[
 
 class FunctionName(Part):
     name: Name
+    """Name of the function that the model must call."""
 
 
 class NamedChoice(Part):
     type: Literal["function"]
+    """Only functions."""
     function: FunctionName
+    """The function that the model must call."""
 
 
 def _shape(value: Any) -> str:

@@ -38,6 +38,12 @@ ANSWER: list[Event] = [
 ]
 
 
+def call(id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the block of a call."""
+    block = {"type": "tool_use", "id": id, "name": name, "input": arguments}
+    return block | {"caller": {"type": "direct"}}
+
+
 def pushed(events: Sequence[Event]) -> list[dict[str, Any]]:
     stream = ContentStream()
     return [found for event in events for found in stream.push(event)]
@@ -74,9 +80,9 @@ def test_stream_has_one_block_per_call_and_no_empty_block() -> None:
 def test_joined_blocks_of_stream_are_the_whole_answer() -> None:
     assert joined_blocks(pushed(ANSWER)) == [
         {"type": "thinking", "thinking": "Let me look.", "signature": SIGNATURE},
-        {"type": "text", "text": "I will look."},
-        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Paris"}},
-        {"type": "tool_use", "id": "call_2", "name": "time", "input": {}},
+        {"type": "text", "text": "I will look.", "citations": None},
+        call("call_1", "weather", {"city": "Paris"}),
+        call("call_2", "time", {}),
     ]
 
 

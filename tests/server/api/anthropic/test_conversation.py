@@ -199,7 +199,10 @@ def test_tools_become_those_of_the_chat_api() -> None:
     }
     assert (weather.name, weather.parameters) == ("weather", WEATHER["input_schema"])
     assert (weather.is_strict, time.is_strict) == (False, True)
-    assert time.for_template["function"] == {"name": "time", "parameters": {}}
+    assert time.for_template["function"] == {
+        "name": "time",
+        "parameters": {"type": "object", "properties": {}},
+    }
 
 
 @pytest.mark.parametrize(

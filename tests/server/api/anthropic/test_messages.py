@@ -33,14 +33,21 @@ async def test_messages_answer_is_complete(served):
         "type": "message",
         "role": "assistant",
         "model": "tiny",
-        "content": [{"type": "text", "text": "Hello wörld!"}],
+        "content": [{"type": "text", "text": "Hello wörld!", "citations": None}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
         "usage": {
             "input_tokens": len(served.engine.requests[0].prompt),
+            "cache_creation": None,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 14,
+            "output_tokens_details": {"thinking_tokens": 0},
+            "server_tool_use": None,
+            "service_tier": None,
+            "inference_geo": None,
         },
     }
     assert response.headers["request-id"] == response.headers["x-request-id"]
@@ -79,7 +86,7 @@ async def test_messages_stream_has_expected_events(served):
 async def test_messages_report_the_stop_sequence_that_matched(served):
     message = (await served.message(stop_sequences=["xyz", "wör", "rld"])).json()
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "wör")
-    assert message["content"] == [{"type": "text", "text": "Hello "}]
+    assert message["content"] == [{"type": "text", "text": "Hello ", "citations": None}]
     message = (await served.message(max_tokens=3)).json()
     assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
 
@@ -88,6 +95,17 @@ async def test_messages_stop_sequence_at_the_start_leaves_no_block(served):
     message = (await served.message(stop_sequences=["Hello"])).json()
     assert message["content"] == []
     assert message["stop_sequence"] == "Hello"
+
+
+async def test_blocks_of_an_answer_can_be_sent_back(served):
+    answer = (await served.message()).json()
+    call = {"type": "tool_use", "id": "call_1", "name": "f", "input": {}}
+    blocks = [*answer["content"], call | {"caller": {"type": "direct"}}]
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "1"}
+    turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+    response = await served.message(messages=[USER, *turns])
+    assert response.status_code == 200, response.text
+    assert "x-ignored-params" not in response.headers
 
 
 async def test_messages_parameters_reach_the_engine(served):

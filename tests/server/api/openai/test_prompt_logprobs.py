@@ -183,9 +183,9 @@ async def test_prompt_logprobs_have_vllm_format(served: Served, chat: bool) -> N
     assert "logprobs" not in str(body.get("usage"))
 
 
-async def test_prompt_logprobs_token_outside_top_has_no_rank(served: Served) -> None:
+async def test_prompt_logprobs_token_outside_top_has_its_rank(served: Served) -> None:
     choice = (await served.complete(prompt=[64, 65], prompt_logprobs=1)).json()["choices"][0]
-    own = {"logprob": -1.0, "rank": None, "decoded_token": "b"}
+    own = {"logprob": -1.0, "rank": 2, "decoded_token": "b"}
     assert choice["prompt_logprobs"][1]["65"] == own
     assert choice["prompt_logprobs"][1]["64"]["rank"] == 1
 

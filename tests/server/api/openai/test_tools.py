@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.server.conftest import encode, model, says
+from tests.server.conftest import encode, model, says, write_model
 from tests.support.fake_engine import INFO, FakeEngine
+from tests.support.hostile_tools import HOSTILE_PARAMETERS
 from tests.support.rig import Served, serving
 
 __all__ = ["encode", "model", "says"]
@@ -219,3 +220,91 @@ async def test_logprobs_and_token_ids_cover_the_whole_answer(model: Path, says) 
     choice = response.json()["choices"][0]
     assert len(choice["token_ids"]) == len(TWO) + 1
     assert len(choice["logprobs"]["content"]) == len(TWO)
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "pythonic", "gemma4", "harmony"])
+async def test_hostile_parameters_are_answered_or_refused(model: Path, says, parser: str) -> None:
+    async with serving(engine_of(says(CALL)), model, tool_call_parser=parser) as served:
+        for name, parameters in HOSTILE_PARAMETERS.items():
+            function = {"name": "weather", "parameters": parameters, "strict": True}
+            tools = [{"type": "function", "function": function}]
+            for fields in ({"tool_choice": "required"}, {"stream": True}):
+                response = await served.chat(tools=tools, **fields)
+                assert response.status_code in (200, 400), name
+
+
+async def test_a_thousand_tools_are_held_by_one_grammar(model: Path, says) -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1000)]
+    info = msgspec.structs.replace(INFO, max_model_len=1_000_000)
+    async with serving(FakeEngine(says(CALL), info=info), model) as served:
+        response = await served.chat(tools=tools, tool_choice="required")
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 900, 5000])
+async def test_nested_parameters_are_answered_or_refused(model: Path, says, depth: int) -> None:
+    parameters = f'{{"a": {"[" * depth}{"]" * depth}}}'
+    tool = f'{{"type": "function", "function": {{"name": "weather", "parameters": {parameters}}}}}'
+    messages = '[{"role": "user", "content": "Hi"}]'
+    body = f'{{"messages": {messages}, "tool_choice": "required", "tools": [{tool}]}}'
+    async with serving(engine_of(says(CALL)), model) as served:
+        headers = {"content-type": "application/json"}
+        response = await served.http.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code in (200, 400)
+
+
+async def test_response_template_of_the_checkpoint_reads_the_calls(
+    tmp_path: Path, says, caplog
+) -> None:
+    folder = write_model(tmp_path / "tiny")
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["response_template"] = {
+        "start_anchor": "<assistant>",
+        "fields": {
+            "thinking": {"open": "<hm>", "close": "</hm>"},
+            "tool_calls": {
+                "open_pattern": r"<run (?P<name>\w+)>",
+                "close": "</run>",
+                "repeats": True,
+                "content": "kv-lines",
+                "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"close": "<bye>"},
+            "plan": {"open": "<plan>", "close": "</plan>"},
+        },
+    }
+    config["chat_template"] = (  # shows tools, but no calls
+        "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    file.write_text(json.dumps(config))
+    text = "<hm>Well.</hm>One moment.<bye><run weather>\ncity: Rome\n</run>"
+    async with serving(engine_of(says(text)), folder) as served:
+        whole = (await served.chat(tools=[WEATHER])).json()["choices"][0]
+        stream = await streamed(served, tools=[WEATHER])
+        await served.chat(tools=[WEATHER], tool_choice="required")
+        *_, forced = served.engine.requests
+    words = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+    problems = [word["problem"] for word in words if "problem" in word]
+    assert problems == ["field plan: has no place in an answer"]
+    message = whole["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Well.", "One moment.")
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert stream["message"]["tool_calls"] == [call["function"]]
+    assert "<run " in forced.params.grammar.source
+
+
+async def test_continued_answer_is_held_and_parsed_like_a_new_one(model: Path, says) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Let me see."},
+    ]
+    fields = {"continue_final_message": True, "add_generation_prompt": False, "messages": messages}
+    async with serving(engine_of(says(CALL)), model) as served:
+        response = await served.chat(tools=[WEATHER], tool_choice="required", **fields)
+        (request,) = served.engine.requests
+    (choice,) = response.json()["choices"]
+    assert request.params.grammar is not None
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+    assert choice["finish_reason"] == "tool_calls"

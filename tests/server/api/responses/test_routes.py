@@ -132,7 +132,8 @@ async def test_create_error_names_the_field(served, fields, error):
 
 
 async def test_create_background_false_is_accepted(served):
-    await create(served, background=False, truncation="disabled", conversation=None)
+    body = await create(served, background=False, truncation="disabled", conversation=None)
+    assert (body["status"], body["background"]) == ("completed", False)
 
 
 async def test_create_error_of_the_template_names_input(model, says, tmp_path):
@@ -268,6 +269,13 @@ async def test_unknown_response_is_404(served, method, suffix):
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (404, "response_not_found")
     assert error["param"] == "response_id"
+
+
+async def test_compaction_is_a_404_that_says_so(served):
+    response = await served.http.post("/v1/responses/compact", json={"input": "Hi"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert "compacted" in error["message"]
 
 
 async def test_store_false_stores_nothing(served):

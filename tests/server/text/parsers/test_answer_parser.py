@@ -13,17 +13,14 @@ from server.text.parsers.formats import (
     BY_NAME,
     CALL_FORMATS,
     REASONING_BY_NAME,
-    AnyCallFormat,
     ChannelFormat,
     GemmaCall,
     PythonCall,
-    Reasoning,
     TaggedCall,
 )
-from server.text.parsers.marks import Marks
-from server.text.parsers.syntax import State, Syntax, literals, make_syntax
+from server.text.parsers.syntax import State
 from server.text.parsers.tools import Tool
-from tests.support.parsing import Answer, check_cuts, parse
+from tests.support.parsing import Answer, check_cuts, parse, syntax_of
 from tests.support.written_calls import written
 
 THINK = REASONING_BY_NAME["think"]
@@ -40,16 +37,6 @@ CALLED = [
 ]
 BARE = [format for format in CALL_FORMATS if format.is_bare]
 MARKED = [format for format in CALL_FORMATS if not format.is_bare]
-
-
-def syntax_of(
-    format: AnyCallFormat | None, reasoning: Reasoning | None = None, *, tokens: bool
-) -> Syntax:
-    """Return a syntax whose marks are tokens, or texts."""
-    texts = [text.strip() for text in literals(format, reasoning)]
-    marks = [text for text in texts if text[0] in "<[" and text[-1] in ">]"] if tokens else []
-    ids = {text: index for index, text in enumerate(dict.fromkeys(marks))}
-    return make_syntax(format, reasoning, Marks(ids, ids.values()))
 
 
 def called_in(answer: Answer) -> list[tuple[str, object]]:
@@ -132,7 +119,7 @@ def test_format_without_marks_leaves_other_json_as_content(format, text) -> None
         ("<tool_call>\nnothing\n</tool_call>", "<tool_call>\nnothing\n</tool_call>"),
         ('<tool_call>\n{"name": 3}', '<tool_call>\n{"name": 3}'),
         ("<tool_call>", "<tool_call>"),
-        ("Yes. <tool_call>\n{", "Yes.<tool_call>\n{"),
+        ("Yes. <tool_call>\n{", "Yes. <tool_call>\n{"),
     ],
 )
 def test_what_is_no_call_is_content_and_counted(text, content) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from server.text.parsers.formats import (
 from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, make_syntax
 from server.text.parsers.tools import Tool, ToolUse
+from tests.support.hostile_tools import HOSTILE_PARAMETERS
 from tests.support.written_calls import written
 
 FILE = Path(__file__).parents[5] / "shared" / "assets" / "tokenizers" / "qwen2.5" / "tokenizer.json"
@@ -151,6 +153,18 @@ def test_grammar_begins_with_reasoning(vocabulary) -> None:
     assert vocabulary.accepts(closed, calls)
 
 
+def test_grammar_has_no_reasoning_if_the_prompt_would_have_opened_it(vocabulary) -> None:
+    format, think = BY_NAME["hermes"], REASONING_BY_NAME["think"]
+    answers = replace(answers_of(format, vocabulary, think), is_opened_on_request=True)
+    calls = written(format, GOOD)
+    grammar = call_grammar(answers, use(), State.CONTENT, JSON_OPTIONS)
+    assert vocabulary.accepts(grammar, calls)
+    assert not vocabulary.accepts(grammar, f"<think>\nI think.\n</think>\n\n{calls}")
+    assert reasoning_grammar(answers, State.CONTENT, JSON_OPTIONS) == ""
+    opened = call_grammar(answers, use(), State.REASONING, JSON_OPTIONS)
+    assert vocabulary.accepts(opened, f"I think.\n</think>\n\n{calls}")
+
+
 def test_reasoning_comes_before_structured_output(vocabulary) -> None:
     answers = answers_of(BY_NAME["hermes"], vocabulary, REASONING_BY_NAME["think"])
     grammar = reasoning_grammar(answers, State.REASONING, JSON_OPTIONS)
@@ -158,3 +172,33 @@ def test_reasoning_comes_before_structured_output(vocabulary) -> None:
     assert vocabulary.accepts(inner, "Well.\n</think>\n\nyes")
     assert not vocabulary.accepts(inner, "yes")
     assert reasoning_grammar(answers_of(BY_NAME["hermes"], vocabulary), State.CONTENT, {}) == ""
+
+
+@pytest.mark.parametrize("name", HOSTILE_PARAMETERS)
+def test_hostile_parameters_give_a_grammar_or_the_reason_why_not(name, vocabulary) -> None:
+    """A schema that the grammar's compiler refuses is a 400; nothing else may fail."""
+    tool = Tool("f", HOSTILE_PARAMETERS[name], {}, is_strict=True)
+    for format in CALL_FORMATS:
+        for mode in ("required", "auto"):
+            answers = answers_of(format, vocabulary)
+            grammar = call_grammar(answers, ToolUse([tool], mode), State.CONTENT, JSON_OPTIONS)
+            source = json.dumps({"grammars": [{"lark_grammar": grammar}]})
+            matcher = LLMatcher(vocabulary.llguidance, source, log_level=0)
+            assert not matcher.is_error() or matcher.get_error()
+
+
+def test_arguments_are_an_object_even_if_the_schema_says_another_type(vocabulary) -> None:
+    tool = Tool("f", {"type": "string"}, {})
+    answers = answers_of(BY_NAME["hermes"], vocabulary)
+    grammar = call_grammar(answers, ToolUse([tool], "required"), State.CONTENT, JSON_OPTIONS)
+    assert vocabulary.accepts(grammar, written(BY_NAME["hermes"], [("f", {"a": 1})]))
+
+
+@pytest.mark.parametrize("format", ["qwen3_coder", "gemma4", "pythonic"])
+def test_choices_of_a_text_are_its_texts(format, vocabulary) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "enum": [1, None, "x"]}}}
+    answers = answers_of(BY_NAME[format], vocabulary)
+    use = ToolUse([Tool("f", schema, {})], "required")
+    grammar = call_grammar(answers, use, State.CONTENT, JSON_OPTIONS)
+    assert vocabulary.accepts(grammar, written(BY_NAME[format], [("f", {"a": "x"})]))
+    assert not vocabulary.accepts(grammar, written(BY_NAME[format], [("f", {"a": "y"})]))

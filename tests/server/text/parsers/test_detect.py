@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import pytest
 
 from server.cli.config import ReasoningParser, ToolCallParser
-from server.text.chat_template import ChatTemplate
-from server.text.parsers.detect import PROBES, AnswerFormat, Prober, detect
+from server.text.chat_template import ChatTemplate, TemplateError, TemplateLimitError
+from server.text.confined import ConfinedError
+from server.text.parsers.detect import PROBES, PROBING_S, AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, CALL_FORMATS, REASONING_BY_NAME
 from server.text.parsers.syntax import State
 from tests.support.parsing import check_cuts, parse
@@ -48,7 +51,7 @@ def detected(file: Path, *, tokens: bool = True) -> tuple[AnswerFormat, Prober]:
     try:
         special = frozenset(ids.values())
         prober = Prober(template.render, source, ids, special)
-        return detect(template.render, source, ids, special), prober
+        return detect(prober), prober
     finally:
         template.close()
 
@@ -132,6 +135,22 @@ def test_reasoning_of_published_template_is_found(stem: str, name: str | None) -
     assert answers.reasoning == (REASONING_BY_NAME[name] if name else None)
 
 
+@pytest.mark.parametrize(
+    ("stem", "is_opened_on_request"),
+    [
+        ("deepseek-ai-DeepSeek-V3.1", True),
+        ("Bielik-11B-v3.0-Instruct", True),
+        ("Qwen-Qwen3-0.6B", False),  # the model itself opens its reasoning
+        ("Qwen-Qwen2.5-7B-Instruct", False),
+    ],
+)
+def test_template_that_opens_reasoning_on_request_is_found(
+    stem: str, is_opened_on_request: bool
+) -> None:
+    answers, _ = detected(ASSETS / f"{stem}.jinja")
+    assert answers.is_opened_on_request == is_opened_on_request
+
+
 def test_unknown_marks_are_inferred_from_what_the_template_renders(tmp_path: Path) -> None:
     for stem, old, new in (
         ("Qwen-Qwen2.5-7B-Instruct", "tool_call>", "do_this>"),
@@ -152,9 +171,8 @@ def test_flag_overrides_what_is_found() -> None:
     source = file.read_text(encoding="utf-8")
     template = ChatTemplate(source, {}, file)
     try:
-        answers = detect(
-            template.render, source, {}, frozenset(), calls=BY_NAME["pythonic"], reasoning=None
-        )
+        prober = Prober(template.render, source, {}, frozenset())
+        answers = detect(prober, calls=BY_NAME["pythonic"], reasoning=None)
     finally:
         template.close()
     assert answers.calls is BY_NAME["pythonic"]
@@ -164,3 +182,69 @@ def test_flag_overrides_what_is_found() -> None:
 def test_every_format_is_a_choice_of_the_flag() -> None:
     assert set(get_args(ToolCallParser)) == {"auto", *(f.name for f in CALL_FORMATS)}
     assert set(get_args(ReasoningParser)) == {"auto", "none", *REASONING_BY_NAME}
+
+
+class Clock:
+    """Renders any messages, and takes `seconds` for it."""
+
+    def __init__(self, seconds: float, error: Exception | None = None) -> None:
+        self.now = 100.0
+        self.num_renderings = 0
+        self._seconds = seconds
+        self._error = error
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def render(self, messages: object, **arguments: object) -> str:
+        self.num_renderings += 1
+        self.now += self._seconds
+        if self._error is not None:
+            raise self._error
+        return "text"
+
+
+def test_detection_stops_at_the_first_rendering_over_a_limit(monkeypatch) -> None:
+    clock = Clock(1.5, TemplateLimitError("took too long"))
+    monkeypatch.setattr("server.text.parsers.detect.time", clock)
+    answers = detect(Prober(clock.render, "<tool_call>", {}, frozenset()))
+    assert clock.num_renderings == 1
+    assert (answers.calls, answers.round_trips) == (BY_NAME["hermes"], False)
+
+
+def test_detection_with_a_slow_template_is_short(monkeypatch) -> None:
+    clock = Clock(1.4)
+    monkeypatch.setattr("server.text.parsers.detect.time", clock)
+    detect(Prober(clock.render, "", {}, frozenset()))
+    assert clock.now - 100 <= PROBING_S + 1.4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["[" * 8000, "{" * 8000, "[1," * 2000, "x" * 100_000, '{"a":' * 1500, "<tool_call>" * 500],
+    ids=lambda answer: answer[:4],
+)
+def test_detection_survives_any_answer(answer: str) -> None:
+    def render(messages: list[dict[str, object]], **arguments: object) -> str:
+        is_answer = "tool_calls" in messages[-1]
+        return f"What is new?{answer}probe_alpha probe_beta" if is_answer else "What is new?"
+
+    start = time.process_time()
+    assert not detect(Prober(render, "", {}, frozenset())).round_trips
+    assert time.process_time() - start < 5
+
+
+def test_template_that_fails_is_tried_in_other_forms_but_not_after_a_limit(tmp_path: Path) -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    with mock.patch("server.text.chat_template.RenderPool") as pool:
+        pool.return_value.compiled.return_value = {"variables": []}
+        template = ChatTemplate("", {}, tmp_path)
+        for error, count in ((ConfinedError("took too long"), 1), (None, 4)):
+            render = pool.return_value.render
+            render.reset_mock()
+            render.side_effect = error
+            render.return_value = {"error": "no"}
+            with pytest.raises(TemplateError):
+                template.render(messages)
+            assert render.call_count == count

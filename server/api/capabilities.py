@@ -1,0 +1,109 @@
+"""GET /capabilities: what this server and its model can do, read from the code that does it."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from server.api.openai.models import model_facts
+from server.generation.chat_prompt import has_own_tools
+from server.generation.grammar import GrammarKind
+from server.generation.limits import MAX_CHOICES, MAX_PROMPT_LOGPROBS
+from server.http.operations import Operation, operations, without_null
+from server.state import VERSION, AppState, state_of
+
+router = APIRouter()
+
+
+@router.get("/capabilities")
+async def capabilities(request: Request) -> dict[str, Any]:
+    """Return the model, the limits, and every route with its parameters and their ranges.
+
+    A parameter is a JSON Schema; `default` includes the settings of the checkpoint.
+    """
+    state = state_of(request)
+    facts = {
+        "object": "capabilities",
+        "version": VERSION,
+        "model": model_facts(state, state.names[0]),
+        "names": state.names,
+        "limits": _limits(state),
+        "structured_output": _structured_output(state),
+        "tool_calling": _tool_calling(state),
+        "reasoning": _reasoning(state),
+    }
+    found = operations(request.app.openapi())
+    return {**facts, "routes": [_route(state, operation) for operation in found]}
+
+
+def _limits(state: AppState) -> dict[str, int]:
+    info = state.loaded()
+    return {
+        "max_model_len": state.max_length(),
+        "max_num_seqs": info.max_num_seqs,
+        "max_num_batched_tokens": info.max_num_batched_tokens,
+        "max_body_bytes": state.config.max_body_bytes,
+        "max_choices": MAX_CHOICES,
+        "max_prompt_logprobs": MAX_PROMPT_LOGPROBS,
+    }
+
+
+def _structured_output(state: AppState) -> list[str]:
+    """Return the kinds of grammar that an answer can follow; it needs an end token."""
+    if state.task == "embed" or not state.tokenizer.eos_token_ids:
+        return []
+    return ["json_object", *get_args(GrammarKind)]
+
+
+def _tool_calling(state: AppState) -> dict[str, Any]:
+    """Return how the model writes tool calls.
+
+    `shown_by` is where the model reads the tools: in its `template`, or in the `system_message`
+    that the server writes for a template without tools. `source` says how the format was found:
+    "none" if the template shows none. `round_trips`: its own calls were parsed back.
+    """
+    own = state.answers
+    has_own = has_own_tools(state)
+    answers = own if has_own else state.hermes
+    if state.task == "embed" or own is None or answers is None or answers.calls is None:
+        return {"supported": False, "format": None}
+    return {
+        "supported": True,
+        "format": answers.calls.name,
+        "source": own.source,
+        "round_trips": answers.round_trips,
+        "shown_by": "template" if has_own else "system_message",
+    }
+
+
+def _reasoning(state: AppState) -> dict[str, Any]:
+    name = None
+    if state.task == "generate" and state.answers is not None:
+        name = state.answers.reasoning_name
+    return {"supported": name is not None, "format": name}
+
+
+def _route(state: AppState, operation: Operation) -> dict[str, Any]:
+    route: dict[str, Any] = {
+        "method": operation.method,
+        "path": operation.path,
+        "description": operation.description,
+        "task": operation.task,
+        "available": operation.task in (None, state.task),
+        "streams": operation.streams,
+    }
+    if operation.parameters:
+        route["required"] = sorted(operation.required)
+        route["parameters"] = _parameters(state, operation)
+    return route
+
+
+def _parameters(state: AppState, operation: Operation) -> dict[str, Any]:
+    parameters = {}
+    for name, schema in operation.parameters.items():
+        parameters[name] = dict(without_null(schema))
+        if operation.task == "generate" and name in state.tokenizer.defaults:
+            parameters[name]["default"] = state.tokenizer.defaults[name]
+    return parameters

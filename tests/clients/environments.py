@@ -1,0 +1,75 @@
+"""The environments of the clients, below build/clients: made on demand, with pinned versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.process import ROOT
+
+FOLDER = ROOT / "build" / "clients"
+HERE = Path(__file__).parent
+INSTALL_S = 900
+
+# The packages of each runner. Their dependencies are the newest of the index.
+PYTHON: dict[str, tuple[str, ...]] = {
+    "openai": ("openai==3.54.0",),
+    "anthropic": ("anthropic==2.14.0",),
+    "langchain": ("langchain-openai==1.7.3",),
+    "llama_index": ("llama-index-llms-openai-like==0.8.1",),
+    "litellm": ("litellm==1.106.2", "mcp==2.3.0"),  # it imports mcp if a request has tools
+    "pydantic_ai": ("pydantic-ai-slim[openai]==2.68.0",),
+    "instructor": ("instructor==1.17.0",),
+    "agents": ("openai-agents==0.24.0",),
+}
+NODE: dict[str, tuple[str, ...]] = {
+    "openai_node": ("openai@7.57.0",),
+    "ai_sdk": ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+    "ai_sdk_responses": ("ai@7.0.173", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
+    "codex": ("@openai/codex@0.169.0",),
+}
+
+
+def python_of(name: str) -> Path:
+    """Return the interpreter of a Python client."""
+    return installed(name, PYTHON[name])
+
+
+def installed(name: str, packages: tuple[str, ...]) -> Path:
+    """Return the interpreter of an environment; install its packages if they have changed."""
+    folder = FOLDER / name
+    python = folder / "bin" / "python"
+    stamp = folder / "packages.json"
+    wanted = json.dumps([sys.version, *packages])
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    subprocess.run([*pip, *packages], check=True, timeout=INSTALL_S)
+    stamp.write_text(wanted)
+    return python
+
+
+def script_of(name: str) -> Path:
+    """Return the script of a Node client; install its packages if they have changed.
+
+    A script finds packages in its own folder, so it stands there as a copy.
+    """
+    packages = NODE[name]
+    folder = FOLDER / name
+    stamp = folder / "packages.json"
+    wanted = json.dumps(packages)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text('{"private": true}')
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", *packages]
+        subprocess.run(npm, cwd=folder, check=True, timeout=INSTALL_S)
+        stamp.write_text(wanted)
+    for script in (HERE / "node").glob("*.mjs"):
+        shutil.copy(script, folder)
+    return folder / f"run_{name}.mjs"
