@@ -112,8 +112,8 @@ def written(message: dict[str, Any]) -> str:
     text = message.get("content") or ""
     for call in message.get("tool_calls") or []:
         function = call["function"]
-        arguments = json.loads(function["arguments"])
-        written_call = json.dumps({"name": function["name"], "arguments": arguments})
+        name, arguments = json.dumps(function["name"]), function["arguments"]
+        written_call = f'{{"name": {name}, "arguments": {arguments}}}'
         text += f"\n<tool_call>\n{written_call}\n</tool_call>"
     thought = message.get("reasoning_content")
     return f"{thought}\n{THOUGHT_END}\n\n{text}" if thought else text

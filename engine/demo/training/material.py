@@ -13,6 +13,13 @@ import msgspec
 
 from engine.demo.training.draws import Draws
 
+# The parts of a coined name's syllables. Frequent ones stand twice.
+ONSETS = """b b br ch d d f fl g gr h h j k k kr l l m m n n p pr r r s s sh sk st t t th tr v v w y z
+""".split()
+VOWELS = "a a a e e e i i o o u u ai ea ei ie oo ou y å ä ö".split()
+TO_ASCII = str.maketrans("åäö", "aao")
+CODAS = ["", "", "", "", *"l l m n n ng r r s s t ck ld nd rd rg rk st".split()]
+
 
 class Material(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of material.toml, whose comments explain each part."""
@@ -91,3 +98,16 @@ class MaterialDraws(Draws):
             name += self.choice("aeiou")
         ending = self.choice(["", "", "n", "s", "r"])
         return name.capitalize() + ending
+
+    def coined_name(self) -> str:
+        """Return a name with more kinds of syllables than an invented one, as of real places."""
+        name = ""
+        for _ in range(self.randint(1, 3)):
+            name += self.choice(ONSETS) + self.choice(VOWELS) + self.choice(CODAS)
+        if len(name) < 3:
+            name += self.choice(["lo", "na", "rik", "sund"])
+        return name.capitalize()
+
+    def coined_word(self) -> str:
+        """Return a word for a tool's name or argument, which have only ASCII letters."""
+        return self.coined_name().lower().translate(TO_ASCII)

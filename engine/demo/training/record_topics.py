@@ -68,9 +68,19 @@ def shuffled(rng: MaterialDraws, values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in names}
 
 
+def fresh_values(rng: MaterialDraws) -> dict[str, str | int]:
+    """Return the values of a record. Names are often coined, so that they must be copied."""
+    values = record_values(rng)
+    if rng.chance(0.4):
+        values["name"] = rng.coined_name()
+    if rng.chance(0.3):
+        values["city"] = rng.coined_name()
+    return values
+
+
 def described(rng: MaterialDraws) -> Form:
     """Return a sentence about a person or a thing, and its record."""
-    values = record_values(rng)
+    values = fresh_values(rng)
     record = rng.choice(material().records)
     text = rng.choice(record["texts"]).format(**values)
     fields: dict[str, Any] = {}
@@ -85,9 +95,7 @@ def described(rng: MaterialDraws) -> Form:
 
 def introduced(rng: MaterialDraws) -> Form:
     """Return a sentence with many facts. The record has some of them."""
-    values = record_values(rng)
-    if rng.chance(0.3):
-        values["name"] = rng.invented_name()
+    values = fresh_values(rng)
     form = rng.choice(INTRODUCTIONS)
     text = form.format(**values)
     names = [name for name in ("name", "age", "city", "job", "colour") if f"{{{name}}}" in form]
@@ -109,7 +117,7 @@ INTRODUCTIONS = (
 
 def ordered(rng: MaterialDraws) -> Form:
     """Return an order of some things, and its record."""
-    values = record_values(rng)
+    values = fresh_values(rng)
     count = rng.randint(2, 99)
     item = values["item"]
     text = rng.choice(ORDERS).format(count=count, item=item, name=values["name"])
@@ -130,7 +138,7 @@ def grouped(rng: MaterialDraws) -> Form:
     people = []
     sentences = []
     for _ in range(rng.randint(2, 3)):
-        name = rng.person()
+        name = rng.coined_name() if rng.chance(0.4) else rng.person()
         age = rng.randint(2, 95)
         people.append({"name": name, "age": age})
         sentences.append(f"{name} is {age}")

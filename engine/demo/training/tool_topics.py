@@ -122,6 +122,8 @@ def draw_tool(rng: MaterialDraws, kind: ToolKind) -> DrawnTool:
             continue
         choices = [key for key in argument.keys.split() if key not in keys]
         key = rng.choice(choices)
+        if rng.chance(0.1):
+            key = rng.coined_word()
         keys.add(key)
         arguments[slot] = DrawnArgument(key, draw_values(rng, argument), argument.asked)
     name = rng.choice(kind.names).format(noun=noun)
@@ -134,8 +136,8 @@ def draw_tool(rng: MaterialDraws, kind: ToolKind) -> DrawnTool:
 
 def draw_noun(rng: MaterialDraws, kind: ToolKind) -> str:
     """Return a noun of one of the kind's lists, or an invented one."""
-    if rng.chance(0.1):
-        return rng.invented_name().lower()
+    if rng.chance(0.25):
+        return rng.coined_word()
     if not kind.nouns:
         return rng.word("spelled")
     chosen = rng.choice(kind.nouns.split())
@@ -208,8 +210,8 @@ def draw_value(rng: MaterialDraws, values: str) -> Value:
 
 
 def draw_text(rng: MaterialDraws, values: str) -> str:
-    if values in ("place", "person") and rng.chance(0.35):
-        return rng.invented_name()
+    if values in ("place", "person") and rng.chance(0.5):
+        return rng.coined_name()
     match values:
         case "place":
             return rng.city()
@@ -229,10 +231,10 @@ def draw_text(rng: MaterialDraws, values: str) -> str:
 
 def draw_thing(rng: MaterialDraws) -> str:
     kind = rng.random()
-    if kind < 0.3:
-        return rng.invented_name()
     if kind < 0.4:
-        return rng.invented_name().lower() + str(rng.randint(0, 99))
+        return rng.coined_name()
+    if kind < 0.5:
+        return rng.coined_name().lower() + str(rng.randint(0, 99))
     return rng.choice(copied())
 
 

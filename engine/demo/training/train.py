@@ -153,8 +153,8 @@ class Practice:
     """Training data of the demo model's second stage, which continues from saved weights."""
 
     folder = FOLDER
-    steps = 2600
-    peak = 0.5
+    steps = 4800
+    peak = 0.7
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = LlamaConfig.from_hf(config)
