@@ -11,6 +11,19 @@ import yaml
 from jsonschema import Draft202012Validator
 
 STREAM_EVENTS = "ResponseStreamEvent"  # any event of a streamed response
+NULLABLE = "nullable"  # a word of OpenAPI 3.0 that the document, of version 3.1, also uses
+
+
+def with_nulls(schema: Any) -> Any:
+    """Return a schema, or a part of one, in which `nullable: true` is said in JSON Schema."""
+    if isinstance(schema, list):
+        return [with_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rest = {name: with_nulls(value) for name, value in schema.items() if name != NULLABLE}
+    if schema.get(NULLABLE) is True:
+        return {"anyOf": [rest, {"type": "null"}]}
+    return rest
 
 
 class OpenAISpec:
@@ -19,7 +32,7 @@ class OpenAISpec:
     def __init__(self, file: Path) -> None:
         with file.open("rb") as source:
             document = yaml.load(source, Loader=yaml.CSafeLoader)
-        self._schemas: dict[str, Any] = document["components"]["schemas"]
+        self._schemas: dict[str, Any] = with_nulls(document["components"]["schemas"])
         self.validator = cache(self._validator)
 
     def check(self, name: str, value: Any) -> None:
