@@ -130,8 +130,8 @@ class Choice:
             return
         parser.push(self._text)
         self._text = ""
-        if self.finish is None and not parsing.allows_parallel and parser.calls.outcomes:
-            self.finish = "stop"  # one call is enough
+        if self.finish is None and len(parser.calls.outcomes) >= parsing.most_calls:
+            self.finish = "stop"
         if self.finish is None:
             return
         # A stop string within a call cuts it, as the limit on tokens does.

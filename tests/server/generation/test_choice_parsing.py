@@ -17,7 +17,7 @@ from server.text.parsers.deltas import ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import CallFormat, JsonCall, Reasoning
 from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, make_syntax
-from server.text.parsers.tools import Tool
+from server.text.parsers.tools import MAX_CALLS, Tool
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import BOS, EOS
 from tests.support.prepared import prepared_request
@@ -41,7 +41,7 @@ def parsed(
     """Return the joined parts of an answer. The token <s> closes its reasoning."""
     syntax = make_syntax(CALLS, Reasoning("<think>", "<s>"), Marks({"<s>": BOS}, special))
     tools = {"weather": Tool("weather", {}, {})}
-    parsing = Parsing(syntax, State.CONTENT, tools, allows_parallel=True, is_named=False)
+    parsing = Parsing(syntax, State.CONTENT, tools, most_calls=MAX_CALLS, is_named=False)
     request = dataclasses.replace(prepared_request([64], **fields), parsing=parsing)
     choice = Choice(tokenizer, request, 0)
     found: dict[str, Any] = {"content": "", "reasoning": "", "arguments": "", "finish": None}

@@ -115,6 +115,19 @@ CHATS: dict[str, dict[str, Any]] = {
     "tools_named": {"tools": [WEATHER], "tool_choice": NAMED},
     "tools_one_call": {"tools": [WEATHER], "parallel_tool_calls": False},
     "tools_cut": {"tools": [WEATHER], "max_tokens": 80},
+    "allowed_tools": {
+        "tools": [WEATHER],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [NAMED]},
+        },
+    },
+    "functions": {"functions": [WEATHER["function"]], "n": 2},
+    "functions_named": {
+        "functions": [WEATHER["function"]],
+        "function_call": {"name": "weather"},
+    },
+    "functions_cut": {"functions": [WEATHER["function"]], "max_tokens": 80},
     "json_object": {"response_format": {"type": "json_object"}},
     "extensions": {"return_token_ids": True, "timings": True},
     "accepted": {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"},
