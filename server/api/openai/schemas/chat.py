@@ -250,9 +250,10 @@ def check_ending(body: Any) -> None:
 
 class ChatBody(GenerateBody):
     OPERATION = "chat"
+    ACCEPTED: ClassVar[frozenset[str]] = GenerateBody.ACCEPTED | {"prediction"}  # only saves time
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
         "documents": ([],),
-        **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
+        **dict.fromkeys(("audio", "web_search_options", "chat_template"), ()),
         "moderation": (),
         "modalities": (["text"],),
         "echo": (False,),

@@ -89,6 +89,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "json_object": {"response_format": {"type": "json_object"}},
     "extensions": {"return_token_ids": True, "timings": True},
     "accepted": {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"},
+    "prediction": {"prediction": {"type": "content", "content": "Hello"}},
 }
 
 
