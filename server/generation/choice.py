@@ -135,7 +135,7 @@ class Choice:
         if self.finish is None:
             return
         # A stop string within a call cuts it, as the limit on tokens does.
-        is_cut = self.finish == "length" or (self._stop is not None and parser.calls.is_open)
+        is_cut = self.finish == "length" or (self._stop is not None and parser.is_in_call)
         parser.flush(is_cut=is_cut)
         if self.finish == "stop" and parser.calls.count and not (parsing.is_named or is_cut):
             self.finish = "tool_calls"

@@ -71,6 +71,15 @@ def test_stop_string_within_a_call_cuts_it(tokenizer: Tokenizer, encode: Encode)
     assert answer["finish"] == Finish("stop", "ome")
 
 
+@pytest.mark.parametrize("stop", ['{"', "name", "weather", "arg"])
+def test_stop_string_before_the_arguments_leaves_no_markup(
+    tokenizer: Tokenizer, encode: Encode, stop: str
+) -> None:
+    answer = parsed(tokenizer, [*encode(f"Well. {CALL}"), EOS], stop=stop)
+    assert (answer["content"], answer["arguments"]) == ("Well.", "")
+    assert answer["finish"] == Finish("stop", stop)
+
+
 def test_stop_string_after_a_call_leaves_it(tokenizer: Tokenizer, encode: Encode) -> None:
     answer = parsed(tokenizer, [*encode(f"{CALL} END more"), EOS], stop="END")
     assert answer["arguments"] == '{"city": "Rome"}'
