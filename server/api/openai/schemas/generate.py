@@ -101,7 +101,7 @@ class GenerateBody(SamplingBody):
     """Choices per prompt; choice k has seed + k. Prompts and `n` make at most 2,048 choices."""
     # At least n, which JSON Schema cannot say.
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
-    """Choices to generate, n to 128: those with the best mean logprob are returned; not streamed."""
+    """Choices to generate, n to 128; those of the best mean logprob are returned. Not streamed."""
     # `truncate` is TGI's name.
     truncate_prompt_tokens: Count | Literal[-1] | None = Field(
         None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
