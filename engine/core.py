@@ -11,6 +11,7 @@ from engine.errors import RequestRejectedError
 from engine.protocol import (
     Abort,
     Admission,
+    CacheLookup,
     EmbedRequest,
     EngineStats,
     FromEngine,
@@ -113,6 +114,10 @@ class EngineCore:
             case Abort():
                 self.matchers.drop(message.ids)
                 self.scheduler.abort(message.ids)
+            case CacheLookup():
+                found = {message.id: self.scheduler.num_cached(message)}
+                now = time.monotonic()
+                self.endpoint.send(StepOutputs(now, [], [], self.stats(), lookups=found))
             case Shutdown():
                 self.running = False
 

@@ -125,6 +125,17 @@ class EmbedRequest(Message, frozen=True):
         return len(self.tokens)
 
 
+class CacheLookup(Message, frozen=True):
+    """The question how many tokens of `prompt` are in the prefix cache.
+
+    StepOutputs.lookups has the answer. The engine holds no blocks for it.
+    """
+
+    id: int  # from the same numbers as those of requests
+    prompt: TokenIds
+    salt: str = ""
+
+
 class Abort(Message, frozen=True):
     """Drop the requests with these ids; unknown and finished ids are ignored."""
 
@@ -278,6 +289,7 @@ class StepOutputs(Message, frozen=True):
     stats: EngineStats
     embeddings: list[EmbedOutput] = []
     prefills: list[PrefillChunk] = []
+    lookups: dict[int, int] = {}  # tokens in the prefix cache, by the id of the CacheLookup
 
 
 class Rejected(Message, frozen=True):
@@ -304,5 +316,5 @@ class Fatal(Message, frozen=True):
     config_error: bool = False  # the configuration or the checkpoint cannot be served
 
 
-ToEngine = GenerateRequest | EmbedRequest | Abort | Shutdown
+ToEngine = GenerateRequest | EmbedRequest | CacheLookup | Abort | Shutdown
 FromEngine = Progress | Ready | StepOutputs | Rejected | Notice | Fatal

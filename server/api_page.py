@@ -14,7 +14,7 @@ from typing import Any
 
 from server.app import api_document
 from server.http.boundary import RESPONSE_HEADERS
-from server.http.openapi import ACCEPTED, OTHER_NAMES, TOKEN_ID, UNSUPPORTED
+from server.http.openapi import ACCEPTED, OTHER_NAMES, TOKEN_ID, UNDESCRIBED, UNSUPPORTED
 from server.http.operations import Operation, Schema, operations, resolved, without_null
 
 LEAST_SHARED = 4  # fewer equal parameters of two routes are repeated
@@ -133,6 +133,10 @@ def _section(
             yield from ("", f"Also the [shared parameters](#{_anchor(group.title)}).")
     if own:
         yield from ("", *HEAD, *own)
+    if operation.body.get(UNDESCRIBED):
+        yield from ("", "Also, but not in the schema:", "")
+        for name, text in operation.body[UNDESCRIBED].items():
+            yield f"- `{name}`: {_one_line(text)}"
     yield from _without_effect(operation.body)
 
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
@@ -152,13 +152,22 @@ async def _raise(request: Request, error: Exception) -> Response:
     if error.status_code == 404 and (hint := _hint(request.url.path)):
         raise ApiError(404, "not_found", hint)
     if error.status_code == 405:
-        allowed = set((error.headers or {})["Allow"].split(", "))
-        allowed |= {"HEAD"} if "GET" in allowed else set()  # Exchange.routed serves HEAD as GET
+        allowed = _methods_of(request)
         detail = error.detail
         if request.method == "OPTIONS":
             detail += ": cross-origin requests from web pages require --allowed-origins"
         raise HTTPException(405, detail, {"Allow": ", ".join(sorted(allowed))})
     raise error
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Return the methods of the path of a request. Starlette's own answer has the first route's."""
+    found: set[str] = set()
+    for routes in (request.app, *ROUTERS, docs.router):
+        for route in routes.routes:
+            if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL:
+                found |= route.methods or set()
+    return found | ({"HEAD"} if "GET" in found else set())  # Exchange.routed serves HEAD as GET
 
 
 def _hint(path: str) -> str:

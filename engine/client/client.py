@@ -29,6 +29,7 @@ from engine.errors import (
 from engine.protocol import (
     DUMP_STACKS,
     Abort,
+    CacheLookup,
     EmbedOutput,
     EmbedRequest,
     EngineStats,
@@ -89,6 +90,10 @@ class EngineClient(Protocol):
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         """Submit texts to embed, as `submit` does. In the queue they count as one request."""
 
+    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+        """Return how many tokens of a prompt are in the prefix cache. The answer comes between two
+        steps. Raises EngineUnavailableError or EngineDeadError."""
+
     def next_id(self) -> int: ...
 
     def last_step_age(self) -> float:
@@ -118,6 +123,7 @@ class ProcessClient:
         self.on_step: Callable[[StepOutputs], None] | None = None
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
+        self._lookups: dict[int, asyncio.Future[int]] = {}
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
@@ -191,6 +197,9 @@ class ProcessClient:
         self._death = death
         for stream in set(self._streams.values()):
             stream.fail(death)
+        for lookup in self._lookups.values():
+            if not lookup.done():
+                lookup.set_exception(death)
         self._streams.clear()
         self._queue.clear()
 
@@ -232,6 +241,10 @@ class ProcessClient:
             if stream := self._streams.get(prefill.id):
                 begin = outputs.at - outputs.stats.step_seconds
                 stream.prefills[prefill.id].append((begin, outputs.at, prefill))
+        for lookup_id, cached_tokens in outputs.lookups.items():
+            lookup = self._lookups.get(lookup_id)
+            if lookup is not None and not lookup.done():
+                lookup.set_result(cached_tokens)
         for output in outputs.tokens:
             self._deliver(outputs.at, output)
         for vector in outputs.embeddings:
@@ -267,6 +280,19 @@ class ProcessClient:
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         self._queue.check(1, 0, self._stats)
+
+    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+        if self._death is not None:
+            raise self._death
+        if self.info is None:
+            raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
+        lookup_id = self.next_id()
+        lookup = self._lookups[lookup_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._endpoint.send(CacheLookup(lookup_id, list(prompt), salt))
+            return await lookup
+        finally:
+            del self._lookups[lookup_id]
 
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self._queue.reserve(self._stats)

@@ -55,25 +55,12 @@ def count_decodes(slices: Sequence[ScheduledSlice]) -> int:
     return next((i for i, s in enumerate(slices) if s.count != 1), len(slices))
 
 
-class HostLengths(NamedTuple):
-    """Lengths of each sequence on the host, in a step that is not captured."""
-
-    query: list[int]
-    sequence: list[int]
-    encoder: list[int]
-
-
 def build_batch(
     step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
 ) -> ForwardBatch:
     """Gather the token ids, positions and KV slots of all tokens of `step`."""
     inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
-    lens = HostLengths(
-        [s.count for s in step.slices],
-        [s.start + s.count for s in step.slices],
-        [rows.encoder_length[s.row] for s in step.slices],
-    )
-    return mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, lens)
+    return mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
 
 
 def mixed_batch(
@@ -82,24 +69,28 @@ def mixed_batch(
     rows: SequenceRows,
     kv: KVCache,
     backend: AttentionBackend,
-    lens: HostLengths | None = None,
+    slices: Sequence[ScheduledSlice] | None = None,
 ) -> ForwardBatch:
     """Build the batch of `inputs`, with any mix of decodes and chunks.
 
-    Without `lens` it uses only device tensors, so that the step can be captured.
+    Without `slices` it uses only device tensors, so that the step can be captured.
     """
     positions, token_rows = inputs.positions, inputs.token_rows
     tables = rows.block_tables
-    if lens:
-        tables = tables[:, :, : -(-max(lens.sequence + lens.encoder) // kv.block_size)]
+    query_lens = seq_lens = encoder_lens = None
+    if slices is not None:
+        query_lens = [s.count for s in slices]
+        seq_lens = [s.start + s.count for s in slices]
+        encoder_lens = [rows.encoder_length[s.row] for s in slices]
+        tables = tables[:, :, : -(-max(seq_lens + encoder_lens) // kv.block_size)]
     tables = tables.index_select(1, inputs.rows)
     token_blocks = rows.block_tables[:, token_rows, positions // kv.block_size]
     crosses = any(group.is_cross for group in kv.groups)
     encoder_lengths = rows.encoder_lengths.index_select(0, inputs.rows) if crosses else None
     layout = StepLayout(
         num_decodes=num_decodes,
-        query_lens=lens.query if lens else None,
-        seq_lens=lens.sequence if lens else None,
+        query_lens=query_lens,
+        seq_lens=seq_lens,
         lengths=inputs.lengths.int(),
         query_starts=inputs.query_starts.int(),
         groups=[
@@ -107,7 +98,7 @@ def mixed_batch(
                 tables[number],
                 token_blocks[number],
                 group.window,
-                lens.encoder if lens and group.is_cross else None,
+                encoder_lens if group.is_cross else None,
                 encoder_lengths if group.is_cross else None,
             )
             for number, group in enumerate(kv.groups)

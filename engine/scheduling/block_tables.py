@@ -79,8 +79,12 @@ class BlockTables:
         """Return the number of tokens to compute, without the cached ones of a waiting sequence."""
         if sequence.row >= 0:
             return sequence.num_uncomputed
+        return sequence.num_uncomputed - self.num_cached(sequence)
+
+    def num_cached(self, sequence: Sequence) -> int:
+        """Return the number of leading tokens of a waiting sequence that need not be computed."""
         matched, _ = self._matched(sequence)
-        return sequence.num_uncomputed - matched * self.block_size
+        return matched * self.block_size
 
     def shares_next_block(self, waiting: Sequence, running: Sequence) -> bool:
         """Return whether `waiting` could reuse the next block that `running` computes."""

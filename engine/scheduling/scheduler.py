@@ -20,12 +20,14 @@ from collections.abc import Sequence as Seq
 
 from engine.protocol import (
     Admission,
+    CacheLookup,
     EmbedRequest,
     EngineStats,
     FinishReason,
     GenerateRequest,
     KVGroup,
     PrefillChunk,
+    SamplingParams,
     TokenLogprobs,
     TokenOutput,
 )
@@ -92,6 +94,12 @@ class Scheduler:
         sequence = Sequence(request)
         self.sequences[sequence.id] = sequence
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def num_cached(self, lookup: CacheLookup) -> int:
+        """Return how many tokens of a prompt would come from the prefix cache now."""
+        params = SamplingParams(max_tokens=1)
+        request = GenerateRequest(lookup.id, lookup.prompt, params, arrival=0.0, salt=lookup.salt)
+        return self.tables.num_cached(Sequence(request))
 
     def abort(self, ids: Iterable[int]) -> None:
         """Remove these requests; unknown ids are ignored."""

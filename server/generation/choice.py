@@ -133,12 +133,12 @@ class Choice:
             return
         parser.push(self._text)
         self._text = ""
-        if self.finish is None and not parsing.allows_parallel and parser.calls.outcomes:
-            self.finish = "stop"  # one call is enough
+        if self.finish is None and len(parser.calls.outcomes) >= parsing.most_calls:
+            self.finish = "stop"
         if self.finish is None:
             return
         # A stop string within a call cuts it, as the limit on tokens does.
-        is_cut = self.finish == "length" or (self._stop is not None and parser.calls.is_open)
+        is_cut = self.finish == "length" or (self._stop is not None and parser.is_in_call)
         parser.flush(is_cut=is_cut)
         if self.finish == "stop" and parser.calls.count and not (parsing.is_named or is_cut):
             self.finish = "tool_calls"

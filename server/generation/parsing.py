@@ -33,7 +33,7 @@ class Parsing:
     syntax: Syntax
     start: State
     tools: Mapping[str, Tool]
-    allows_parallel: bool  # otherwise the answer ends with its first call
+    most_calls: int  # the answer ends with the last of them
     is_named: bool  # the request names the function; its answers then end with "stop"
 
 
@@ -55,7 +55,7 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
         syntax=syntax,
         start=answers.start(prompt),
         tools={tool.name: tool for tool in use.tools},
-        allows_parallel=use.allows_parallel,
+        most_calls=use.most_calls,
         is_named=use.name is not None,
     )
 

@@ -17,6 +17,7 @@ Task = Literal["generate", "embed"]
 # Members of the schema of a body, and of one of its fields.
 ACCEPTED = "x-accepted-without-effect"  # names of fields
 UNSUPPORTED = "x-unsupported"  # names of fields, with the values that are accepted
+UNDESCRIBED = "x-undescribed"  # fields that JSON Schema cannot describe, with their texts
 OTHER_NAMES = "x-other-names"  # names of the field in other APIs
 ERROR = {
     "type": "object",
@@ -82,6 +83,11 @@ def body_schema(
     _complete_properties(kind, schema["properties"])
     schema[ACCEPTED] = sorted(kind.ACCEPTED)
     schema[UNSUPPORTED] = {name: list(values) for name, values in sorted(kind.UNSUPPORTED.items())}
+    schema[UNDESCRIBED] = {
+        name: field.description or ""
+        for name, field in kind.model_fields.items()
+        if name not in schema["properties"]
+    }
     extra: dict[str, Any] = {
         "requestBody": {"required": True, "content": {JSON: {"schema": schema}}}
     }

@@ -24,9 +24,11 @@ QueryType = TypeVar("QueryType", bound=Query)
 
 def _number(value: Any) -> Any:
     """Return the number in a text of digits; pydantic would also accept 5.0 or 1_0."""
-    if isinstance(value, str) and not DIGITS.fullmatch(value):
+    if not isinstance(value, str):
+        return value
+    if not DIGITS.fullmatch(value):
         raise failure("invalid", "must be a whole number")
-    return value
+    return int(value)
 
 
 WHOLE = BeforeValidator(_number)  # must follow the bounds, or the schema lacks them

@@ -11,6 +11,7 @@ import schemathesis
 from schemathesis import GenerationMode
 
 MOST = 8  # tokens of an answer, so that thousands of answers end soon
+MOST_TOOLS = 16  # more would not fit into the context
 DIMENSIONS = 32  # of the encoder
 
 
@@ -35,6 +36,9 @@ def _prompt_and_answer_fit_into_context(body: dict[str, Any]) -> None:
         body["max_tokens"] = MOST
     if "min_tokens" in body:
         body["min_tokens"] = 0  # at most max_tokens
+    for name in ("tools", "functions"):
+        if body.get(name):
+            body[name] = body[name][:MOST_TOOLS]
 
 
 def _logprobs_have_a_total_limit(body: dict[str, Any]) -> None:
@@ -62,8 +66,10 @@ def _tool_choice_names_a_tool(body: dict[str, Any]) -> None:
         choice["name"] = body["tools"][0]["name"]
     elif choice == "required" and not tools:
         del body["tool_choice"]
-    elif isinstance(choice, dict) and choice.get("type") == "function":
+    elif isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools"):
         body["tool_choice"] = "auto"
+    if isinstance(body.get("function_call"), dict):
+        body["function_call"] = "auto"
 
 
 def _lists_of_pairs_have_equal_lengths(body: dict[str, Any]) -> None:
@@ -83,6 +89,8 @@ def _schemas_are_valid(body: dict[str, Any]) -> None:
     for tool in body.get("tools") or ():
         if isinstance(tool.get("function"), dict):
             tool["function"]["parameters"] = {"type": "object"}
+    for function in body.get("functions") or ():
+        function["parameters"] = {"type": "object"}
     format_, outputs = body.get("response_format"), body.get("structured_outputs")
     if isinstance(format_, dict) and format_.get("schema") is not None:
         format_["schema"] = {"type": "boolean"}

@@ -13,7 +13,7 @@ import torch
 
 from engine.core import EngineCore
 from engine.layers.weights.onednn import PackedWeight
-from engine.protocol import Rejected, Shutdown, StepOutputs
+from engine.protocol import CacheLookup, Rejected, Shutdown, StepOutputs
 from tests.support.driver import MODES, Driver, each
 
 modes = pytest.mark.parametrize("mode", each(MODES))
@@ -60,6 +60,38 @@ def test_core_admits_by_priority_then_arrival(checkpoint: Path, mode: dict[str, 
     driver.run()
     assert list(driver.admissions) == [ids[3], ids[0], ids[2], ids[1]]
     assert list(driver.outputs) == list(driver.admissions)
+
+
+@pytest.mark.parametrize("is_caching", [True, False])
+def test_core_answers_a_cache_lookup_as_the_next_request_will_find(
+    checkpoint: Path, is_caching: bool
+) -> None:
+    driver = Driver(checkpoint, block_size=16, enable_prefix_caching=is_caching)
+    prompt = list(range(40))
+
+    def num_cached(length: int, salt: str) -> int:
+        driver.core.handle(CacheLookup(0, prompt[:length], salt))
+        answer = driver.sent[-1]
+        assert isinstance(answer, StepOutputs)
+        return answer.lookups[0]
+
+    assert num_cached(40, "a") == 0
+    first = driver.submit(prompt, 4, salt="a")
+    driver.run()
+    stats = driver.core.stats()
+    for length, salt, found in (
+        (40, "a", 32),
+        (33, "a", 32),
+        (32, "a", 16),
+        (0, "a", 0),
+        (40, "b", 0),
+    ):
+        assert num_cached(length, salt) == (found if is_caching else 0)
+    assert driver.core.stats() == stats, "a lookup changes nothing"
+    second = driver.submit(prompt, 4, salt="a")
+    driver.run()
+    assert driver.cached_tokens(second) == (32 if is_caching else 0)
+    assert driver.tokens(first) == driver.tokens(second)
 
 
 @modes

@@ -150,6 +150,11 @@ class FakeEngine:
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self.queue.reserve(self.stats)
 
+    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+        if self.death is not None:
+            raise self.death
+        return min(self.cached_tokens, len(prompt))
+
     def _check_room(self) -> None:
         if self.overloaded:
             raise EngineOverloadedError("The queue is full.", retry_after=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,21 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+COMPLETION = "CreateCompletionResponse"  # also of the chunks of a text completion
 STREAM_EVENTS = "ResponseStreamEvent"  # any event of a streamed response
+NULLABLE = "nullable"  # a word of OpenAPI 3.0 that the document, of version 3.1, also uses
+
+
+def with_nulls(schema: Any) -> Any:
+    """Return a schema, or a part of one, in which `nullable: true` is said in JSON Schema."""
+    if isinstance(schema, list):
+        return [with_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rest = {name: with_nulls(value) for name, value in schema.items() if name != NULLABLE}
+    if schema.get(NULLABLE) is True:
+        return {"anyOf": [rest, {"type": "null"}]}
+    return rest
 
 
 class OpenAISpec:
@@ -19,12 +34,41 @@ class OpenAISpec:
     def __init__(self, file: Path) -> None:
         with file.open("rb") as source:
             document = yaml.load(source, Loader=yaml.CSafeLoader)
-        self._schemas: dict[str, Any] = document["components"]["schemas"]
+        self._schemas: dict[str, Any] = with_nulls(document["components"]["schemas"])
         self.validator = cache(self._validator)
 
     def check(self, name: str, value: Any) -> None:
         """Raise jsonschema.ValidationError unless `value` has the schema of this name."""
         self.validator(name).validate(value)
+
+    def check_completion(self, completion: dict[str, Any]) -> None:
+        """Check a whole text completion.
+
+        The first token of an echoed prompt follows nothing. It has no logprob in OpenAI's API, too,
+        although the schema has no null there.
+        """
+        choices = []
+        for choice in completion["choices"]:
+            logprobs = choice["logprobs"]
+            if logprobs is not None and logprobs["token_logprobs"][:1] == [None]:
+                logprobs = {name: values[1:] for name, values in logprobs.items()}
+            choices.append({**choice, "logprobs": logprobs})
+        self.check(COMPLETION, {**completion, "choices": choices})
+
+    def check_completion_chunks(self, chunks: Sequence[dict[str, Any]]) -> None:
+        """Check the chunks of a text completion.
+
+        OpenAI sends two nulls that the schema lacks, because whole answers have the same one. Only
+        the last chunk of a choice has a reason. By the text of `stream_options`, only the last
+        chunk of all has the usage, and no choices.
+        """
+        for chunk in chunks:
+            shown = {name: value for name, value in chunk.items() if value is not None}
+            assert ("usage" in shown) == (not shown["choices"])
+            choices = []
+            for choice in shown["choices"]:
+                choices.append({**choice, "finish_reason": choice["finish_reason"] or "stop"})
+            self.check_completion({**shown, "choices": choices})
 
     def check_event(self, event: Any) -> None:
         """Check an event of a streamed response with the schema of its type."""
@@ -42,6 +86,14 @@ class OpenAISpec:
             [kind] = self._schemas[name]["properties"]["type"]["enum"]
             found[kind] = name
         return found
+
+
+def chunks_of(stream: str) -> list[dict[str, Any]]:
+    """Return the objects of a stream of chunks, which must be well formed and end with [DONE]."""
+    *events, done, rest = stream.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all(event.startswith("data: {") for event in events)
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def sse_events(stream: str) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.openai.chat_writer import ChatWriter
 from server.api.openai.schemas.chat import ChatBody
-from server.api.openai.writer import ChatWriter
 from server.api.receive import admit_and_read
 from server.generation.chat_answer import answer_chat
 from server.http.openapi import body_schema

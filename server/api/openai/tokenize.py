@@ -78,6 +78,11 @@ async def render(request: Request) -> Response:
         text = await chat_text(state, chat)
     async with thread_turn(state, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
+    salt = request.state.tenant + body.options().cache_salt
+    ids = answer["token_ids"]
+    answer["cached_tokens"] = 0
+    if len(ids) <= state.max_length():
+        answer["cached_tokens"] = await state.client.num_cached(ids, salt)
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 

@@ -1,7 +1,7 @@
-"""Writers of OpenAI's two APIs: chat.completion and text_completion objects, with vLLM's fields.
+"""Writers of OpenAI's two APIs: their common part, and text_completion objects.
 
-Each event becomes a `Part` of its choice. A stream sends the parts one by one. The whole answer is
-all of them joined, as OpenAI's clients join the chunks of a stream.
+They have vLLM's fields, too. Each event becomes a `Part` of its choice. A stream sends the parts
+one by one. The whole answer is all of them joined, as OpenAI's clients join the chunks of a stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import orjson
 
 from server.api.openai.logprobs import (
-    chat_logprobs,
     completion_logprobs,
     echoed_tokens,
     prompt_logprobs_by_id,
@@ -26,6 +25,7 @@ from server.generation.events import (
     ChoiceEvents,
     Event,
     Finish,
+    FinishReason,
     PromptLogprobs,
     ReasoningDelta,
     TextDelta,
@@ -231,7 +231,8 @@ class OpenAIWriter:
                 case ToolCallDelta():
                     yield Part(self._call_content(event))
                 case Finish():
-                    yield Part(self._closing_content(), finish_reason=event.reason)
+                    reason = self._finish_reason(event.reason)
+                    yield Part(self._closing_content(), finish_reason=reason)
 
     def _text_part(self, delta: TextDelta, echoed: Sequence[TokenWithLogprobs]) -> Part:
         logprobs = None
@@ -263,6 +264,9 @@ class OpenAIWriter:
     def _closing_content(self) -> Json:
         raise NotImplementedError
 
+    def _finish_reason(self, reason: FinishReason) -> str:
+        return reason
+
     def _reasoning_content(self, text: str) -> Json:
         raise NotImplementedError  # only answers to chats have reasoning and calls
 
@@ -283,61 +287,6 @@ class OpenAIWriter:
     def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
         """Return more fields of a whole answer, besides its choices."""
         return {}
-
-
-class ChatWriter(OpenAIWriter):
-    """Writes chat.completion objects. The answer to a chat has one prompt."""
-
-    id_prefix = "chatcmpl-"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening(self) -> bytes:
-        """Return one chunk per choice, which gives its role. The first has the prompt's fields."""
-        first, *others = [
-            self._delta_entry(index, Part(self._opening_content()))
-            for index in range(self._prepared.num_choices)
-        ]
-        events = [self._chunk([first], **self._prompt_fields(0))]
-        events += [self._chunk([entry]) for entry in others]
-        return b"".join(events)
-
-    def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
-        return self._prompt_fields(0, answers[0].events)
-
-    def _opening_content(self) -> Json:
-        return {"role": "assistant", "content": ""}
-
-    def _text_content(self, text: str) -> Json:
-        return {"content": text}
-
-    def _closing_content(self) -> Json:
-        return {}
-
-    def _delta(self, content: Json) -> Json:
-        return {"delta": content}
-
-    def _reasoning_content(self, text: str) -> Json:
-        # The first name is DeepSeek's and most servers', the second vLLM's newer one.
-        return {"reasoning_content": text, "reasoning": text}
-
-    def _call_content(self, delta: ToolCallDelta) -> Json:
-        function = {"arguments": delta.arguments}
-        if delta.id is None:
-            return {"tool_calls": [{"index": delta.index, "function": function}]}
-        named = {"name": delta.name, **function}
-        call = {"index": delta.index, "id": delta.id, "type": "function", "function": named}
-        return {"tool_calls": [call]}
-
-    def _message(self, content: Json) -> Json:
-        message = {**content, "refusal": None}
-        if "tool_calls" in content:
-            message["tool_calls"] = whole_calls(content["tool_calls"])
-            message["content"] = content["content"] or None
-        return {"message": message}
-
-    def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
-        return chat_logprobs(self._tokenizer, tokens)
 
 
 class CompletionWriter(OpenAIWriter):
@@ -371,18 +320,6 @@ class CompletionWriter(OpenAIWriter):
 
     def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
         return completion_logprobs(self._tokenizer, tokens)
-
-
-def whole_calls(deltas: Sequence[Json]) -> list[Json]:
-    """Return tool calls from their deltas. A whole answer has no indices."""
-    calls: list[Json] = []
-    for delta in deltas:
-        if "id" in delta:
-            function = dict(delta["function"])
-            calls.append({"id": delta["id"], "type": delta["type"], "function": function})
-        else:
-            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
-    return calls
 
 
 def usage_fields(usage: Usage) -> Json:

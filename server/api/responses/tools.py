@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.schemas.fields import never, tag_of_type
-from server.api.openai.schemas.tools import MAX_TOOLS
+from server.api.openai.schemas.tools import MAX_TOOLS, allowed_tools
 from server.http.body import UNPRINTABLE, Part, failure
 from server.text.parsers.tools import Tool, ToolUse, function_tool
 
@@ -122,10 +122,13 @@ def tool_use(tools: Tools | None, choice: ToolChoice | None, *, parallel: bool) 
     offered = [function.tool() for function in functions_of(tools)]
     match choice:
         case ResponseNamedFunction():
-            _check_offered(offered, choice.name, "tool_choice", "name")
+            if choice.name not in [tool.name for tool in offered]:
+                message = "is not the name of a function in tools"
+                raise failure("invalid", message, "tool_choice", "name")
             use = ToolUse(offered, "required", choice.name, parallel)
         case ResponseAllowedTools():
-            allowed = _allowed(offered, choice)
+            path = ("tool_choice", "tools")
+            allowed = allowed_tools(offered, _functions_in(choice), path, ("name",))
             use = ToolUse(allowed, choice.mode, None, parallel)
         case _:
             use = ToolUse(offered, choice or "auto", None, parallel)
@@ -134,16 +137,8 @@ def tool_use(tools: Tools | None, choice: ToolChoice | None, *, parallel: bool) 
     return use
 
 
-def _allowed(offered: list[Tool], choice: ResponseAllowedTools) -> list[Tool]:
-    """Return the tools that allowed_tools names; the model does not see the others."""
-    names = set()
-    for place, entry in enumerate(choice.tools):
-        if entry.type == "function":
-            _check_offered(offered, entry.name, "tool_choice", "tools", place, "name")
-            names.add(entry.name)
-    return [tool for tool in offered if tool.name in names]
-
-
-def _check_offered(offered: list[Tool], name: str | None, *path: str | int) -> None:
-    if name not in [tool.name for tool in offered]:
-        raise failure("invalid", "is not the name of a function in tools", *path)
+def _functions_in(choice: ResponseAllowedTools) -> dict[int, str | None]:
+    """Return the names of the functions that allowed_tools has, by their places."""
+    return {
+        place: entry.name for place, entry in enumerate(choice.tools) if entry.type == "function"
+    }

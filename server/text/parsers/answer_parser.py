@@ -77,6 +77,13 @@ class AnswerParser:
         return self._state is State.REASONING
 
     @property
+    def is_in_call(self) -> bool:
+        """Whether the text is inside a call. Without a mark, a name must have been read."""
+        format = self._syntax.format
+        is_marked = format is not None and not format.is_bare
+        return self.calls.is_open or (is_marked and self._state in BEFORE_NAME)
+
+    @property
     def outcomes(self) -> list[CallOutcome]:
         """The fate of each call, and of each text that looked like one."""
         malformed: list[CallOutcome] = ["malformed"] * self.num_malformed

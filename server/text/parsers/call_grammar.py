@@ -26,7 +26,6 @@ from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State
 from server.text.parsers.tools import Tool, ToolUse
 
-MAX_CALLS = 64  # of one answer
 NUMBER = "/[0-9]{1,3}/"
 ANY_TEXT = "/(?s:.*)/"
 PYTHON_TEXT = r"/'([^'\\\n]|\\[\\'\"nrt])*'/"
@@ -120,7 +119,7 @@ def call_grammar(
     rules = _Rules(answers.syntax.marks, json_options)
     tools = [tool for tool in use.tools if use.name in (None, tool.name)]
     prefix = _reasoning(rules, answers, start)
-    most = MAX_CALLS if use.allows_parallel else 1
+    most = use.most_calls
     if isinstance(answers.calls, ChannelFormat):
         calls = _channel_calls(rules, answers.calls, tools)
         if use.mode == "auto":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ToolMode = Literal["none", "auto", "required"]
+MAX_CALLS = 64  # of one answer, because a model that repeats itself would call until the limit
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class ToolUse:
     allows_parallel: bool = True  # several calls in one answer
     param: str = "tools"  # names the field of the tools in error messages
     choice_param: str = "tool_choice"
+
+    @property
+    def most_calls(self) -> int:
+        """The number of calls after which an answer ends."""
+        return MAX_CALLS if self.allows_parallel else 1
 
 
 NO_TOOLS = ToolUse()

@@ -10,9 +10,16 @@ from functools import partial
 
 import pytest
 
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, EngineUnavailableError
 from engine.process import ToServer
-from engine.protocol import EngineStats, Fatal, Notice, Progress, StepOutputs
+from engine.protocol import (
+    CacheLookup,
+    EngineStats,
+    Fatal,
+    Notice,
+    Progress,
+    StepOutputs,
+)
 from tests.support.client_rig import READY, Client, read, token
 
 
@@ -162,6 +169,34 @@ async def test_client_on_step_gets_every_step(client: Client) -> None:
     client.step(stats=EngineStats(step=7))
     assert client.stats.step == 7
     assert [outputs.stats.step for outputs in seen] == [7]
+
+
+async def test_client_cache_lookups_get_their_own_answers(client: Client) -> None:
+    waiting = [asyncio.ensure_future(client.num_cached([1, 2], salt)) for salt in "ab"]
+    await asyncio.sleep(0)
+    first, second = client.endpoint.sent
+    assert isinstance(first, CacheLookup)
+    assert (first.prompt, first.salt) == ([1, 2], "a")
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    answers = {first.id: 1, second.id: 2}
+    client._on_message(StepOutputs(1.0, [], [], EngineStats(), lookups=answers))
+    assert await waiting[1] == 2
+    assert not client._lookups
+
+
+async def test_client_cache_lookup_fails_without_an_engine(client: Client) -> None:
+    waiting = asyncio.ensure_future(client.num_cached([1], ""))
+    await asyncio.sleep(0)
+    client.die(-9)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await waiting
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await client.num_cached([1], "")
+    loading = Client()
+    loading.info = None
+    with pytest.raises(EngineUnavailableError, match="try again"):
+        await loading.num_cached([1], "")
 
 
 async def test_client_next_id_is_never_reused(client: Client) -> None:

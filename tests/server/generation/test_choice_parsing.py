@@ -17,7 +17,7 @@ from server.text.parsers.deltas import ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import CallFormat, JsonCall, Reasoning
 from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, make_syntax
-from server.text.parsers.tools import Tool
+from server.text.parsers.tools import MAX_CALLS, Tool
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import BOS, EOS
 from tests.support.prepared import prepared_request
@@ -41,7 +41,7 @@ def parsed(
     """Return the joined parts of an answer. The token <s> closes its reasoning."""
     syntax = make_syntax(CALLS, Reasoning("<think>", "<s>"), Marks({"<s>": BOS}, special))
     tools = {"weather": Tool("weather", {}, {})}
-    parsing = Parsing(syntax, State.CONTENT, tools, allows_parallel=True, is_named=False)
+    parsing = Parsing(syntax, State.CONTENT, tools, most_calls=MAX_CALLS, is_named=False)
     request = dataclasses.replace(prepared_request([64], **fields), parsing=parsing)
     choice = Choice(tokenizer, request, 0)
     found: dict[str, Any] = {"content": "", "reasoning": "", "arguments": "", "finish": None}
@@ -69,6 +69,15 @@ def test_stop_string_within_a_call_cuts_it(tokenizer: Tokenizer, encode: Encode)
     answer = parsed(tokenizer, [*encode(CALL), EOS], stop="ome")
     assert answer["arguments"] == '{"city": "R'
     assert answer["finish"] == Finish("stop", "ome")
+
+
+@pytest.mark.parametrize("stop", ['{"', "name", "weather", "arg"])
+def test_stop_string_before_the_arguments_leaves_no_markup(
+    tokenizer: Tokenizer, encode: Encode, stop: str
+) -> None:
+    answer = parsed(tokenizer, [*encode(f"Well. {CALL}"), EOS], stop=stop)
+    assert (answer["content"], answer["arguments"]) == ("Well.", "")
+    assert answer["finish"] == Finish("stop", stop)
 
 
 def test_stop_string_after_a_call_leaves_it(tokenizer: Tokenizer, encode: Encode) -> None:

@@ -44,7 +44,11 @@ CHAT_CASES: Cases = [
     ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
     ({"moderation": {"model": "x"}}, "moderation", UNSUPPORTED),
     ({"audio": {"voice": "x"}}, "audio", UNSUPPORTED),
-    ({"functions": [TOOL]}, "functions", UNSUPPORTED),
+    ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions", BAD),
+    ({"functions": [{"name": "f"}], "tool_choice": "required"}, "tool_choice", BAD),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", BAD),
+    ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", BAD),
+    ({"function_call": {"name": "g"}}, "function_call", BAD),
     ({"chat_template": "{{ 1 }}"}, "chat_template", UNSUPPORTED),
     (
         {"messages": [USER, {"role": "user", "content": [IMAGE]}]},
@@ -152,7 +156,7 @@ async def test_invalid_chat_request_names_field_and_code(served):
 
 
 async def test_unsupported_field_message_lists_accepted_values_or_hint(served):
-    says = {"modalities": 'values: ["text"].', "functions": "Use tools."}
+    says = {"modalities": 'values: ["text"].', "audio": "not supported by this server."}
     for field, instead in says.items():
         response = await served.chat(**{field: {"type": "audio"}})
         assert response.json()["error"]["message"].endswith(instead)
@@ -380,9 +384,16 @@ async def test_http_level_errors_have_expected_status_and_code(served):
     for path in ("/", "/v1", "/v1/chat/completions/", "/v1/images", "/%2e%2e/x", "/redoc"):
         for response in (await http.get(path), await http.post(path, content=b"x")):
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
-    response = await http.get("/v1/chat/completions")
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
-    assert response.json()["error"]["code"] == "method_not_allowed"
+    allowed = {
+        "/v1/chat/completions": "POST",
+        "/v1/files": "GET, HEAD, POST",
+        "/v1/files/file-1": "DELETE, GET, HEAD",
+        "/v1/responses/resp_1": "DELETE, GET, HEAD",
+    }
+    for path, methods in allowed.items():
+        response = await http.put(path)
+        assert (response.status_code, response.headers["allow"]) == (405, methods), path
+        assert response.json()["error"]["code"] == "method_not_allowed"
     response = await http.post(
         "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}
     )

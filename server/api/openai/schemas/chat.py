@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     StringConstraints,
     Tag,
     WithJsonSchema,
@@ -31,9 +32,18 @@ from server.api.openai.schemas.fields import (
     shape_of,
 )
 from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
-from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
+from server.api.openai.schemas.tools import (
+    FunctionChoice,
+    FunctionName,
+    Functions,
+    ToolChoice,
+    Tools,
+    function_use,
+    tool_use,
+)
 from server.generation.chat_prompt import Chat
 from server.http.body import Part, failure, few
+from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 
@@ -68,10 +78,17 @@ def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
 
 
+def _arguments_tag(arguments: Any) -> str:
+    return "<object>" if isinstance(arguments, dict) else "<text>"
+
+
 class FunctionCall(Part):
     name: str
     """Name of the function."""
-    arguments: str | dict[str, Any] = ""  # JSON text in OpenAI's API
+    arguments: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+        Discriminator(_arguments_tag),
+    ] = ""  # JSON text in OpenAI's API
     """A JSON object, or its text."""
 
 
@@ -118,6 +135,8 @@ class ChatMessage(Part):
     """A call, in OpenAI's API before tools."""
     reasoning_content: str | None = None
     """The assistant's thoughts before its answer, if the template reads them."""
+    reasoning: str | None = None
+    """vLLM's newer name of `reasoning_content`, which takes precedence."""
 
     @field_validator("content", mode="before")
     @classmethod
@@ -154,10 +173,13 @@ class ChatMessage(Part):
         """Return the message as chat templates read it."""
         role = "tool" if self.role == "function" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            value = getattr(self, name)
-            if value is not None:
-                message[name] = value
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        given = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": thoughts,
+        }
+        message |= {name: value for name, value in given.items() if value is not None}
         if self.calls:
             message["tool_calls"] = [call.for_template() for call in self.calls]
         return message
@@ -216,6 +238,9 @@ TemplateArguments = Annotated[
 ONE_ENDING = never(continue_final_message=TRUE, add_generation_prompt=TRUE)
 
 
+FILLED_LIST: dict[str, Any] = {"type": "array", "minItems": 1}
+
+
 def check_ending(body: Any) -> None:
     """Check that the prompt ends either with a new turn or inside the last message, not both."""
     if body.continue_final_message and body.add_generation_prompt:
@@ -225,10 +250,10 @@ def check_ending(body: Any) -> None:
 
 class ChatBody(GenerateBody):
     OPERATION = "chat"
+    ACCEPTED: ClassVar[frozenset[str]] = GenerateBody.ACCEPTED | {"prediction"}  # only saves time
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerateBody.UNSUPPORTED | {
-        **dict.fromkeys(("functions", "documents"), ([],)),
-        "function_call": ("none", "auto"),
-        **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
+        "documents": ([],),
+        **dict.fromkeys(("audio", "web_search_options", "chat_template"), ()),
         "moderation": (),
         "modalities": (["text"],),
         "echo": (False,),
@@ -238,16 +263,13 @@ class ChatBody(GenerateBody):
         "parallel_tool_calls": True,
         "add_generation_prompt": True,
     }
-    HINTS: ClassVar[dict[str, str]] = {
-        "functions": " Use tools.",
-        "function_call": " Use tool_choice.",
-    }
-
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
                 NOT_STREAMED,
                 ONE_ENDING,
+                never(functions=FILLED_LIST, tools=FILLED_LIST),
+                never(functions=FILLED_LIST, tool_choice={"not": {"enum": [None, "auto"]}}),
                 {"anyOf": [having(logprobs=TRUE), never(top_logprobs=INTEGER | {"minimum": 1})]},
             ]
         }
@@ -262,9 +284,13 @@ class ChatBody(GenerateBody):
     tools: Tools | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether the model calls tools; `auto` if there are tools. An object names one."""
+    """Whether the model calls tools; `auto` if there are tools. An object names one, or some."""
     parallel_tool_calls: bool | None = None
-    """Allow several calls in one answer; otherwise it ends with the first."""
+    """Allow several calls in one answer, up to 64; otherwise it ends with the first."""
+    functions: Functions | None = None
+    """Functions as in OpenAI's API before tools; the answer has one `function_call`."""
+    function_call: FunctionChoice | None = None
+    """The `tool_choice` of `functions`."""
     reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
     """Passed to the chat template."""
     add_generation_prompt: bool | None = None
@@ -273,6 +299,21 @@ class ChatBody(GenerateBody):
     """Continue the last message, a text without tool calls, instead of a new turn."""
     chat_template_kwargs: TemplateArguments | None = None
     """Variables of the chat template; 16 KiB of JSON at most."""
+
+    _tool_use: ToolUse = PrivateAttr(NO_TOOLS)
+
+    @model_validator(mode="after")
+    def _tools_are_consistent(self) -> ChatBody:
+        if self.tools and self.functions:
+            raise failure("invalid", "cannot be combined with tools", "functions")
+        if self.functions and self.tool_choice not in (None, "auto"):
+            raise failure("invalid", "is for tools; functions have function_call", "tool_choice")
+        if self.functions or isinstance(self.function_call, FunctionName):
+            self._tool_use = function_use(self.functions or [], self.function_call)
+        else:
+            parallel = self.parallel_tool_calls is not False
+            self._tool_use = tool_use(self.tools, self.tool_choice, parallel=parallel)
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
@@ -297,7 +338,5 @@ class ChatBody(GenerateBody):
             arguments=arguments,
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
-            tool_use=tool_use(
-                self.tools, self.tool_choice, parallel=self.parallel_tool_calls is not False
-            ),
+            tool_use=self._tool_use,
         )

@@ -63,6 +63,7 @@ class CompletionBody(GenerateBody):
     """The text begins with the prompt."""
     # Few models know it, so the schema of all models leaves it out.
     suffix: SkipJsonSchema[str | None] = None
+    """Text that follows the answer; only for models with tokens for fill-in-the-middle."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:

@@ -101,6 +101,7 @@ class GenerateBody(SamplingBody):
     """Choices per prompt; choice k has seed + k. Prompts and `n` make at most 2,048 choices."""
     # At least n, which JSON Schema cannot say.
     best_of: SkipJsonSchema[Annotated[int, Between(1, 128)] | None] = None
+    """Choices to generate, n to 128; those of the best mean logprob are returned. Not streamed."""
     # `truncate` is TGI's name.
     truncate_prompt_tokens: Count | Literal[-1] | None = Field(
         None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
@@ -137,14 +138,23 @@ class GenerateBody(SamplingBody):
     # The same under the names of vLLM until 0.11 (guided_*), SGLang (regex, ebnf, json_schema) and
     # llama.cpp (grammar, json_schema).
     guided_json: SkipJsonSchema[Schema | str | None] = None
+    """As `structured_outputs.json`."""
     json_schema: SkipJsonSchema[Schema | str | None] = None
+    """As `structured_outputs.json`."""
     guided_regex: SkipJsonSchema[str | None] = None
+    """As `structured_outputs.regex`."""
     regex: SkipJsonSchema[str | None] = None
+    """As `structured_outputs.regex`."""
     guided_choice: SkipJsonSchema[Choices | None] = None
+    """As `structured_outputs.choice`."""
     guided_grammar: SkipJsonSchema[str | None] = None
+    """As `structured_outputs.grammar`."""
     grammar: SkipJsonSchema[str | None] = None
+    """As `structured_outputs.grammar`."""
     ebnf: SkipJsonSchema[str | None] = None
+    """As `structured_outputs.grammar`."""
     guided_whitespace_pattern: SkipJsonSchema[str | None] = None
+    """As `structured_outputs.whitespace_pattern`."""
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     """Token ids that end the answer."""
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from server.api.openai.schemas.chat import ONE_ENDING, Messages, TemplateArguments, check_ending
 from server.api.openai.schemas.fields import LIST, TEXT, TRUE, TokenId, having, never
 from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
 from server.generation.chat_prompt import Chat
 from server.http.body import Body, failure
+from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 
 class TokenizeBody(Body):
@@ -56,6 +57,8 @@ class TokenizeBody(Body):
     chat_template_kwargs: TemplateArguments | None = None
     """Variables of the chat template; 16 KiB of JSON at most."""
 
+    _tool_use: ToolUse = PrivateAttr(NO_TOOLS)
+
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
@@ -65,6 +68,7 @@ class TokenizeBody(Body):
         if self.prompt is not None and self.tools:
             raise failure("invalid", "needs messages, not a prompt", "tools")
         check_ending(self)
+        self._tool_use = tool_use(self.tools, self.tool_choice, parallel=True)
         return self
 
     def chat(self) -> Chat:
@@ -78,7 +82,7 @@ class TokenizeBody(Body):
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
             add_special_tokens=self.add_special_tokens,
-            tool_use=tool_use(self.tools, self.tool_choice, parallel=True),
+            tool_use=self._tool_use,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
@@ -23,6 +24,9 @@ class FunctionDefinition(Part):
     strict: bool | None = None
     """Hold the arguments to the schema."""
 
+    def tool(self) -> Tool:
+        return function_tool(self.name, self.description, self.parameters, strict=self.strict)
+
 
 class FunctionTool(Part):
     type: Literal["function"]
@@ -31,8 +35,7 @@ class FunctionTool(Part):
     """The function."""
 
     def tool(self) -> Tool:
-        given = self.function
-        return function_tool(given.name, given.description, given.parameters, strict=given.strict)
+        return self.function.tool()
 
 
 def _functions_only(value: Any) -> Any:
@@ -63,20 +66,98 @@ class NamedChoice(Part):
     """The function that the model must call."""
 
 
+class AllowedTools(Part):
+    mode: Literal["auto", "required"]
+    """Whether the model must call one of them."""
+    tools: Annotated[list[NamedChoice], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    """The tools that the model sees."""
+
+
+class AllowedChoice(Part):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+    """Some of the tools, and whether the model must call one of them."""
+
+
 def _shape(value: Any) -> str:
-    return "<mode>" if isinstance(value, str) else "<named>"
+    if isinstance(value, str):
+        return "<mode>"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<allowed>" if kind == "allowed_tools" else "<named>"
 
 
 ToolChoice = Annotated[
-    Annotated[ToolMode, Tag("<mode>")] | Annotated[NamedChoice, Tag("<named>")],
+    Annotated[ToolMode, Tag("<mode>")]
+    | Annotated[NamedChoice, Tag("<named>")]
+    | Annotated[AllowedChoice, Tag("<allowed>")],
     Discriminator(_shape),
 ]
 
 
 def tool_use(
-    tools: list[FunctionTool] | None, choice: ToolMode | NamedChoice | None, *, parallel: bool
+    tools: list[FunctionTool] | None,
+    choice: ToolMode | NamedChoice | AllowedChoice | None,
+    *,
+    parallel: bool,
 ) -> ToolUse:
+    """Return the tools of a request as the generation reads them.
+
+    Raises a validation error if `choice` allows a function that `tools` does not have.
+    """
     given = [tool.tool() for tool in tools or ()]
-    if isinstance(choice, NamedChoice):
-        return ToolUse(given, "required", choice.function.name, allows_parallel=parallel)
+    match choice:
+        case NamedChoice():
+            return ToolUse(given, "required", choice.function.name, allows_parallel=parallel)
+        case AllowedChoice(allowed_tools=allowed):
+            names = [entry.function.name for entry in allowed.tools]
+            path = ("tool_choice", "allowed_tools", "tools")
+            shown = allowed_tools(given, dict(enumerate(names)), path, ("function", "name"))
+            return ToolUse(shown, allowed.mode, allows_parallel=parallel)
     return ToolUse(given, choice or "auto", allows_parallel=parallel)
+
+
+def allowed_tools(
+    offered: Sequence[Tool],
+    names: Mapping[int, str | None],
+    path: Sequence[str],
+    member: Sequence[str],
+) -> list[Tool]:
+    """Return the tools that `allowed_tools` names; the model does not see the others.
+
+    `names` are by their places in the list at `path`, each in a member of its entry. Raises a
+    validation error for a name that no tool has.
+    """
+    known = {tool.name for tool in offered}
+    for place, name in names.items():
+        if name not in known:
+            message = "is not the name of a function in tools"
+            raise failure("invalid", message, *path, place, *member)
+    wanted = set(names.values())
+    return [tool for tool in offered if tool.name in wanted]
+
+
+# ---- functions, which OpenAI's API had before tools ----------------------------------------------
+
+
+Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]
+FunctionMode = Literal["none", "auto"]
+FunctionChoice = Annotated[
+    Annotated[FunctionMode, Tag("<mode>")] | Annotated[FunctionName, Tag("<named>")],
+    Discriminator(_shape),
+]
+
+
+def function_use(functions: Functions, choice: FunctionMode | FunctionName | None) -> ToolUse:
+    """Return the functions of a request as tools. An answer calls one of them at most."""
+    mode: ToolMode = choice if isinstance(choice, str) else "auto"
+    name = None
+    if isinstance(choice, FunctionName):
+        mode, name = "required", choice.name
+    return ToolUse(
+        [function.tool() for function in functions],
+        mode,
+        name,
+        allows_parallel=False,
+        param="functions",
+        choice_param="function_call",
+    )

@@ -241,6 +241,8 @@ async def test_list_is_paged_and_checks_its_query(store: Served) -> None:
         response = await store.http.get("/v1/files", params=query)
         assert response.status_code == 400
         assert response.json()["error"]["param"] in query
+    zero = await store.http.get("/v1/files", params={"limit": "0"})
+    assert zero.json()["error"]["message"].endswith("greater than or equal to 1, not 0.")
     unknown = await store.http.get("/v1/files", params={"after": "file-x"})
     assert unknown.json()["error"]["param"] == "after"
 

@@ -49,6 +49,14 @@ async def test_render_offsets_are_where_tokens_begin_in_the_prompt(served: Serve
     assert body["token_strs"][start : start + 4] == ["Ã", "©", "Ġ", "b"]
 
 
+async def test_render_says_how_many_tokens_the_prefix_cache_has(served: Served) -> None:
+    assert (await rendered(served))["cached_tokens"] == 0
+    served.engine.cached_tokens = 3
+    assert (await rendered(served))["cached_tokens"] == 3
+    long = {"role": "user", "content": "x" * 600}
+    assert (await rendered(served, messages=[long]))["cached_tokens"] == 0
+
+
 async def test_render_sound_chat_has_no_warnings(served: Served) -> None:
     call = {"function": {"name": "find", "arguments": '{"a": 1}'}}
     messages = [

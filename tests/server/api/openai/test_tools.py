@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from server.api.openai.schemas.chat import ChatMessage
+from server.text.parsers.tools import MAX_CALLS
 from tests.server.conftest import encode, model, says, write_model
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.hostile_tools import HOSTILE_PARAMETERS
@@ -178,6 +180,80 @@ async def test_wrong_tools_are_refused_by_name(model: Path, says, fields, param)
         response = await served.chat(**fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_allowed_tools_hide_the_others_and_may_require_a_call(model: Path, says) -> None:
+    tools = [WEATHER, {"type": "function", "function": {"name": "now"}}]
+    async with serving(engine_of(says(CALL)), model) as served:
+        for mode in ("auto", "required"):
+            response = await served.chat(tools=tools, tool_choice=allowed(mode, "weather"))
+            assert response.status_code == 200, response.text
+            (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] == "weather"
+        free, held = served.engine.requests
+        for request in (free, held):
+            prompt = served.app.state.penstock.tokenizer.decode(request.prompt)
+            assert '"name": "weather"' in prompt
+            assert '"name": "now"' not in prompt
+    assert free.params.grammar is None
+    assert held.params.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed("auto", "x"), "tool_choice.allowed_tools.tools.0.function.name"),
+        (allowed("required"), "tool_choice"),
+        (allowed("none", "weather"), "tool_choice.allowed_tools.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        ({"type": "custom", "custom": {"name": "x"}}, "tool_choice.type"),
+    ],
+)
+async def test_wrong_tool_choice_is_refused_by_name(model: Path, says, choice, param) -> None:
+    async with serving(engine_of(says("x")), model) as served:
+        response = await served.chat(tools=[WEATHER], tool_choice=choice)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        path, messages = "/tokenize", [{"role": "user", "content": "Hi"}]
+        body = {"messages": messages, "tools": [WEATHER], "tool_choice": choice}
+        assert (await served.http.post(path, json=body)).status_code in (200, 400)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_ends_after_as_many_calls_as_an_answer_may_have(model, says, stream) -> None:
+    info = msgspec.structs.replace(INFO, max_model_len=16384)
+    async with serving(FakeEngine(says(CALL), info=info), model) as served:
+        fields = {"tools": [WEATHER], "ignore_eos": True}  # it would call until the limit
+        if stream:
+            answer = await streamed(served, **fields)
+        else:
+            answer = (await served.chat(**fields)).json()["choices"][0]
+    assert len(answer["message"]["tool_calls"]) == MAX_CALLS
+    assert answer["finish_reason"] == "tool_calls"
+
+
+async def test_thoughts_of_the_conversation_are_read_by_both_names(model: Path, says) -> None:
+    for fields, thoughts in (
+        ({"reasoning": "Hm."}, "Hm."),
+        ({"reasoning_content": "Hm."}, "Hm."),
+        ({"reasoning": "x", "reasoning_content": "Hm."}, "Hm."),
+    ):
+        message = ChatMessage(role="assistant", content="Yes.", **fields)
+        assert message.for_template()["reasoning_content"] == thoughts
+
+
+@pytest.mark.parametrize("arguments", [None, 3, ["a"]])
+async def test_wrong_arguments_of_a_call_are_refused_by_name(model, says, arguments) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    async with serving(engine_of(says("x")), model) as served:
+        response = await served.chat(messages=messages)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages.0.tool_calls.0.function.arguments"
 
 
 async def test_reasoning_is_its_own_field_and_counted(model: Path, says) -> None:

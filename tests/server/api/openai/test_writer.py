@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from engine.protocol import TokenLogprobs, TokenOutput
+from server.api.openai.chat_writer import ChatWriter
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.completion import CompletionBody
-from server.api.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter, Part, joined
+from server.api.openai.writer import CompletionWriter, OpenAIWriter, Part, joined
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, Usage
 from server.generation.prepare import PreparedRequest

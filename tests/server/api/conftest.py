@@ -1,4 +1,4 @@
-"""Fixtures of the Responses API: OpenAI's schemas."""
+"""Fixtures of the APIs: OpenAI's schemas."""
 
 from __future__ import annotations
 

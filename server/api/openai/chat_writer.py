@@ -1,0 +1,92 @@
+"""Writer of chat.completion objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.api.openai.logprobs import chat_logprobs
+from server.api.openai.schemas.chat import ChatBody
+from server.api.openai.writer import Json, OpenAIWriter, Part
+from server.generation.events import ChoiceEvents, FinishReason, TokenWithLogprobs, ToolCallDelta
+from server.generation.prepare import PreparedRequest
+from server.text.tokenizer import Tokenizer
+
+
+class ChatWriter(OpenAIWriter):
+    """Writes chat.completion objects. The answer to a chat has one prompt."""
+
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: ChatBody) -> None:
+        super().__init__(tokenizer, prepared, body)
+        self._calls_functions = bool(body.functions)  # which OpenAI's API had before tools
+
+    def opening(self) -> bytes:
+        """Return one chunk per choice, which gives its role. The first has the prompt's fields."""
+        first, *others = [
+            self._delta_entry(index, Part(self._opening_content()))
+            for index in range(self._prepared.num_choices)
+        ]
+        events = [self._chunk([first], **self._prompt_fields(0))]
+        events += [self._chunk([entry]) for entry in others]
+        return b"".join(events)
+
+    def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
+        return self._prompt_fields(0, answers[0].events)
+
+    def _opening_content(self) -> Json:
+        return {"role": "assistant", "content": ""}
+
+    def _text_content(self, text: str) -> Json:
+        return {"content": text}
+
+    def _closing_content(self) -> Json:
+        return {}
+
+    def _delta(self, content: Json) -> Json:
+        return {"delta": content}
+
+    def _reasoning_content(self, text: str) -> Json:
+        # The first name is DeepSeek's and most servers', the second vLLM's newer one.
+        return {"reasoning_content": text, "reasoning": text}
+
+    def _call_content(self, delta: ToolCallDelta) -> Json:
+        function: Json = {"arguments": delta.arguments}
+        if delta.id is not None:
+            function = {"name": delta.name, **function}
+        if self._calls_functions:
+            return {"function_call": function}
+        call: Json = {"index": delta.index}
+        if delta.id is not None:
+            call |= {"id": delta.id, "type": "function"}
+        return {"tool_calls": [{**call, "function": function}]}
+
+    def _message(self, content: Json) -> Json:
+        message = {**content, "refusal": None}
+        if "tool_calls" in content:
+            message["tool_calls"] = whole_calls(content["tool_calls"])
+        if "tool_calls" in content or "function_call" in content:
+            message["content"] = content["content"] or None
+        return {"message": message}
+
+    def _finish_reason(self, reason: FinishReason) -> str:
+        if reason == "tool_calls" and self._calls_functions:
+            return "function_call"
+        return reason
+
+    def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
+        return chat_logprobs(self._tokenizer, tokens)
+
+
+def whole_calls(deltas: Sequence[Json]) -> list[Json]:
+    """Return tool calls from their deltas. A whole answer has no indices."""
+    calls: list[Json] = []
+    for delta in deltas:
+        if "id" in delta:
+            function = dict(delta["function"])
+            calls.append({"id": delta["id"], "type": delta["type"], "function": function})
+        else:
+            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
