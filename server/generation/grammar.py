@@ -14,6 +14,11 @@ from server.state import AppState
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
 # Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+# llguidance translates GBNF in Python, in a time that grows with the square of the rules, and
+# compares all patterns of names with each other.
+MAX_GBNF_RULES = 128
+MAX_GBNF_CHARS = 16 << 10
+MAX_NAME_PATTERNS = 128  # in a JSON schema
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}  # of llguidance
 
 
@@ -56,10 +61,38 @@ def _source(wanted: WantedGrammar) -> str:
         case "choice":
             lark = grammar_from("choice", orjson.dumps(wanted.value).decode())
         case "grammar":
+            _check_gbnf(wanted.value)
             lark = grammar_from("grammar", wanted.value)
         case "lark":
             lark = wanted.value
     return orjson.dumps({"grammars": [{"lark_grammar": lark}]}).decode()
+
+
+def _check_gbnf(text: str) -> None:
+    """Raise ValueError if a GBNF grammar would take long to translate."""
+    rules = text.count("::=")
+    if rules > MAX_GBNF_RULES:
+        raise ValueError(f"{rules} rules of GBNF, and the limit is {MAX_GBNF_RULES}")
+    if rules and len(text) > MAX_GBNF_CHARS:
+        raise ValueError(f"{len(text)} characters of GBNF, and the limit is {MAX_GBNF_CHARS}")
+
+
+def _check_name_patterns(schema: dict[str, Any]) -> None:
+    """Raise ValueError if a JSON schema has too many patterns in its `patternProperties`."""
+    found = 0
+    unread: list[Any] = [schema]
+    while unread:
+        node = unread.pop()
+        if isinstance(node, list):
+            unread.extend(node)
+        if not isinstance(node, dict):
+            continue
+        unread.extend(node.values())
+        patterns = node.get("patternProperties")
+        if isinstance(patterns, dict):
+            found += len(patterns)
+    if found > MAX_NAME_PATTERNS:
+        raise ValueError(f"{found} patternProperties, and the limit is {MAX_NAME_PATTERNS}")
 
 
 def _within(source: str, around: str) -> str:
@@ -74,6 +107,7 @@ def _json_source(wanted: WantedGrammar) -> str:
     schema = wanted.value
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
+    _check_name_patterns(schema)
     options: dict[str, Any] = JSON_OPTIONS
     if wanted.whitespace:
         options = {"whitespace_pattern": wanted.whitespace}

@@ -142,6 +142,25 @@ async def test_unusable_structured_output_names_the_field(served, fields, param,
     assert not served.engine.requests
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "limit"),
+    [
+        ({"grammar": "\n".join(f'r{n} ::= "x"' for n in range(200))}, "grammar", "200 rules"),
+        ({"guided_grammar": f'root ::= "{"x" * 20_000}"'}, "guided_grammar", "characters of GBNF"),
+        ({"structured_outputs": {"json": {"anyOf": [
+            {"patternProperties": {f"^{n}": {} for n in range(200)}}]}}},
+         "structured_outputs.json", "200 patternProperties"),
+    ],
+    ids=["rules", "characters", "patterns"],
+)  # fmt: skip
+async def test_grammar_that_takes_long_to_read_is_refused(served, fields, param, limit):
+    answer = await served.complete(prompt="a", **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert limit in error["message"]
+    assert not served.engine.requests
+
+
 async def test_model_without_end_token_has_no_structured_output(model, says, tmp_path):
     folder = tmp_path / "tiny"
     folder.mkdir()
