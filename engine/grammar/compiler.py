@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # imported on the thread: most servers never need it
 
 DEADLINE_S = 20.0  # for a grammar's turn to begin
 CACHED_GRAMMARS, CACHED_BYTES = 512, 8 << 20  # limits of the cache; the bytes are of the sources
-# llguidance recurses from rule to rule and overflows the stack, which ends the process. A rule takes
-# 8 bytes of a source or more, and up to 4 KB of the stack; a JSON reference 60 bytes and 9 KB.
+# llguidance recurses from rule to rule, and an overflow of the stack ends the process. A rule takes
+# at least 8 bytes of a source and 4 KB of the stack; an object of a JSON schema 60 bytes and 9 KB.
 MAX_SOURCE_BYTES = 512 << 10
 STACK_BYTES = 512 << 20  # reserved; only what is used takes memory
 LOWEST_PRIORITY = 19  # a nice value
