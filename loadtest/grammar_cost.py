@@ -39,7 +39,6 @@ TOKENS = 400  # of each answer of the measured streams
 WARM_UP_S = 2.0
 LIMIT_S = 300.0
 REASON_CHARS = 100
-SENDERS = 8
 END_TOKENS = {"demo": 0, "125m": 2}
 
 
@@ -62,10 +61,10 @@ def stream_body() -> dict[str, Any]:
     }
 
 
-async def send_hostile(address: str, count: int) -> Counter[str]:
-    """Send `count` hostile requests after a line from stdin. Return how they ended.
+async def send_hostile(address: str, count: int, at_once: int) -> Counter[str]:
+    """Send `count` hostile requests, `at_once` at a time, after a line from stdin.
 
-    A few clients send them, so that none waits for its turn until it is refused as too late.
+    Return how they ended.
     """
     target = Target.parse(address)
     short = {"prompt": "a", "max_tokens": 1, "temperature": 1}
@@ -78,7 +77,7 @@ async def send_hostile(address: str, count: int) -> Counter[str]:
 
     sys.stdin.readline()
     async with asyncio.TaskGroup() as clients:
-        for _ in range(SENDERS):
+        for _ in range(at_once):
             clients.create_task(client())
     return endings
 
@@ -91,19 +90,19 @@ def ending(answer: Exchange) -> str:
     return f"{answer.status} {reason[:REASON_CHARS]}"
 
 
-async def hostile_period(address: str, count: int) -> Counter[str]:
+async def hostile_period(address: str, count: int, at_once: int) -> Counter[str]:
     """Send the requests from another process. Return how they ended, once all have."""
     command = [sys.executable, "-m", "loadtest.grammar_cost", "--send", address]
     pipe = asyncio.subprocess.PIPE
     sender = await asyncio.create_subprocess_exec(
-        *command, "--hostile", str(count), stdin=pipe, stdout=pipe
+        *command, "--hostile", f"{count}", "--at-once", f"{at_once}", stdin=pipe, stdout=pipe
     )
     out, _ = await sender.communicate(b"\n")
     return Counter(json.loads(out))
 
 
-async def one_round(address: str, streams: int, seconds: float, hostile: int) -> Round:
-    """Return the gaps of `streams` streams, for some seconds or until the last hostile answer."""
+async def one_round(address: str, given: argparse.Namespace, hostile: int) -> Round:
+    """Return the gaps of the streams, for some seconds or until the last hostile answer."""
     target = Target.parse(address)
     is_over = False
     completions: list[Completion] = []
@@ -116,15 +115,15 @@ async def one_round(address: str, streams: int, seconds: float, hostile: int) ->
             completions.append(completion)
 
     async with asyncio.TaskGroup() as clients:
-        for _ in range(streams):
+        for _ in range(given.streams):
             clients.create_task(client())
         await asyncio.sleep(WARM_UP_S)
         begin = time.monotonic()
         answers: Counter[str] = Counter()
         if hostile:
-            answers = await hostile_period(address, hostile)
+            answers = await hostile_period(address, hostile, given.at_once)
         else:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(given.seconds)
         end = time.monotonic()
         is_over = True
     gaps = spread(gap for c in completions for gap in gaps_between(c, begin, end))
@@ -190,6 +189,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=15.0, help="of an undisturbed round")
     parser.add_argument("--hostile", type=int, default=200, help="hostile grammars of a round")
+    parser.add_argument("--at-once", type=int, default=200, help="hostile requests at a time")
     parser.add_argument("--send", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -197,7 +197,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     if given.send:
-        print(json.dumps(asyncio.run(send_hostile(given.send, given.hostile))))
+        print(json.dumps(asyncio.run(send_hostile(given.send, given.hostile, given.at_once))))
         return
     with folder_of(given.model) as folder:
         if given.files:
@@ -215,8 +215,7 @@ def main() -> None:
         with Penstock(folder, flags) as server:
             for _ in range(given.rounds):
                 for rounds, hostile in ((quiet, 0), (disturbed, given.hostile)):
-                    period = one_round(server.address, given.streams, given.seconds, hostile)
-                    rounds.append(asyncio.run(period))
+                    rounds.append(asyncio.run(one_round(server.address, given, hostile)))
         print_rounds(quiet, disturbed)
 
 

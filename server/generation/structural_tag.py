@@ -19,7 +19,7 @@ ALTERNATIVE = " | "
 
 Node = dict[str, Any]
 TranslatedKind = Literal["regex", "grammar"]
-# What ends a text of any length: one of these texts; if there are none, the end of the answer.
+# One of these texts ends a text of any length; if there are none, the end of the answer does.
 # None: such a text may not occur here, because another part follows.
 Ends = tuple[str, ...] | None
 END_OF_ANSWER: Ends = ()
