@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 PIECE = 65536
-TIMEOUT_S = 120
+TIMEOUT_S = 180
 
 
 @dataclass
@@ -90,8 +91,17 @@ class Recorder:
             "content-type": "application/json",
         }
         onward = http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
-        onward.request(handler.command, handler.path, sent, headers)
-        response = onward.getresponse()
+        # If the client leaves, a write raises, and the server must see that, too.
+        with contextlib.closing(onward):
+            onward.request(handler.command, handler.path, sent, headers)
+            self._pass_back(onward.getresponse(), handler, exchange)
+
+    def _pass_back(
+        self,
+        response: http.client.HTTPResponse,
+        handler: BaseHTTPRequestHandler,
+        exchange: Exchange,
+    ) -> None:
         exchange.status = response.status
         # The answer ends with the connection, so that no length is needed.
         handler.send_response(response.status)
@@ -102,4 +112,3 @@ class Recorder:
             handler.wfile.write(piece)
             handler.wfile.flush()
         exchange.is_complete = True
-        onward.close()
