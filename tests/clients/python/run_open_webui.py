@@ -56,6 +56,15 @@ def without_calls(body: dict[str, Any]) -> None:
         body["tool_choice"] = "none"
 
 
+def force_call(body: dict[str, Any]) -> None:
+    """Make the answer a call of one tool, without arguments."""
+    body["tool_choice"] = {"type": "function", "function": {"name": CALLED}}
+    body["parallel_tool_calls"] = False
+    functions = {tool["function"]["name"]: tool["function"] for tool in body["tools"]}
+    # Its schema allows any member, and the demo model writes them until the context is full.
+    functions[CALLED]["parameters"]["additionalProperties"] = False
+
+
 def answered(page: ChatPage, model: str, text: str = QUESTION) -> Exchange:
     """Send a message in a new chat; wait until the page shows the recorded answer."""
     page.begin(model)
@@ -110,8 +119,7 @@ def cells(page: ChatPage) -> dict[str, Any]:
         def change(body: dict[str, Any]) -> None:
             without_calls(body)
             if body.get("tools") and not messages(since):
-                body["tool_choice"] = {"type": "function", "function": {"name": CALLED}}
-                body["parallel_tool_calls"] = False
+                force_call(body)
 
         RECORDER.change = change
         page.begin("demo")
@@ -122,7 +130,7 @@ def cells(page: ChatPage) -> dict[str, Any]:
         *_, request, result = answer.body["messages"]
         [call] = request["tool_calls"]
         assert call["function"]["name"] == CALLED, request
-        assert isinstance(json.loads(call["function"]["arguments"]), dict), request
+        assert json.loads(call["function"]["arguments"]) == {}, request
         assert result["tool_call_id"] == call["id"], result
         assert "current_timestamp" in result["content"], result
         page.wait(lambda: squeezed(answer.text) in squeezed(page.answer()), "the answer")
