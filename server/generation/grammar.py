@@ -12,6 +12,7 @@ from engine.protocol import Grammar
 from server.generation.structural_tag import StructuralTagError, StructuralTagGrammar
 from server.http.errors import invalid, unsupported
 from server.state import AppState
+from server.text.closed_schema import closed
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag", "lark"]
 # Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
@@ -134,7 +135,7 @@ def _json_source(wanted: WantedGrammar) -> str:
     _check_name_patterns(schema)
     options = _json_options(wanted)
     own = schema.get("x-guidance")
-    schema = {**schema, "x-guidance": own if isinstance(own, dict) else options}
+    schema = {**closed(schema), "x-guidance": own if isinstance(own, dict) else options}
     return orjson.dumps({"grammars": [{"json_schema": schema}]}).decode()
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from server.text.closed_schema import closed
 from server.text.parsers.marks import Marks
 
 ANY_TEXT = "/(?s:.*)/"
@@ -68,7 +69,7 @@ class GrammarRules:
 
     def json(self, schema: Any) -> str:
         if isinstance(schema, dict):
-            schema = {"x-guidance": self._json_options, **schema}
+            schema = {"x-guidance": self._json_options, **closed(schema)}
         return self.add("json", f"%json {json.dumps(schema)}")
 
     def text(self, start: str) -> str:

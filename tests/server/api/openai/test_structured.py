@@ -12,6 +12,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, serving
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**SCHEMA, "additionalProperties": False}
 BOUNDED = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 
 
@@ -56,7 +57,7 @@ async def source(served: Served, **fields: Any) -> Any:
     ids=str,
 )
 async def test_schema_reaches_the_engine_with_bounded_whitespace(served, fields):
-    assert await source(served, **fields) == {**SCHEMA, "x-guidance": BOUNDED}
+    assert await source(served, **fields) == {**CLOSED, "x-guidance": BOUNDED}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ async def test_schema_reaches_the_engine_with_bounded_whitespace(served, fields)
     ],
 )  # fmt: skip
 async def test_request_may_choose_the_whitespace(served, fields, options):
-    assert await source(served, **fields) == {**SCHEMA, "x-guidance": options}
+    assert await source(served, **fields) == {**CLOSED, "x-guidance": options}
 
 
 @pytest.mark.parametrize(
