@@ -52,7 +52,7 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m "slow and not gpu"
 
-test-clients: setup ## install other people's clients and run them: a table of what each can do
+test-clients: setup ## install other people's clients (4 GB) and run them: a table of what each can do
 	$(BIN)/pytest -m clients -s tests/clients
 
 fuzz: setup ## try mutated inputs on everything that reads them: MINUTES (60)

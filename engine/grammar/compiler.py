@@ -23,6 +23,10 @@ if TYPE_CHECKING:  # imported on the thread: most servers never need it
 
 DEADLINE_S = 20.0  # for a grammar's turn to begin
 CACHED_GRAMMARS, CACHED_BYTES = 512, 8 << 20  # limits of the cache; the bytes are of the sources
+# llguidance recurses from rule to rule, and an overflow of the stack ends the process. A rule takes
+# at least 8 bytes of a source and 4 KB of the stack; an object of a JSON schema 60 bytes and 9 KB.
+MAX_SOURCE_BYTES = 512 << 10
+STACK_BYTES = 512 << 20  # reserved; only what is used takes memory
 LOWEST_PRIORITY = 19  # a nice value
 
 TOO_LATE = "The grammars of other requests took too long to compile; retry later."
@@ -37,7 +41,7 @@ class GrammarCompiler:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._file = folder / "tokenizer.json"
         self._vocab_size = vocab_size
-        self._thread = ThreadPoolExecutor(1, "grammar", initializer=_lower_priority)
+        self._thread = _deep_thread()
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._cached_bytes = 0
@@ -66,6 +70,9 @@ class GrammarCompiler:
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
 
+        if len(grammar.source) > MAX_SOURCE_BYTES:
+            limit = f"it has {len(grammar.source)} bytes, and the limit is {MAX_SOURCE_BYTES}"
+            raise _refusal(grammar, limit)
         matcher = LLMatcher(self._tokenizer(grammar), grammar.source, log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds what is too large only for the first token
@@ -99,6 +106,17 @@ def _refusal(grammar: Grammar, why: str) -> RequestRejectedError:
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = " ".join([lines[0], *causes])[:500].rstrip(".")
     return RequestRejectedError("invalid_grammar", f"{UNUSABLE}: {text}.", grammar.param)
+
+
+def _deep_thread() -> ThreadPoolExecutor:
+    """Return a thread of the lowest priority with a large stack."""
+    executor = ThreadPoolExecutor(1, "grammar")
+    usual = threading.stack_size(STACK_BYTES)  # of the threads that start from here on
+    try:
+        executor.submit(_lower_priority).result()
+    finally:
+        threading.stack_size(usual)
+    return executor
 
 
 def _lower_priority() -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
 from engine.protocol import Grammar
-from server.http.errors import invalid
+from server.generation.structural_tag import StructuralTagError, StructuralTagGrammar
+from server.http.errors import invalid, unsupported
 from server.state import AppState
+from server.text.closed_schema import closed
 
-GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag", "lark"]
 # Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+# llguidance translates GBNF in Python, in a time that grows with the square of the rules, and
+# compares all patterns of names with each other.
+MAX_GBNF_RULES = 128
+MAX_GBNF_CHARS = 16 << 10
+MAX_NAME_PATTERNS = 128  # in a JSON schema
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}  # of llguidance
 
 
@@ -23,7 +31,9 @@ class WantedGrammar:
 
     param: str
     kind: GrammarKind
-    value: Any  # a JSON schema, a regular expression, a list of texts, or a GBNF or Lark grammar
+    value: (
+        Any  # a JSON schema, a regular expression, a list of texts, a grammar or a structural tag
+    )
     whitespace: str | None = None  # a regular expression; empty: none is allowed
     # A Lark grammar of the whole answer, in which this one is `@answer`. "": this one is all of it.
     around: str = ""
@@ -37,15 +47,19 @@ def grammar_of(state: AppState, wanted: WantedGrammar | None) -> Grammar | None:
     if not ends:
         raise invalid(wanted.param, "This model has no end token, which structured output needs.")
     try:
-        source = _source(wanted)
+        source = _source(wanted, state.tokenizer.added_ids)
         if wanted.around:
             source = _within(source, wanted.around)
+    except StructuralTagError as error:
+        param = f"{wanted.param}.{error.path}".rstrip(".")
+        refusal = unsupported if error.is_unsupported else invalid
+        raise refusal(param, f"{param}: {error}.") from None
     except (ValueError, RecursionError) as error:
         raise invalid(wanted.param, f"{wanted.param} cannot be read: {error}.") from None
     return Grammar(source, tuple(ends), wanted.param)
 
 
-def _source(wanted: WantedGrammar) -> str:
+def _source(wanted: WantedGrammar, tokens: Mapping[str, int]) -> str:
     from llguidance import LLMatcher, grammar_from  # takes 20 ms, and few servers need it
 
     match wanted.kind:
@@ -56,17 +70,61 @@ def _source(wanted: WantedGrammar) -> str:
         case "choice":
             lark = grammar_from("choice", orjson.dumps(wanted.value).decode())
         case "grammar":
+            _check_gbnf(wanted.value)
             lark = grammar_from("grammar", wanted.value)
+        case "structural_tag":
+            return _structural_source(wanted, tokens)
         case "lark":
             lark = wanted.value
     return orjson.dumps({"grammars": [{"lark_grammar": lark}]}).decode()
 
 
+def _check_gbnf(text: str) -> None:
+    """Raise ValueError if a GBNF grammar would take long to translate."""
+    rules = text.count("::=")
+    if rules > MAX_GBNF_RULES:
+        raise ValueError(f"{rules} rules of GBNF, and the limit is {MAX_GBNF_RULES}")
+    if rules and len(text) > MAX_GBNF_CHARS:
+        raise ValueError(f"{len(text)} characters of GBNF, and the limit is {MAX_GBNF_CHARS}")
+
+
+def _check_name_patterns(schema: dict[str, Any]) -> None:
+    """Raise ValueError if a JSON schema has too many patterns in its `patternProperties`."""
+    found = 0
+    unread: list[Any] = [schema]
+    while unread:
+        node = unread.pop()
+        if isinstance(node, list):
+            unread.extend(node)
+        if not isinstance(node, dict):
+            continue
+        unread.extend(node.values())
+        patterns = node.get("patternProperties")
+        if isinstance(patterns, dict):
+            found += len(patterns)
+    if found > MAX_NAME_PATTERNS:
+        raise ValueError(f"{found} patternProperties, and the limit is {MAX_NAME_PATTERNS}")
+
+
 def _within(source: str, around: str) -> str:
     """Return the grammar `around`, in which the one of `source` is `@answer`."""
-    (inner,) = orjson.loads(source)["grammars"]
-    grammars = [{"lark_grammar": around}, {**inner, "name": "answer"}]
+    answer, *others = orjson.loads(source)["grammars"]
+    grammars = [{"lark_grammar": around}, {**answer, "name": "answer"}, *others]
     return orjson.dumps({"grammars": grammars}).decode()
+
+
+def _structural_source(wanted: WantedGrammar, tokens: Mapping[str, int]) -> str:
+    tag = StructuralTagGrammar(tokens, _json_options(wanted), translated)
+    grammars = [{"lark_grammar": tag.text(wanted.value)}]
+    for name, lark in tag.inner.items():
+        grammars.append({"name": name, "lark_grammar": lark})
+    return orjson.dumps({"grammars": grammars}).decode()
+
+
+def translated(kind: Literal["regex", "grammar"], text: str) -> str:
+    """Return the Lark grammar of a regular expression, or of a GBNF or Lark grammar."""
+    source = _source(WantedGrammar("", kind, text), {})
+    return str(orjson.loads(source)["grammars"][0]["lark_grammar"])
 
 
 def _json_source(wanted: WantedGrammar) -> str:
@@ -74,11 +132,16 @@ def _json_source(wanted: WantedGrammar) -> str:
     schema = wanted.value
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
-    options: dict[str, Any] = JSON_OPTIONS
-    if wanted.whitespace:
-        options = {"whitespace_pattern": wanted.whitespace}
-    if wanted.whitespace == "":
-        options = {"whitespace_flexible": False}
+    _check_name_patterns(schema)
+    options = _json_options(wanted)
     own = schema.get("x-guidance")
-    schema = {**schema, "x-guidance": own if isinstance(own, dict) else options}
+    schema = {**closed(schema), "x-guidance": own if isinstance(own, dict) else options}
     return orjson.dumps({"grammars": [{"json_schema": schema}]}).decode()
+
+
+def _json_options(wanted: WantedGrammar) -> dict[str, Any]:
+    if wanted.whitespace:
+        return {"whitespace_pattern": wanted.whitespace}
+    if wanted.whitespace == "":
+        return {"whitespace_flexible": False}
+    return JSON_OPTIONS

@@ -24,7 +24,10 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "pydantic_ai": ("pydantic-ai-slim[openai]==2.68.0",),
     "instructor": ("instructor==1.17.0",),
     "agents": ("openai-agents==0.24.0",),
+    "open_webui": ("torch==2.13.0", "open-webui==0.12.4", "playwright==1.60.0"),
 }
+# PyPI's torch brings 3 GB of CUDA libraries. The CPU build has an index of its own.
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 NODE: dict[str, tuple[str, ...]] = {
     "openai_node": ("openai@7.57.0",),
     "ai_sdk": ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
@@ -49,6 +52,10 @@ def installed(name: str, packages: tuple[str, ...]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    for torch in [package for package in packages if package.startswith("torch==")]:
+        # If that index is out of reach, torch comes from PyPI, with the other packages.
+        options = ["--retries", "1", "--no-deps", "--index-url", TORCH_INDEX]
+        subprocess.run([*pip, *options, torch], check=False, timeout=INSTALL_S)
     subprocess.run([*pip, *packages], check=True, timeout=INSTALL_S)
     stamp.write_text(wanted)
     return python

@@ -21,10 +21,10 @@ from tests.clients.environments import HERE, NODE, PYTHON, python_of, script_of
 from tests.support.serve import Server, serving
 
 # The first run installs the clients.
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 KEY = "sk-clients"
-RUN_S = 240
+RUN_S = 600  # Open WebUI needs half of it on two busy cores
 START = 1  # the token <|im_start|>, which the model never generates
 CELLS = (
     "chat",
@@ -59,7 +59,10 @@ class Cell:
 
 RUNNERS = (*PYTHON, *NODE)
 CODEX = "codex"
-CODEX_CONTEXT = 32768  # its prompts have 12,000 tokens
+OPEN_WEBUI = "open_webui"
+LONG_PROMPTS = (CODEX, OPEN_WEBUI)
+LONG_CONTEXT = 32768  # the prompts of codex have 12,000 tokens, those of Open WebUI 11,000
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def limited_key(client: str) -> str:
@@ -93,7 +96,7 @@ def changed_demo(folder: Path, **fields: int) -> Path:
 @pytest.fixture(scope="module")
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with an end token that it never generates, so that its streams are long."""
-    fields = {"eos_token_id": START, "max_position_embeddings": CODEX_CONTEXT}
+    fields = {"eos_token_id": START, "max_position_embeddings": LONG_CONTEXT}
     return changed_demo(tmp_path_factory.mktemp("endless") / "model", **fields)
 
 
@@ -101,7 +104,7 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def long_server(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[Server]:
     """The demo model with a longer context than it was trained for."""
     folder = tmp_path_factory.mktemp("long") / "model"
-    model = changed_demo(folder, max_position_embeddings=CODEX_CONTEXT)
+    model = changed_demo(folder, max_position_embeddings=LONG_CONTEXT)
     flags = ("--served-model-name", "demo", "--max-num-seqs", 4, "--api-key-file", keys)
     with serving(model, *flags) as server:
         yield server
@@ -130,8 +133,11 @@ def rendered(table: dict[str, list[Cell]]) -> str:
     return "\n".join([*lines, "", *reasons])
 
 
-def run_client(client: str, server: Server, endless: Server) -> list[Cell]:
-    """Run a client's runner, and return its cells. Its stderr is printed if a cell failed."""
+def run_client(client: str, server: Server, endless: Server, **more: str) -> list[Cell]:
+    """Run a client's runner, and return its cells. Its stderr is printed if a cell failed.
+
+    `more` is added to the runner's Target.
+    """
     if client in NODE:
         command = ["node", script_of(client)]
     else:
@@ -142,6 +148,7 @@ def run_client(client: str, server: Server, endless: Server) -> list[Cell]:
         "limited_key": limited_key(client),
         "endless_url": endless.base_url,
         "engine_pid": endless.engine.pid,
+        **more,
     }
     done = subprocess.run(
         [*command, json.dumps(target)], capture_output=True, text=True, timeout=RUN_S
@@ -160,7 +167,7 @@ def check(cells: list[Cell]) -> None:
     assert not [f"{cell.cell}: {cell.reason}" for cell in cells if cell.passed is False]
 
 
-@pytest.mark.parametrize("client", [name for name in RUNNERS if name != CODEX])
+@pytest.mark.parametrize("client", [name for name in RUNNERS if name not in LONG_PROMPTS])
 def test_client_with_a_real_server_passes_each_cell(
     client: str, server: Server, endless_model: Path, table: dict[str, list[Cell]]
 ) -> None:
@@ -180,6 +187,20 @@ def test_codex_with_a_long_context_passes_each_cell(
     with serving(endless_model, *flags) as endless:
         table[CODEX] = run_client(CODEX, long_server, endless)
     check(table[CODEX])
+
+
+def test_open_webui_in_a_browser_passes_each_cell(
+    server: Server, long_server: Server, endless_model: Path, table: dict[str, list[Cell]]
+) -> None:
+    browsers = [path for name in BROWSERS if (path := shutil.which(name))]
+    if not browsers:
+        pytest.skip("needs Chromium")
+    more = {"short_url": server.base_url, "browser": browsers[0]}
+    flags = ("--served-model-name", "demo", "--max-num-seqs", 4)
+    with serving(endless_model, *flags) as endless:
+        cells = run_client(OPEN_WEBUI, long_server, endless, **more)
+    table[OPEN_WEBUI] = cells
+    check(cells)
 
 
 def needs_node(client: str) -> None:

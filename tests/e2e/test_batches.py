@@ -157,6 +157,7 @@ def done_lines(sdk: openai.OpenAI, batch_id: str) -> int:
     return counts.completed if counts else 0
 
 
+@pytest.mark.slow
 def test_command_uses_a_running_server_and_continues_when_it_is_back(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 20, 4)
     output = tmp_path / "out.jsonl"

@@ -21,6 +21,7 @@ atexit.register(tell)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["server", "engine"])
 def test_process_after_start_has_frozen_its_modules(which: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TELL)

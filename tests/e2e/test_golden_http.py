@@ -46,7 +46,10 @@ class Rig:
         return self.setup is not ROOMY
 
 
-@pytest.fixture(scope="module", params=["stories260K-llama", "stories280K-gpt2"])
+GPT2 = pytest.param("stories280K-gpt2", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["stories260K-llama", GPT2])
 def checkpoint(request: pytest.FixtureRequest, assets: Path) -> Path:
     return assets / "checkpoints" / request.param
 

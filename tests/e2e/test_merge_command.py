@@ -187,6 +187,7 @@ def test_recipe_of_invalid_flags_raises(flags: dict[str, Any], said: str) -> Non
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_merge_stopped_by_a_signal_leaves_no_files(
     number: signal.Signals, status: int, folders: list[str], tmp_path: Path

@@ -56,7 +56,7 @@ class Rig:
     oracle: Oracle
 
 
-@pytest.fixture(scope="module", params=SETUPS)
+@pytest.fixture(scope="module", params=["cached", pytest.param("uncached", marks=pytest.mark.slow)])
 def rig(
     request: pytest.FixtureRequest, assets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rig]:

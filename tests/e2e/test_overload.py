@@ -154,6 +154,7 @@ async def test_full_queue_refuses_with_503_at_once(
     assert statistics.median(seconds) < BUSY_S
 
 
+@pytest.mark.slow
 async def test_max_queue_wait_refuses_requests_that_would_wait_longer(
     llama: Path, stories: list[Case]
 ) -> None:

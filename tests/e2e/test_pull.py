@@ -93,6 +93,7 @@ def test_pull_downloads_only_the_files_that_are_read(hub: Hub, home: Path) -> No
     assert [seen.method for seen in hub.seen] == ["GET"], "only the look-up"
 
 
+@pytest.mark.slow
 def test_pull_with_revision_keeps_the_commit(hub: Hub, home: Path) -> None:
     hub.revisions = ("v1/final", COMMIT)
     folder = pulled(hub, home, NAME, "--revision", "v1/final")
@@ -106,6 +107,7 @@ def test_pull_with_revision_keeps_the_commit(hub: Hub, home: Path) -> None:
     assert (status, "no revision" in err) == (exit_codes.BAD_CONFIG, True)
 
 
+@pytest.mark.slow
 def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None:
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     hub.files |= {shard: shard.encode() for shard in shards}
@@ -132,6 +134,7 @@ def test_pull_after_dropped_connections_resumes(hub: Hub, home: Path, resets: bo
     assert starts == [300_000, 300_000, 500_000] or (resets and 0 < starts[-1] <= 500_000)
 
 
+@pytest.mark.slow
 def test_pull_from_server_without_range_support_restarts(hub: Hub, home: Path) -> None:
     hub.drops, hub.ignores_range = [300_000], True
     pulled(hub, home)
@@ -188,6 +191,7 @@ def test_pull_with_wrong_hash_deletes_the_file(hub: Hub, home: Path) -> None:
     pulled(hub, home)
 
 
+@pytest.mark.slow
 def test_pull_during_another_pull_of_the_file_fails(hub: Hub, home: Path) -> None:
     blobs = home / "hub" / "models--tales--stories-260k" / "blobs"
     blobs.mkdir(parents=True)
@@ -199,6 +203,7 @@ def test_pull_during_another_pull_of_the_file_fails(hub: Hub, home: Path) -> Non
     assert (status, f"Another process is pulling {NAME}" in err) == (exit_codes.BAD_CONFIG, True)
 
 
+@pytest.mark.slow
 def test_pull_from_cdn_sends_the_token_only_to_the_hub(hub: Hub, home: Path) -> None:
     hub.cdn = hub.gated = True
     pulled(hub, home, HF_TOKEN="hf_secret")
@@ -298,6 +303,7 @@ def first_words(url: str, model: str, case: Case) -> bool:
     return bool(answer["choices"][0]["token_ids"] == case.ids[:8])
 
 
+@pytest.mark.slow
 def test_serve_cached_model_opens_no_connection(
     llama: Path, stories: list[Case], home: Path, watched: dict[str, str]
 ) -> None:
@@ -385,6 +391,7 @@ def test_serve_with_failing_pull_prints_the_reason(
     assert len(answer.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "arguments", "said"),
     [

@@ -196,6 +196,7 @@ def test_banner_describes_the_encoder_and_its_curl_line_works(
         assert len(json.loads(answer.stdout)["data"][0]["embedding"]) == 384
 
 
+@pytest.mark.slow
 def test_serve_with_unsupported_modules_exits_with_2(minilm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "dense"
     variant(minilm, folder, ["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"})

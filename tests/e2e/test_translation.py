@@ -160,6 +160,7 @@ async def test_demo_translate_gives_equal_texts_alone_and_batched(translator: Se
     assert "".join(pieces) == "Dan älskar glass"
 
 
+@pytest.mark.slow
 def test_penstock_chat_translates_line_by_line(translator: Server) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "server", "chat", "--url", translator.base_url],

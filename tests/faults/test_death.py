@@ -278,6 +278,7 @@ async def test_hung_engine_is_killed_and_its_requests_fail(llama: Path) -> None:
         await until(lambda: not alive(server.engine), "the engine is gone")
 
 
+@pytest.mark.slow
 async def test_requests_that_wait_for_hung_engine_are_counted(
     llama: Path, stories: list[Case]
 ) -> None:
@@ -306,6 +307,7 @@ async def test_requests_that_wait_for_hung_engine_are_counted(
             assert await waiting(0)
 
 
+@pytest.mark.slow
 async def test_server_suspended_together_with_its_engine_continues(
     llama: Path, stories: list[Case]
 ) -> None:
@@ -323,6 +325,7 @@ async def test_server_suspended_together_with_its_engine_continues(
             assert await health(http) == (200, "ok")
 
 
+@pytest.mark.slow
 async def test_engine_writes_thread_stacks_on_signal(llama: Path) -> None:
     """A busy engine cannot answer messages, but it can write the stacks of its threads."""
     with serving(llama, "--dtype", "float32") as server:

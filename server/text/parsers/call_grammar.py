@@ -1,7 +1,6 @@
 """The grammar of an answer with tool calls, in the model's own format.
 
-It is in the Lark dialect of llguidance (github.com/guidance-ai/llguidance, docs/syntax.md), in
-which `<[7]>` is token 7, and `suffix` ends a text at its first occurrence.
+Its rules are those of `GrammarRules`.
 """
 
 from __future__ import annotations
@@ -22,81 +21,18 @@ from server.text.parsers.formats import (
     PythonCall,
     TaggedCall,
 )
-from server.text.parsers.marks import Marks
+from server.text.parsers.rules import GrammarRules
 from server.text.parsers.syntax import State
 from server.text.parsers.tools import Tool, ToolUse
 
 NUMBER = "/[0-9]{1,3}/"
-ANY_TEXT = "/(?s:.*)/"
 PYTHON_TEXT = r"/'([^'\\\n]|\\[\\'\"nrt])*'/"
 ANY_OBJECT = {"type": "object"}
 
 
-class _Rules:
-    """Collects the rules of a grammar. Names of rules are small, those of terminals capital."""
-
-    def __init__(self, marks: Marks, json_options: Mapping[str, Any]) -> None:
-        self._marks = marks
-        self._json_options = json_options
-        self._rules: dict[str, str] = {}
-
-    def add(self, prefix: str, definition: str, attributes: str = "") -> str:
-        """Add a rule. Return its name, which begins with `prefix`."""
-        name = f"{prefix}{len(self._rules)}"
-        self._rules[name + attributes] = definition
-        return name
-
-    def define(self, name: str, definition: str) -> None:
-        """Add a rule that refers to itself, once."""
-        self._rules[name] = definition
-
-    def literal(self, text: str) -> str:
-        """Return a fixed text, with its tokens as tokens."""
-        parts = []
-        plain = ""
-        for char in self._marks.encode(text):
-            token = self._marks.ids.get(char)
-            if token is None:
-                plain += char
-                continue
-            parts += [json.dumps(plain)] if plain else []
-            parts.append(f"<[{token}]>")
-            plain = ""
-        parts += [json.dumps(plain)] if plain else []
-        return " ".join(parts)
-
-    def any_text(self) -> str:
-        """Return any text without marks."""
-        return self.add("FREE", ANY_TEXT)
-
-    def until(self, closing: str) -> str:
-        """Return any text up to `closing`, and `closing`."""
-        if self.is_token(closing):
-            return f"{self.any_text()} {self.literal(closing)}"
-        return self.add("text", ANY_TEXT, f"[suffix={json.dumps(closing)}]")
-
-    def is_token(self, text: str) -> bool:
-        """Return whether `text` begins with a token."""
-        return self._marks.encode(text)[0] in self._marks.ids
-
-    def text_without(self, excluded: str) -> str:
-        """Return any text in which `excluded` does not occur."""
-        escaped = "".join(f"\\x{{{ord(char):x}}}" for char in excluded)
-        return self.add("FREE", f"{ANY_TEXT} & ~/(?s:.*){escaped}(?s:.*)/")
-
-    def json(self, schema: Any) -> str:
-        if isinstance(schema, dict):
-            schema = {"x-guidance": self._json_options, **schema}
-        return self.add("json", f"%json {json.dumps(schema)}")
-
-    def text(self, start: str) -> str:
-        lines = [f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())]
-        return "\n".join(lines) + "\n"
-
-
 def reasoning_grammar(answers: AnswerFormat, start: State, json_options: Mapping[str, Any]) -> str:
     """Return the grammar of the reasoning and the rule `@answer` after it; "" without reasoning."""
-    rules = _Rules(answers.plain_syntax.marks, json_options)
+    rules = GrammarRules(answers.plain_syntax.marks, json_options)
     prefix = _reasoning(rules, answers, start)
     if isinstance(answers.calls, ChannelFormat):
         final = f"{answers.calls.channel}final{answers.calls.message}"
@@ -116,7 +52,7 @@ def call_grammar(
 
     `answers.calls` must be known. `other` is the rule of an answer without calls; "": any text.
     """
-    rules = _Rules(answers.syntax.marks, json_options)
+    rules = GrammarRules(answers.syntax.marks, json_options)
     tools = [tool for tool in use.tools if use.name in (None, tool.name)]
     prefix = _reasoning(rules, answers, start)
     most = use.most_calls
@@ -134,7 +70,7 @@ def call_grammar(
 
 
 def _free_or_calls(
-    rules: _Rules, format: CallFormat, tools: Sequence[Tool], most: int, other: str
+    rules: GrammarRules, format: CallFormat, tools: Sequence[Tool], most: int, other: str
 ) -> str:
     """Return the calls, or an answer without them; text may precede calls that have a mark."""
     opening = format.section_open.strip() or format.open.strip()
@@ -146,7 +82,7 @@ def _free_or_calls(
     return f"({rules.text_without(opening)} | {rules.until(opening)} {calls})?"
 
 
-def _reasoning(rules: _Rules, answers: AnswerFormat, start: State) -> str:
+def _reasoning(rules: GrammarRules, answers: AnswerFormat, start: State) -> str:
     if isinstance(answers.calls, ChannelFormat):
         return _channel_reasoning(rules, answers.calls)
     if answers.reasoning is None:
@@ -160,13 +96,13 @@ def _reasoning(rules: _Rules, answers: AnswerFormat, start: State) -> str:
     return f"({rules.literal(answers.reasoning.open.strip())} {rest})?"
 
 
-def _channel_reasoning(rules: _Rules, format: ChannelFormat) -> str:
+def _channel_reasoning(rules: GrammarRules, format: ChannelFormat) -> str:
     opening = rules.literal(f"{format.channel}analysis{format.message}")
     closing = rules.literal(f"{format.end}{format.start}assistant")
     return f"({opening} {rules.any_text()} {closing})?"
 
 
-def _channel_calls(rules: _Rules, format: ChannelFormat, tools: Sequence[Tool]) -> str:
+def _channel_calls(rules: GrammarRules, format: ChannelFormat, tools: Sequence[Tool]) -> str:
     calls = []
     for tool in tools:
         header = f"{format.channel}commentary to=functions.{tool.name} {format.constrain}json"
@@ -176,7 +112,7 @@ def _channel_calls(rules: _Rules, format: ChannelFormat, tools: Sequence[Tool]) 
 
 
 def _calls(
-    rules: _Rules, format: CallFormat, tools: Sequence[Tool], most: int, *, opened: str = ""
+    rules: GrammarRules, format: CallFormat, tools: Sequence[Tool], most: int, *, opened: str = ""
 ) -> str:
     """Return one call or more, with the marks around them. `opened` is a mark already written."""
     call = rules.add("call", _any([_call(rules, format, tool, format.open) for tool in tools]))
@@ -201,7 +137,7 @@ def _after(text: str, opened: str) -> str:
     return text.lstrip().removeprefix(opened) if opened else text
 
 
-def _call(rules: _Rules, format: CallFormat, tool: Tool, opening: str) -> str:
+def _call(rules: GrammarRules, format: CallFormat, tool: Tool, opening: str) -> str:
     match format.body:
         case JsonCall() as body:
             inside = _json_call(rules, body, tool)
@@ -232,7 +168,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def _json_call(rules: _Rules, body: JsonCall, tool: Tool) -> str:
+def _json_call(rules: GrammarRules, body: JsonCall, tool: Tool) -> str:
     arguments = rules.json(_schema(tool))
     if not body.name:
         return f'{json.dumps("{" + json.dumps(tool.name) + ": ")} {arguments} "}}"'
@@ -243,7 +179,7 @@ def _json_call(rules: _Rules, body: JsonCall, tool: Tool) -> str:
     return f'{json.dumps(opening)} {NUMBER} {json.dumps(chr(34) + ", " + name)} {arguments} "}}"'
 
 
-def _named_call(rules: _Rules, body: NamedCall, tool: Tool) -> str:
+def _named_call(rules: GrammarRules, body: NamedCall, tool: Tool) -> str:
     written = body.written.replace("{name}", tool.name)
     before, found, after = written.partition("{index}")
     name = rules.literal(before)
@@ -252,7 +188,7 @@ def _named_call(rules: _Rules, body: NamedCall, tool: Tool) -> str:
     return f"{name} {rules.literal(body.separator)} {rules.json(_schema(tool))}"
 
 
-def _tagged_call(rules: _Rules, body: TaggedCall, tool: Tool) -> str:
+def _tagged_call(rules: GrammarRules, body: TaggedCall, tool: Tool) -> str:
     properties, required = _properties(tool)
     parts = [rules.literal(tool.name + body.name_end)]
     for key, schema in properties.items():
@@ -297,7 +233,7 @@ def _with_definitions(schema: dict[str, Any], tool: Tool) -> dict[str, Any]:
     return schema | {name: tool.parameters[name] for name in names}
 
 
-def _pairs(rules: _Rules, tool: Tool, separator: str, pair: Any) -> str:
+def _pairs(rules: GrammarRules, tool: Tool, separator: str, pair: Any) -> str:
     """Return the arguments in the order of the schema; optional ones may be left out."""
     properties, required = _properties(tool)
     tail_first, tail_next = '""', '""'  # the rest, after no argument and after another
@@ -313,7 +249,7 @@ def _pairs(rules: _Rules, tool: Tool, separator: str, pair: Any) -> str:
     return tail_first
 
 
-def _python_pair(rules: _Rules, key: str, schema: dict[str, Any]) -> str:
+def _python_pair(rules: GrammarRules, key: str, schema: dict[str, Any]) -> str:
     name = json.dumps(f"{key}=")
     if schema.get("type") == "boolean":
         return f'{name} ("True" | "False")'
@@ -326,7 +262,9 @@ def _python_pair(rules: _Rules, key: str, schema: dict[str, Any]) -> str:
     return f"{name} {rules.json(schema)}"
 
 
-def _gemma_pair(rules: _Rules, key: str, schema: dict[str, Any], quote: str, any_value: str) -> str:
+def _gemma_pair(
+    rules: GrammarRules, key: str, schema: dict[str, Any], quote: str, any_value: str
+) -> str:
     name = json.dumps(f"{key}:")
     choices = _choices(schema)
     if choices == []:
@@ -341,7 +279,7 @@ def _gemma_pair(rules: _Rules, key: str, schema: dict[str, Any], quote: str, any
     return f"{name} {any_value}"
 
 
-def _gemma_value(rules: _Rules, quote: str) -> str:
+def _gemma_value(rules: GrammarRules, quote: str) -> str:
     """Return any value in Gemma's notation."""
     name = "gemma"
     text = f"{rules.literal(quote)} {rules.until(quote)}"

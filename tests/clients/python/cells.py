@@ -64,6 +64,8 @@ class Target:
     """The servers of a run.
 
     `endless_url` serves a model that does not stop by itself; `engine_pid` is its engine process.
+    Open WebUI only: `short_url` serves a model whose context is shorter than 36 tools; `browser` is
+    the path of Chromium.
     """
 
     url: str
@@ -71,6 +73,8 @@ class Target:
     limited_key: str
     endless_url: str
     engine_pid: int
+    short_url: str = ""
+    browser: str = ""
 
     @property
     def base_url(self) -> str:

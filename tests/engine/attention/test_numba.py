@@ -392,6 +392,7 @@ def test_compile_cache_truncated_file_is_compiled_again(
     assert [start(), start(), start()] == [0, 0, 1]
 
 
+@pytest.mark.slow
 def test_compile_cache_is_reused_by_next_process(tmp_path: Path) -> None:
     """The cache key is the same in every process, and the loaded code works."""
     count = 6 + has_avx512_bf16()

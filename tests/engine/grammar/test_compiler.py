@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import tokenizers
 
 from engine.checkpoint.folder import model_folder
 from engine.errors import RequestRejectedError
-from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.compiler import MAX_SOURCE_BYTES, GrammarCompiler
 from engine.protocol import Grammar
 
 SCHEMA: dict[str, Any] = {
@@ -91,4 +93,49 @@ def test_cache_is_bounded_and_forgets_the_oldest(
     monkeypatch.setattr("engine.grammar.compiler.CACHED_BYTES", 2 * len(grammars[0].source))
     compiler.submit(grammars[4]).result()
     assert len(compiler._cache) == 2
+    compiler.close()
+
+
+def lark_chain(length: int) -> dict[str, Any]:
+    rules = [f"r{number:x}: r{number + 1:x}" for number in range(length)]
+    return {"lark_grammar": "\n".join(["start: r0", *rules, f'r{length:x}: "x"'])}
+
+
+def reference_chain(length: int) -> dict[str, Any]:
+    definitions: dict[str, Any] = {
+        f"{number:x}": {"$ref": f"#/$defs/{number + 1:x}"} for number in range(length)
+    }
+    definitions[f"{length:x}"] = {"const": "x"}
+    return {"json_schema": {"$ref": "#/$defs/0", "$defs": definitions}}
+
+
+def nested_objects(length: int) -> dict[str, Any]:
+    definitions: dict[str, Any] = {
+        f"{number:x}": {"required": ["a"], "properties": {"a": {"$ref": f"#/$defs/{number + 1:x}"}}}
+        for number in range(length)
+    }
+    definitions[f"{length:x}"] = {"const": "x"}
+    return {"json_schema": {"$ref": "#/$defs/0", "$defs": definitions}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_per_level"), [(lark_chain, 16), (reference_chain, 36), (nested_objects, 78)]
+)
+def test_deepest_grammar_of_the_largest_size_does_not_end_the_process(
+    assets: Path, kind: Callable[[int], dict[str, Any]], bytes_per_level: int
+) -> None:
+    compiler, _ = compiler_for(assets / "checkpoints/stories260K-llama")
+    deepest = grammar(2, **kind(MAX_SOURCE_BYTES // bytes_per_level))
+    assert MAX_SOURCE_BYTES * 0.8 < len(deepest.source) <= MAX_SOURCE_BYTES
+    with contextlib.suppress(RequestRejectedError):
+        compiler.submit(deepest).result().compute_bitmask()
+    compiler.close()
+
+
+def test_source_above_the_limit_is_refused(assets: Path) -> None:
+    compiler, _ = compiler_for(assets / "checkpoints/stories260K-llama")
+    large = grammar(2, json_schema={"const": "x" * MAX_SOURCE_BYTES})
+    with pytest.raises(RequestRejectedError, match=f"the limit is {MAX_SOURCE_BYTES}") as refusal:
+        compiler.submit(large).result()
+    assert refusal.value.param == "guided_json"
     compiler.close()

@@ -10,13 +10,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from loadtest.grammar_times import read_schemas
 from tests.engine.grammar.test_matchers import TOKENIZER, constrained, text
 from tests.support.driver import Driver, tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 FILES = ("handwritten.jsonl", "synthesized100.jsonl")
 FUNCTIONS = ("simple_python.jsonl", "parallel.jsonl")
-TYPES = {"dict": "object", "float": "number", "tuple": "array", "bool": "boolean"}
 ANSWERS = 3
 LONGEST = 4000  # tokens, and each is a byte
 # Random weights hardly ever end a text or a list. With this bias they do.
@@ -30,27 +30,7 @@ REASON = re.compile(
 def schemas(assets: Path) -> list[tuple[str, Any]]:
     """JSONSchemaBench's hard sets, and the parameters of BFCL's functions."""
     folder = assets / "structured-output"
-    rows = [json.loads(line) for name in FILES for line in (folder / name).read_text().splitlines()]
-    found = [(row["name"], row["schema"]) for row in rows]
-    for name in FUNCTIONS:
-        for line in (folder / name).read_text().splitlines():
-            for function in json.loads(line)["function"]:
-                found.append((function["name"], as_json_schema(function["parameters"])))
-    return found
-
-
-def as_json_schema(node: Any) -> Any:
-    """BFCL names types as Python does."""
-    if isinstance(node, list):
-        return [as_json_schema(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    made = {key: as_json_schema(value) for key, value in node.items()}
-    if isinstance(node.get("type"), str):
-        made["type"] = TYPES.get(node["type"], node["type"])
-    if made.get("type") == "any":
-        del made["type"]
-    return {key: value for key, value in made.items() if key not in ("optional", "default")}
+    return read_schemas(folder / name for name in (*FILES, *FUNCTIONS))
 
 
 def test_answers_follow_each_schema_or_it_is_refused_by_its_keyword(

@@ -12,13 +12,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from engine.checkpoint.folder import model_folder
+from engine.config import EngineConfig
 from engine.device.facts import select_dtype
 from engine.device.limits import cpu_count, free_memory, machine_memory
+from engine.memory.model_plan import ModelPlan
+from engine.memory.report import plan_memory
 from server.cli.doctor import Finding, examine
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def engine_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check models here, where torch is imported already, and not in a process each."""
+
+    def check(config: EngineConfig, folder: Path, *more: str) -> None:
+        plan_memory(ModelPlan(replace(config, model=str(folder))))
+
+    monkeypatch.setattr("server.cli.model_source._ask_engine", check)
 
 
 def by_name(**environ: str) -> Mapping[str, Finding]:

@@ -168,6 +168,7 @@ def without(redirections: str, *arguments: str) -> list[str]:
     return ["sh", "-c", f'exec "$@" {redirections}', "sh", *run]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirections", ["2>&-", "<&- >&- 2>&-"])
 def test_serve_with_closed_standard_streams_becomes_ready(redirections: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

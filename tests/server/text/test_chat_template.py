@@ -298,6 +298,7 @@ def test_render_lone_surrogate_raises(tmp_path: Path) -> None:
         template_of(tmp_path, "{{ '\\ud800' }}").render([USER])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_render_after_a_runaway_template_works(tmp_path: Path) -> None:
     """The process that was killed is replaced, and so is one that died while it was idle."""

@@ -49,11 +49,21 @@ class JsonSchemaFormat(Part):
     json_schema: NamedSchema
 
 
+class StructuralTagFormat(Part):
+    """vLLM's: texts, free text and constrained parts. See docs/generation.md."""
+
+    type: Literal["structural_tag"]
+    format: Schema | None = None
+    structures: list[Schema] | None = None
+    triggers: list[str] | None = None
+
+
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
-    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
-    by_type("text, json_object or json_schema"),
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")]
+    | SkipJsonSchema[Annotated[StructuralTagFormat, Tag("<structural_tag>")]],
+    by_type("text, json_object, json_schema or structural_tag"),
 ]
 KINDS: dict[str, GrammarKind] = {
     "json": "json_schema",
@@ -61,11 +71,14 @@ KINDS: dict[str, GrammarKind] = {
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
+NAMED_KINDS = ("regex", "choice", "grammar", "structural_tag")
+PARSED_KINDS = ("json_schema", "structural_tag")
 
 
 class StructuredOutputs(Part):
-    """vLLM's field. Exactly one of the first five says what the answer must be."""
+    """vLLM's field. Exactly one of its kinds says what the answer must be."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -88,7 +101,7 @@ class StructuredOutputs(Part):
     """A grammar in GBNF or Lark."""
     json_object: bool | None = None
     """Any JSON object."""
-    structural_tag: SkipJsonSchema[Any] = None
+    structural_tag: SkipJsonSchema[Schema | Source | None] = None
     whitespace_pattern: Source | None = None
     """A regular expression for the space inside JSON; default: 8 characters at most."""
     disable_any_whitespace: bool | None = None
@@ -96,15 +109,13 @@ class StructuredOutputs(Part):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> StructuredOutputs:
-        if self.structural_tag is not None:
-            raise failure("unsupported", "is not supported by this server", "structural_tag")
         if len(self._given()) != 1:
-            names = "json, regex, choice, grammar and json_object"
+            names = "json, regex, choice, grammar, json_object and structural_tag"
             raise failure("invalid", f"needs exactly one of {names}")
         return self
 
     def _given(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
+        given = {name: getattr(self, name) for name in NAMED_KINDS}
         given |= {"json": self.schema_, "json_object": ANY_OBJECT if self.json_object else None}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -116,20 +127,25 @@ class StructuredOutputs(Part):
 
 
 def parsed(kind: GrammarKind, value: Any, param: str) -> Any:
-    """Return a JSON schema that was given as a text as the object that it is."""
-    if kind != "json_schema" or not isinstance(value, str):
+    """Return a schema or structural tag that was given as a text as the object that it is."""
+    if kind not in PARSED_KINDS or not isinstance(value, str):
         return value
     try:
-        schema = orjson.loads(value)
+        found = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise failure("invalid", f"is not valid JSON: {error}", *param.split(".")) from None
-    return schema
+    if kind == "structural_tag" and not isinstance(found, dict):
+        raise failure("invalid", "must be a JSON object", *param.split("."))
+    return found
 
 
 def of_response_format(given: ResponseFormat) -> WantedGrammar | None:
     match given:
         case TextFormat():
             return None
+        case StructuralTagFormat():
+            tag = given.model_dump(exclude_none=True)
+            return WantedGrammar("response_format", "structural_tag", tag)
         case JsonObjectFormat():
             param, schema = "response_format.schema", given.value
         case JsonSchemaFormat():

@@ -12,6 +12,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, serving
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**SCHEMA, "additionalProperties": False}
 BOUNDED = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 
 
@@ -56,7 +57,7 @@ async def source(served: Served, **fields: Any) -> Any:
     ids=str,
 )
 async def test_schema_reaches_the_engine_with_bounded_whitespace(served, fields):
-    assert await source(served, **fields) == {**SCHEMA, "x-guidance": BOUNDED}
+    assert await source(served, **fields) == {**CLOSED, "x-guidance": BOUNDED}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ async def test_schema_reaches_the_engine_with_bounded_whitespace(served, fields)
     ],
 )  # fmt: skip
 async def test_request_may_choose_the_whitespace(served, fields, options):
-    assert await source(served, **fields) == {**SCHEMA, "x-guidance": options}
+    assert await source(served, **fields) == {**CLOSED, "x-guidance": options}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,29 @@ async def test_request_may_choose_the_whitespace(served, fields, options):
 async def test_pattern_choice_and_grammar_reach_the_engine(served, fields, lark):
     found = await source(served, **fields)
     assert " ".join(found.removeprefix("%llguidance {}").split()) == lark
+
+
+STRUCTURES = {
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+TAG = {"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end": "</f>"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"response_format": {"type": "structural_tag", **STRUCTURES}}, '"</f>"'),
+        ({"response_format": {"type": "structural_tag", "format": TAG}}, 'suffix="</f>"'),
+        ({"structured_outputs": {"structural_tag": json.dumps(STRUCTURES)}}, '"</f>"'),
+        ({"structured_outputs": {"structural_tag": {"format": TAG}}}, 'suffix="</f>"'),
+    ],
+    ids=str,
+)
+async def test_structural_tag_reaches_the_engine(served, fields, part):
+    found = await source(served, **fields)
+    assert found.startswith("start: ")
+    assert part in found
 
 
 async def test_json_object_and_missing_schema_are_any_object(served):
@@ -124,8 +148,16 @@ async def test_free_text_has_no_grammar(served, fields):
          "invalid_value"),
         ({"structured_outputs": {"json": SCHEMA, "json_object": True}}, "structured_outputs",
          "invalid_value"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag",
-         "unsupported_parameter"),
+        ({"structured_outputs": {"structural_tag": "{}"}},
+         "structured_outputs.structural_tag.format", "invalid_value"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag",
+         "invalid_value"),
+        ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag",
+         "invalid_value"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.format",
+         "invalid_value"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "token"}}},
+         "response_format.format", "unsupported_parameter"),
         ({"guided_choice": []}, "guided_choice", "invalid_value"),
         ({"guided_choice": ["a", 5]}, "guided_choice.1", "invalid_value"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "invalid_value"),
@@ -139,6 +171,25 @@ async def test_unusable_structured_output_names_the_field(served, fields, param,
     answer = await served.complete(prompt="a", **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+    assert not served.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "limit"),
+    [
+        ({"grammar": "\n".join(f'r{n} ::= "x"' for n in range(200))}, "grammar", "200 rules"),
+        ({"guided_grammar": f'root ::= "{"x" * 20_000}"'}, "guided_grammar", "characters of GBNF"),
+        ({"structured_outputs": {"json": {"anyOf": [
+            {"patternProperties": {f"^{n}": {} for n in range(200)}}]}}},
+         "structured_outputs.json", "200 patternProperties"),
+    ],
+    ids=["rules", "characters", "patterns"],
+)  # fmt: skip
+async def test_grammar_that_takes_long_to_read_is_refused(served, fields, param, limit):
+    answer = await served.complete(prompt="a", **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert limit in error["message"]
     assert not served.engine.requests
 
 

@@ -1,0 +1,86 @@
+"""Rules of a grammar in the Lark dialect of llguidance.
+
+See docs/syntax.md of github.com/guidance-ai/llguidance. `<[7]>` is token 7, and `suffix` ends a
+text at its first occurrence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from server.text.closed_schema import closed
+from server.text.parsers.marks import Marks
+
+ANY_TEXT = "/(?s:.*)/"
+
+
+class GrammarRules:
+    """Collects the rules of a grammar. Names of rules are small, those of terminals capital."""
+
+    def __init__(self, marks: Marks, json_options: Mapping[str, Any]) -> None:
+        self._marks = marks
+        self._json_options = json_options
+        self._rules: dict[str, str] = {}
+
+    def add(self, prefix: str, definition: str, attributes: str = "") -> str:
+        """Add a rule. Return its name, which begins with `prefix`."""
+        name = f"{prefix}{len(self._rules)}"
+        self._rules[name + attributes] = definition
+        return name
+
+    def define(self, name: str, definition: str) -> None:
+        """Add a rule that refers to itself, once."""
+        self._rules[name] = definition
+
+    def literal(self, text: str) -> str:
+        """Return a fixed text, with its tokens as tokens."""
+        parts = []
+        plain = ""
+        for char in self._marks.encode(text):
+            token = self._marks.ids.get(char)
+            if token is None:
+                plain += char
+                continue
+            parts += [json.dumps(plain)] if plain else []
+            parts.append(f"<[{token}]>")
+            plain = ""
+        parts += [json.dumps(plain)] if plain else []
+        return " ".join(parts)
+
+    def any_text(self) -> str:
+        """Return any text without marks."""
+        return self.add("FREE", ANY_TEXT)
+
+    def until(self, closing: str, *excluded: str) -> str:
+        """Return any text without `excluded` up to `closing`, and `closing`."""
+        if self.is_token(closing):
+            return f"{self.text_without(*excluded)} {self.literal(closing)}"
+        return self.add("text", _text_without(excluded), f"[suffix={json.dumps(closing)}]")
+
+    def is_token(self, text: str) -> bool:
+        """Return whether `text` begins with a token."""
+        return self._marks.encode(text)[0] in self._marks.ids
+
+    def text_without(self, *excluded: str) -> str:
+        """Return any text in which none of `excluded` occurs."""
+        return self.add("FREE", _text_without(excluded))
+
+    def json(self, schema: Any) -> str:
+        if isinstance(schema, dict):
+            schema = {"x-guidance": self._json_options, **closed(schema)}
+        return self.add("json", f"%json {json.dumps(schema)}")
+
+    def text(self, start: str) -> str:
+        lines = [f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _text_without(excluded: Iterable[str]) -> str:
+    """Return the pattern of any text in which none of `excluded` occurs."""
+    pattern = ANY_TEXT
+    for text in excluded:
+        escaped = "".join(f"\\x{{{ord(char):x}}}" for char in text)
+        pattern += f" & ~/(?s:.*){escaped}(?s:.*)/"
+    return pattern

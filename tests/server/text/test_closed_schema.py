@@ -1,0 +1,59 @@
+"""Schemas without free members: every answer that they allow is valid, and there still is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.text.closed_schema import closed
+
+NAME = {"name": {"type": "string"}}
+OPEN = {"type": "object", "properties": NAME}
+CLOSED = {**OPEN, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (OPEN, CLOSED),
+        ({"type": "object", "properties": {}}, {**CLOSED, "properties": {}}),
+        ({"type": "array", "items": OPEN}, {"type": "array", "items": CLOSED}),
+        ({"items": [OPEN, True]}, {"items": [CLOSED, True]}),
+        ({"anyOf": [OPEN, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
+        (
+            {"$ref": "#/$defs/A", "$defs": {"A": OPEN}},
+            {"$ref": "#/$defs/A", "$defs": {"A": CLOSED}},
+        ),
+        ({"additionalProperties": OPEN}, {"additionalProperties": CLOSED}),
+        (
+            {"properties": {"properties": OPEN}},
+            {"properties": {"properties": CLOSED}, "additionalProperties": False},
+        ),
+    ],
+)
+def test_closed_objects_have_only_their_own_members(schema: Any, expected: Any) -> None:
+    before = repr(schema)
+    assert closed(schema) == expected
+    assert repr(schema) == before, "the request's own schema is not changed"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        CLOSED,
+        {"type": "object"},
+        {**OPEN, "additionalProperties": {"type": "integer"}},
+        {**OPEN, "required": ["other"]},
+        {**OPEN, "minProperties": 2},
+        {**OPEN, "patternProperties": {"^x": True}},
+        {"allOf": [OPEN, {"properties": {"age": {"type": "integer"}}}]},
+        {**OPEN, "anyOf": [{"required": ["age"]}]},
+        {**OPEN, "$ref": "#/$defs/A", "$defs": {"A": {"properties": {"b": True}}}},
+        {"if": OPEN, "then": OPEN},
+        {"properties": [], "required": 3},
+        {"enum": [{"properties": {}}], "default": {"properties": {}}},
+    ],
+)
+def test_schema_that_could_forbid_every_answer_is_not_changed(schema: Any) -> None:
+    assert closed(schema) is schema
