@@ -1,7 +1,6 @@
-"""The chat format of the demo model: ChatML with tools and thoughts, defined in one template.
+"""The chat format of the demo model: ChatML with tools and thoughts, defined by its template.
 
-The template of the served folder lacks the thoughts until its weights have learned them. Both
-render all other text equally. No message of that text has a special token.
+No message of the training text has a special token.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from jinja2 import Environment, Template
 Message = dict[str, Any]
 
 FOLDER = Path(__file__).parents[1] / "model"
-TEMPLATE = Path(__file__).with_name("practice_template.jinja")
 START = "<|im_start|>"
 END = "<|im_end|>"
 STOP = "<|endoftext|>"
@@ -38,7 +36,7 @@ def dump(value: Any) -> str:
 def template() -> Template:
     environment = Environment()
     environment.filters["tojson"] = dump
-    source = TEMPLATE.read_text(encoding="utf-8")
+    source = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
     return environment.from_string(source)
 
 

@@ -14,11 +14,20 @@ import msgspec
 from engine.demo.training.draws import Draws
 
 # The parts of a coined name's syllables. Frequent ones stand twice.
-ONSETS = """b b br ch d d f fl g gr h h j k k kr l l m m n n p pr r r s s sh sk st t t th tr v v w y z
-""".split()
-VOWELS = "a a a e e e i i o o u u ai ea ei ie oo ou y å ä ö".split()
+ONSETS = (
+    *("b", "b", "br", "ch", "d", "d", "f", "fl", "g", "gr", "h", "h", "j", "k", "k", "kr", "l"),
+    *("l", "m", "m", "n", "n", "p", "pr", "r", "r", "s", "s", "sh", "sk", "st", "t", "t", "th"),
+    *("tr", "v", "v", "w", "y", "z"),
+)
+VOWELS = (
+    *("a", "a", "a", "e", "e", "e", "i", "i", "o", "o", "u", "u"),
+    *("ai", "ea", "ei", "ie", "oo", "ou", "y", "å", "ä", "ö"),
+)
+CODAS = (
+    *("", "", "", "", "l", "l", "m", "n", "n", "ng", "r", "r", "s", "s", "t"),
+    *("ck", "ld", "nd", "rd", "rg", "rk", "st"),
+)
 TO_ASCII = str.maketrans("åäö", "aao")
-CODAS = ["", "", "", "", *"l l m n n ng r r s s t ck ld nd rd rg rk st".split()]
 
 
 class Material(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,9 +4,9 @@ for the translator with `--model translate`.
 It trains a tokenizer and weights on generated text. The settings and the chat template in the
 model folders are written by hand.
 
-The chat model has two stages. The first makes the tokenizer and the shipped weights. The second
-(`--stage 2`) continues from the weights in OUT, and teaches tools of many kinds, thoughts and JSON
-that a grammar holds. It writes the template with thoughts to OUT too.
+The chat model has two stages. The first makes the tokenizer and teaches the plain topics. The
+second continues from its weights, and teaches tools of many kinds, thoughts and JSON that a grammar
+holds. `--stage` trains one of them.
 
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
@@ -30,8 +30,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.processors import TemplateProcessing
 
 from engine.checkpoint.folder import read_json
-from engine.demo.training.chat import FOLDER, KEY, SPECIAL_TOKENS, SPOKEN, TEMPLATE, render_text
-from engine.demo.training.evaluate import all_probes
+from engine.demo.training.chat import FOLDER, KEY, SPECIAL_TOKENS, SPOKEN, render_text
+from engine.demo.training.evaluate import read_probes
 from engine.demo.training.network import DemoModel, Example
 from engine.demo.training.network_t5 import DemoT5
 from engine.demo.training.practice_text import PracticeAuthor
@@ -126,7 +126,7 @@ class Chat:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = LlamaConfig.from_hf(config)
-        held_out = held_out_of(all_probes())
+        held_out = held_out_of(read_probes())
         self.author = Author(SEED + 1, held_out)
         self.tokenizer_author = Author(SEED, held_out)
 
@@ -158,7 +158,7 @@ class Practice:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = LlamaConfig.from_hf(config)
-        self.author = PracticeAuthor(SEED + 2, held_out_of(all_probes()))
+        self.author = PracticeAuthor(SEED + 2, held_out_of(read_probes()))
 
     def tokenizer(self, out: Path) -> Tokenizer:
         return Tokenizer.from_file(str(out / TOKENIZER))
@@ -228,21 +228,31 @@ STAGES: dict[str, tuple[type[Course], ...]] = {
 
 
 def main(
-    model: str = "demo", steps: int | None = None, out: Path | None = None, stage: int = 1
+    model: str = "demo",
+    steps: int | None = None,
+    out: Path | None = None,
+    stage: int | None = None,
 ) -> None:
-    """Train one stage of a demo model (demo or translate), and copy its other files to OUT."""
-    course_type = STAGES[model][stage - 1]
-    out = out or course_type.folder
-    copy_settings(course_type.folder, out)
+    """Train a demo model (demo or translate), in all its stages or in one.
+
+    Its hand-written files are copied to OUT.
+    """
+    stages = STAGES[model]
+    for course_type in stages if stage is None else stages[stage - 1 : stage]:
+        folder = out or course_type.folder
+        copy_settings(course_type.folder, folder)
+        train(course_type, steps or course_type.steps, folder)
+
+
+def train(course_type: type[Course], steps: int, out: Path) -> None:
+    """Train one stage, which reads and writes the weights and the tokenizer in OUT."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     course = course_type(read_json(out / "config.json"))
     tokenizer = course.tokenizer(out)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = course.network(out).to(device)
-    learn(course, network, tokenizer, steps or course.steps, out)
-    if course_type is Practice:
-        shutil.copyfile(TEMPLATE, out / "chat_template.jinja")
+    learn(course, network, tokenizer, steps, out)
 
 
 def copy_settings(folder: Path, out: Path) -> None:

@@ -20,7 +20,7 @@ from server.text.parsers.syntax import State
 from tests.support.parsing import check_cuts, parse
 
 ASSETS = Path(__file__).parents[5] / "shared" / "assets" / "chat-templates"
-DEMO = Path(__file__).parents[4] / "engine" / "demo" / "training" / "practice_template.jinja"
+DEMO = Path(__file__).parents[4] / "engine" / "demo" / "model" / "chat_template.jinja"
 FILES = sorted(ASSETS.glob("*.jinja"))
 TOKEN = re.compile(r"<[|｜/]?[\w:▁｜]+[|｜]?>|\[/?[A-Z_]+\]|<\|\"\|>|<\w+\|>")
 # Templates that show no calls, whose calls only their instructions or tokens name, or that fail.
