@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import statistics
 import subprocess
 import sys
@@ -57,27 +56,31 @@ REQUESTS = 64  # with the long prompt, a few at a time
 AT_ONCE = 4
 
 
-async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """Send TOKENS ready chunks. Other streams run between two of them.
+class BareWriter:
+    """Sends TOKENS ready chunks to each client. The query is the seconds between two chunks."""
 
-    The query is the time between two chunks of a stream in seconds, or empty.
-    """
-    if scope["type"] != "http":
-        return
-    step = float(scope["query_string"] or 0)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    for _ in range(TOKENS):
-        await send({"type": "http.response.body", "body": CHUNK + b"\n\n", "more_body": True})
-        await asyncio.sleep(until_next(step))
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    def __init__(self) -> None:
+        self._step: asyncio.Future[None] | None = None  # ends at the same moment for all streams
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        seconds = float(scope["query_string"] or 0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(TOKENS):
+            await send({"type": "http.response.body", "body": CHUNK + b"\n\n", "more_body": True})
+            await self._wait(seconds)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-def until_next(step: float) -> float:
-    """Return the time until the next step, which is the same moment for all streams."""
-    if step == 0:
-        return 0.0
-    now = asyncio.get_running_loop().time()
-    return (math.floor(now / step) + 1) * step - now
+    async def _wait(self, seconds: float) -> None:
+        if seconds == 0:
+            await asyncio.sleep(0)
+            return
+        if self._step is None or self._step.done():
+            loop = asyncio.get_running_loop()
+            self._step = loop.create_future()
+            loop.call_later(seconds, self._step.set_result, None)
+        await self._step
 
 
 def body(*, parser: bool) -> dict[str, Any]:
@@ -189,7 +192,7 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.bare:
-        uvicorn.run(bare, host=HOST, port=given.port, log_level="error", lifespan="off")
+        uvicorn.run(BareWriter(), host=HOST, port=given.port, log_level="error", lifespan="off")
         return
     server = [sys.executable, "-m", "server", "serve", "demo", "--log-level", "error"]
     server += ["--port", str(given.port), "--max-num-seqs", str(STREAMS)]

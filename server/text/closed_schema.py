@@ -28,7 +28,10 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
             return schema
     if not any(map(_is_open, nodes)):
         return schema
-    closed_schema: dict[str, Any] = _copied(schema)
+    try:
+        closed_schema: dict[str, Any] = _copied(schema)
+    except RecursionError:
+        return schema  # too deep for the library, too
     for node in _schemas_in(closed_schema):
         if _is_open(node):
             node["additionalProperties"] = False

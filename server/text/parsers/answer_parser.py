@@ -13,16 +13,13 @@ from server.text.parsers.deltas import (
     ReasoningDelta,
     merged,
 )
-from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, LinesCall, NamedCall
-from server.text.parsers.json_calls import JsonCalls
+from server.text.parsers.formats import CallFormat, JsonCall, LinesCall, NamedCall
 from server.text.parsers.json_scanner import JsonScanner
-from server.text.parsers.literal_calls import GemmaCalls, PythonCalls
 from server.text.parsers.prose import SPACE, Prose
+from server.text.parsers.scanners import Scanner, scanner_of
 from server.text.parsers.syntax import State, Syntax, body_of
 from server.text.parsers.tagged_value import TaggedValue
 from server.text.parsers.tools import Tool
-
-Scanner = JsonScanner | JsonCalls | PythonCalls | GemmaCalls
 
 MAX_NAME = 512  # characters before a call's arguments
 PROSE = (State.CONTENT, State.REASONING)
@@ -96,8 +93,19 @@ class AnswerParser:
         return deltas
 
     def push(self, text: str) -> None:
+        if self._is_plain(text):
+            self._prose.push(self._shown(text))
+            return
         self._pending += text
         self._run(is_end=False)
+
+    def _is_plain(self, text: str) -> bool:
+        """Return whether a text within an answer or its reasoning has nothing to parse."""
+        if self._pending or self._state not in PROSE:
+            return False
+        if self._state is State.CONTENT and not self._has_content:
+            return False
+        return self._syntax.terminals[self._state].are_absent(text)
 
     def flush(self, *, is_cut: bool) -> None:
         """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
@@ -291,7 +299,7 @@ class AnswerParser:
         self._dropped.clear()
         self._collected.clear()
         self._num_collected = 0
-        self._scanner = self._make_scanner() if then in SCANNED else None
+        self._scanner = scanner_of(self._syntax, then, self.calls) if then in SCANNED else None
 
     def _end_name(self) -> bool:
         """Begin the call whose name has been read. Return whether it is one."""
@@ -339,18 +347,6 @@ class AnswerParser:
         self._value = None
 
     # ---- notations that end themselves -----------------------------------------------------------
-
-    def _make_scanner(self) -> Scanner:
-        if self._state is State.ARGUMENTS:
-            return JsonScanner()
-        format = self._syntax.format
-        is_bare = format is not None and format.is_bare
-        match body_of(format):
-            case JsonCall() as body:
-                return JsonCalls(body, self.calls, is_known_only=is_bare)
-            case GemmaCall(quote=quote):
-                return GemmaCalls(self.calls, self._syntax.marks.encode(quote))
-        return PythonCalls(self.calls, is_known_only=is_bare)
 
     def _scan(self, at: int) -> int:
         scanner = self._scanner

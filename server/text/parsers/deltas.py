@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,8 +42,10 @@ class ToolCallDelta:
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
-def merged(deltas: Iterable[Delta]) -> list[Delta]:
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
     """Return events in which neighbours of one kind, and of one call, are one."""
+    if len(deltas) < 2:
+        return [*deltas]
     return [_joint(list(group)) for _, group in itertools.groupby(deltas, _kind)]
 
 

@@ -29,6 +29,11 @@ class Terminals:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         self._beginnings = {t[:size] for t in longest_first for size in range(1, len(t))}
         self._longest = len(longest_first[0]) if longest_first else 0
+        self._first_chars = frozenset(terminal[0] for terminal in longest_first)
+
+    def are_absent(self, text: str) -> bool:
+        """Return whether no terminal can begin in `text`. A quick look: False may be wrong."""
+        return self._first_chars.isdisjoint(text)
 
     def find(self, text: str, start: int, *, is_end: bool, within: int | None = None) -> Found:
         """Find the first terminal at or after `start`. With `is_end` no more text will come.
