@@ -16,6 +16,7 @@ from server.batch.runner import client_inside
 from server.batch.sender import Sender, ServerAway
 from server.cli import exit_codes
 from server.cli.banner import load_progress
+from server.cli.command import run_until_stopped
 from server.cli.config import ServerConfig
 
 AHEAD = 2  # open lines per sequence of the engine, so that it never waits for the next one
@@ -52,7 +53,7 @@ def run_with_engine(
             await job.run(Sender(http, patience=0), open_lines, say)
 
     try:
-        asyncio.run(work())
+        run_until_stopped(work())
     except (EngineDeadError, ServerAway) as error:
         say(f"penstock: {error} {job.summary} have a result; the same command continues.")
         return exit_codes.BAD_CONFIG if client.config_error else exit_codes.ENGINE_DIED

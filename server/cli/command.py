@@ -15,8 +15,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import NoReturn, TextIO
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NoReturn, TextIO
 
 from server.cli import exit_codes
 from server.cli.console import say
@@ -139,6 +139,37 @@ def stopped_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine. SIGTERM cancels it and ends the process with SystemExit.
+
+    A handler that raises would leave the exception in any task, which then logs it at its end.
+    """
+    import asyncio  # `penstock --help` does not need it
+
+    is_stopped = False
+
+    async def stoppable() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop() -> None:
+            nonlocal is_stopped
+            is_stopped = True
+            task.cancel()  # type: ignore[union-attr]
+
+        loop.add_signal_handler(signal.SIGTERM, stop)
+        await work
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        asyncio.run(stoppable())
+    except asyncio.CancelledError:
+        if is_stopped:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fail(message: object, status: int, tell: Callable[[str], None] = say) -> Exception:

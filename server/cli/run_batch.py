@@ -13,7 +13,7 @@ import typer
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.cli import exit_codes
-from server.cli.command import STOPPED, fail
+from server.cli.command import STOPPED, fail, run_until_stopped
 from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.cli.serve import ConfigFile, Serve, check_temporary_folder, option, parameter, resolved
@@ -117,8 +117,6 @@ def _run_by_engine(
 
 def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int:
     """Send the lines to a running server, and return the exit status."""
-    import asyncio
-
     import httpx2
 
     from server.batch.sender import Sender, ServerAway
@@ -144,7 +142,7 @@ def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int
             await job.run(Sender(http, PATIENCE_S), open_lines, say)
 
     try:
-        asyncio.run(work())
+        run_until_stopped(work())
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, ServerAway) as error:
         say(f"penstock: {url}: {error} {job.summary} have a result; the same command continues.")
         return 1

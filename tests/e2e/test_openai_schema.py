@@ -64,7 +64,8 @@ def test_chat_of_demo_model_has_the_schema(
 
 
 def test_required_call_of_demo_model_fits_its_parameters(http: httpx2.Client) -> None:
-    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "temperature": 0}
+    body |= {"parallel_tool_calls": False}
     (choice,) = post(http, "/v1/chat/completions", **body).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     for call in choice["message"]["tool_calls"]:

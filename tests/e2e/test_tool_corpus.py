@@ -13,7 +13,7 @@ import httpx2
 import jsonschema
 import pytest
 
-from tests.engine.grammar.test_schema_corpus import as_json_schema
+from loadtest.grammar_times import as_json_schema
 from tests.support.serve import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
