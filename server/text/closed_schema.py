@@ -7,35 +7,39 @@ that have fewer members are still valid.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import orjson
 
 # An object is described in one place, unless its schema has one of these.
 COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "patternProperties")
 # With one of these anywhere, two schemas may describe the same object.
 OVERLAPPING = ("allOf", "not", "if", "dependentSchemas", "dependencies", "unevaluatedProperties")
-# Members of a schema that contain schemas: one, a list, or by name.
-NESTED = ("items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems")
-LISTED = ("prefixItems", "items", "anyOf", "oneOf")
-NAMED = ("properties", "patternProperties", "$defs", "definitions")
+# Members of a schema that contain schemas: by name; and one or a list of them.
+NAMED = {"properties", "patternProperties", "$defs", "definitions"}
+NESTED = {"items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems"}
+CONTAINERS = NAMED | NESTED | {"prefixItems", "anyOf", "oneOf"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema without free members, or the same one if that could forbid every answer."""
-    nodes = _schemas_in(schema)
-    for node in nodes:
-        is_combined = "properties" in node and any(name in node for name in COMBINING)
-        if is_combined or any(name in node for name in OVERLAPPING):
-            return schema
-    if not any(map(_is_open, nodes)):
-        return schema
     try:
-        closed_schema: dict[str, Any] = _copied(schema)
-    except RecursionError:
+        copy: dict[str, Any] = orjson.loads(orjson.dumps(schema))
+    except (orjson.JSONEncodeError, orjson.JSONDecodeError):
         return schema  # too deep for the library, too
-    for node in _schemas_in(closed_schema):
+    open_nodes = []
+    for node in _schemas_in(copy):
+        is_combined = "properties" in node and not node.keys().isdisjoint(COMBINING)
+        if is_combined or not node.keys().isdisjoint(OVERLAPPING):
+            return schema
         if _is_open(node):
-            node["additionalProperties"] = False
-    return closed_schema
+            open_nodes.append(node)
+    if not open_nodes:
+        return schema
+    for node in open_nodes:
+        node["additionalProperties"] = False
+    return copy
 
 
 def _is_open(node: dict[str, Any]) -> bool:
@@ -50,29 +54,16 @@ def _is_open(node: dict[str, Any]) -> bool:
     return all(name in properties for name in required) and least <= len(properties)
 
 
-def _schemas_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a schema and all schemas within it."""
-    found: list[dict[str, Any]] = []
+def _schemas_in(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas within it."""
     unread: list[Any] = [schema]
     while unread:
         node = unread.pop()
         if not isinstance(node, dict):
             continue
-        found.append(node)
-        unread += [node.get(name) for name in NESTED]
-        for name in LISTED:
-            members = node.get(name)
-            unread += members if isinstance(members, list) else []
-        for name in NAMED:
-            members = node.get(name)
-            unread += members.values() if isinstance(members, dict) else []
-    return found
-
-
-def _copied(value: Any) -> Any:
-    """Return a deep copy of a JSON value. Raises RecursionError for a very deep one."""
-    if isinstance(value, dict):
-        return {name: _copied(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [_copied(member) for member in value]
-    return value
+        yield node
+        for name in node.keys() & CONTAINERS:
+            members = node[name]
+            if name in NAMED:
+                members = list(members.values()) if isinstance(members, dict) else []
+            unread += members if isinstance(members, list) else [members]
