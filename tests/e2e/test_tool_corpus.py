@@ -23,7 +23,7 @@ FILES = ("simple_python.jsonl", PARALLEL)
 REAL_MODEL = "PENSTOCK_TEST_INSTRUCT_MODEL"
 AT_ONCE = 8
 # Small models repeat themselves. The penalty ends most of that, and the limit the rest.
-SAMPLING = {"temperature": 0.7, "frequency_penalty": 0.3, "max_tokens": 600}
+SAMPLING = {"temperature": 0.7, "frequency_penalty": 0.6, "max_tokens": 600}
 
 
 def questions(assets: Path) -> list[dict[str, Any]]:
@@ -104,4 +104,4 @@ async def test_required_calls_of_published_functions_match(assets: Path, model: 
         ends = await ends_of(server.base_url, bodies)
     print(model, dict(ends))
     assert sum(ends.values()) == len(bodies)
-    assert ends["matches"] > len(bodies) / (2 if model == "demo" else 1.2)
+    assert ends["matches"] >= 0.95 * len(bodies)
