@@ -151,14 +151,15 @@ def run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
     is_stopped = False
 
     async def stoppable() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None
 
         def stop() -> None:
             nonlocal is_stopped
             is_stopped = True
-            task.cancel()  # type: ignore[union-attr]
+            task.cancel()
 
-        loop.add_signal_handler(signal.SIGTERM, stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         await work
 
     before = signal.getsignal(signal.SIGTERM)

@@ -108,9 +108,6 @@ class Choice:
     def _extend(self, text: str) -> None:
         """Pass decoded text to the next stage."""
         self._length += len(text)
-        if not self._stops:
-            self._text += text
-            return
         # As in vLLM, a stop string counts if it ends after the text of `min_tokens` tokens.
         too_early = self.num_tokens <= self._min_tokens
         matched = self._stop_matcher.push(text, too_early=too_early)

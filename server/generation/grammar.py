@@ -12,16 +12,14 @@ from engine.protocol import Grammar
 from server.generation.structural_tag import StructuralTagError, StructuralTagGrammar
 from server.http.errors import invalid, unsupported
 from server.state import AppState
-from server.text.closed_schema import closed
+from server.text.guided_schema import guided
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag", "lark"]
 # Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
-# llguidance translates GBNF in Python, in a time that grows with the square of the rules, and
-# compares all patterns of names with each other.
+# llguidance translates GBNF in Python, in a time that grows with the square of the rules.
 MAX_GBNF_RULES = 128
 MAX_GBNF_CHARS = 16 << 10
-MAX_NAME_PATTERNS = 128  # in a JSON schema
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}  # of llguidance
 
 
@@ -31,9 +29,8 @@ class WantedGrammar:
 
     param: str
     kind: GrammarKind
-    value: (
-        Any  # a JSON schema, a regular expression, a list of texts, a grammar or a structural tag
-    )
+    # A JSON schema, a regular expression, a list of texts, a grammar or a structural tag.
+    value: Any
     whitespace: str | None = None  # a regular expression; empty: none is allowed
     # A Lark grammar of the whole answer, in which this one is `@answer`. "": this one is all of it.
     around: str = ""
@@ -88,24 +85,6 @@ def _check_gbnf(text: str) -> None:
         raise ValueError(f"{len(text)} characters of GBNF, and the limit is {MAX_GBNF_CHARS}")
 
 
-def _check_name_patterns(schema: dict[str, Any]) -> None:
-    """Raise ValueError if a JSON schema has too many patterns in its `patternProperties`."""
-    found = 0
-    unread: list[Any] = [schema]
-    while unread:
-        node = unread.pop()
-        if isinstance(node, list):
-            unread.extend(node)
-        if not isinstance(node, dict):
-            continue
-        unread.extend(node.values())
-        patterns = node.get("patternProperties")
-        if isinstance(patterns, dict):
-            found += len(patterns)
-    if found > MAX_NAME_PATTERNS:
-        raise ValueError(f"{found} patternProperties, and the limit is {MAX_NAME_PATTERNS}")
-
-
 def _within(source: str, around: str) -> str:
     """Return the grammar `around`, in which the one of `source` is `@answer`."""
     answer, *others = orjson.loads(source)["grammars"]
@@ -128,14 +107,9 @@ def translated(kind: Literal["regex", "grammar"], text: str) -> str:
 
 
 def _json_source(wanted: WantedGrammar) -> str:
-    """A schema's own `x-guidance` options win over ours."""
-    schema = wanted.value
-    if not isinstance(schema, dict):
+    if not isinstance(wanted.value, dict):
         raise ValueError("a JSON schema is an object")
-    _check_name_patterns(schema)
-    options = _json_options(wanted)
-    own = schema.get("x-guidance")
-    schema = {**closed(schema), "x-guidance": own if isinstance(own, dict) else options}
+    schema = guided(wanted.value, _json_options(wanted))
     return orjson.dumps({"grammars": [{"json_schema": schema}]}).decode()
 
 

@@ -79,19 +79,25 @@ def _format_of(state: AppState, chat: Chat) -> AnswerFormat | None:
 def with_grammar(
     state: AppState, options: GenerationOptions, chat: Chat, parsing: Parsing | None
 ) -> GenerationOptions:
-    """Return the options with the grammar that tools, reasoning and structured output need."""
+    """Return the options with the grammar that tools, reasoning and structured output need.
+
+    Raises a 400 ApiError if the parameters of a tool cannot be followed.
+    """
     answers = _format_of(state, chat)
     if parsing is None or answers is None:
         return options
     use, wanted = chat.tool_use, options.grammar
     is_held = any(tool.is_strict for tool in use.tools) or wanted is not None
     if use.tools and use.mode != "none" and (use.mode == "required" or is_held):
-        if wanted is not None and use.mode == "auto":
-            text = call_grammar(answers, use, parsing.start, JSON_OPTIONS, other="@answer")
+        is_alternative = wanted is not None and use.mode == "auto"
+        other = "@answer" if is_alternative else ""
+        try:
+            text = call_grammar(answers, use, parsing.start, JSON_OPTIONS, other=other)
+        except ValueError as error:
+            raise invalid(use.param, f"{use.param} cannot be followed: {error}.") from None
+        grammar = WantedGrammar(use.param, "lark", text)
+        if wanted is not None and is_alternative:
             grammar = dataclasses.replace(wanted, around=text)
-        else:
-            text = call_grammar(answers, use, parsing.start, JSON_OPTIONS)
-            grammar = WantedGrammar(use.param, "lark", text)
         return dataclasses.replace(options, grammar=grammar)
     if wanted is None:
         return options

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from server.text.closed_schema import closed
+from server.text.guided_schema import guided
 from server.text.parsers.marks import Marks
 
 ANY_TEXT = "/(?s:.*)/"
@@ -68,8 +68,9 @@ class GrammarRules:
         return self.add("FREE", _text_without(excluded))
 
     def json(self, schema: Any) -> str:
+        """Return JSON that fits a schema. Raises ValueError as `guided` does."""
         if isinstance(schema, dict):
-            schema = {"x-guidance": self._json_options, **closed(schema)}
+            schema = guided(schema, self._json_options)
         return self.add("json", f"%json {json.dumps(schema)}")
 
     def text(self, start: str) -> str:

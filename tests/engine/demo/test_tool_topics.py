@@ -88,4 +88,4 @@ def test_tool_material_forms_name_only_slots_of_their_arguments() -> None:
     for kind in tool_material().tools:
         slots = dict.fromkeys(kind.arguments, "x") | {"noun": "x", "a2": "x", "result": "x"}
         for form in [*kind.names, *kind.descriptions, *kind.asks, *kind.both, kind.report]:
-            form.format(**slots)
+            assert "{" not in form.format(**slots)

@@ -93,6 +93,12 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 
 
+def streamed(response: httpx2.Response) -> list[dict[str, Any]]:
+    """Return the chunks of a stream that has begun."""
+    assert response.status_code == 200, response.text
+    return chunks_of(response.text)
+
+
 @pytest.mark.parametrize("fields", CHATS.values(), ids=CHATS)
 async def test_chat_answer_has_the_schema(
     chatty: Served, spec: OpenAISpec, fields: dict[str, Any]
@@ -109,8 +115,7 @@ async def test_chat_chunks_have_the_schema(
     chatty: Served, spec: OpenAISpec, fields: dict[str, Any], options: dict[str, bool] | None
 ) -> None:
     response = await chatty.chat(stream=True, stream_options=options, **fields)
-    assert response.status_code == 200, response.text
-    chunks = chunks_of(response.text)
+    chunks = streamed(response)
     for chunk in chunks:
         spec.check(CHAT_CHUNK, chunk)
         check_every_fault_is_seen(spec, CHAT_CHUNK, chunk)
@@ -182,8 +187,7 @@ async def test_completion_chunks_have_the_schema(
     served: Served, spec: OpenAISpec, fields: dict[str, Any], options: dict[str, bool] | None
 ) -> None:
     response = await served.complete(stream=True, stream_options=options, **fields)
-    assert response.status_code == 200, response.text
-    chunks = chunks_of(response.text)
+    chunks = streamed(response)
     assert any(chunk.get("usage") for chunk in chunks) == bool(options)
     spec.check_completion_chunks(chunks)
 

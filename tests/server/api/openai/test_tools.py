@@ -384,3 +384,15 @@ async def test_continued_answer_is_held_and_parsed_like_a_new_one(model: Path, s
     assert request.params.grammar is not None
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_forced_tool_with_many_name_patterns_is_refused(model: Path, says, choice) -> None:
+    """Compiling them takes seconds, and other grammars wait."""
+    parameters = {"type": "object", "patternProperties": {f"^{n}": {} for n in range(200)}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    async with serving(engine_of(says("x")), model) as served:
+        response = await served.chat(tools=[tool], tool_choice=choice)
+    assert response.status_code == 400
+    assert "200 patternProperties" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "tools"

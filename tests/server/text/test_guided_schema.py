@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.text.closed_schema import closed
+from server.text.guided_schema import closed
 
 NAME = {"name": {"type": "string"}}
 OPEN = {"type": "object", "properties": NAME}

@@ -1,4 +1,4 @@
-"""JSON schemas whose objects have only the members that they describe.
+"""JSON schemas as llguidance gets them: bounded, with our options, and with closed objects.
 
 A schema that lists properties also allows others, unless it has `additionalProperties`. A model
 could then add members without end, and a function gets arguments that it does not know. Answers
@@ -7,11 +7,12 @@ that have fewer members are still valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
+MAX_NAME_PATTERNS = 128  # of one schema; the library compares them with each other
 # An object is described in one place, unless its schema has one of these.
 COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "patternProperties")
 # With one of these anywhere, two schemas may describe the same object.
@@ -20,6 +21,34 @@ OVERLAPPING = ("allOf", "not", "if", "dependentSchemas", "dependencies", "uneval
 NAMED = {"properties", "patternProperties", "$defs", "definitions"}
 NESTED = {"items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems"}
 CONTAINERS = NAMED | NESTED | {"prefixItems", "anyOf", "oneOf"}
+
+
+def guided(schema: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema for llguidance. Its own `x-guidance` options win over `options`.
+
+    Raises ValueError if it has too many patterns in `patternProperties`.
+    """
+    check_name_patterns(schema)
+    own = schema.get("x-guidance")
+    return {**closed(schema), "x-guidance": own if isinstance(own, dict) else options}
+
+
+def check_name_patterns(schema: dict[str, Any]) -> None:
+    """Raise ValueError if a schema has too many patterns in its `patternProperties`."""
+    found = 0
+    unread: list[Any] = [schema]
+    while unread:
+        node = unread.pop()
+        if isinstance(node, list):
+            unread.extend(node)
+        if not isinstance(node, dict):
+            continue
+        unread.extend(node.values())
+        patterns = node.get("patternProperties")
+        if isinstance(patterns, dict):
+            found += len(patterns)
+    if found > MAX_NAME_PATTERNS:
+        raise ValueError(f"{found} patternProperties, and the limit is {MAX_NAME_PATTERNS}")
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
