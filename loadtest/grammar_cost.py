@@ -4,10 +4,12 @@ Reported are, with p50 and p99:
 
 - the compile time of each JSON schema in the files, and the time of a token's mask. Both are
   measured in this process, with the model's vocabulary or that of --tokenizer;
-- the gap between the events of undisturbed streams, and of the same streams while a server compiles
-  hostile grammars. Both are measured in turn, several times, and the medians count.
+- the gap between the events of undisturbed streams, of the same streams while a server answers
+  hostile requests, and while it answers the same requests without their grammars. All are measured
+  in turn, several times, and the medians count.
 
 The hostile requests are sent by another process, so that their size does not delay the clock.
+Requests without a grammar have the same size: the grammar stands in a field that is ignored.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from engine.checkpoint.folder import model_folder
 from loadtest.grammar_times import measure, read_schemas
@@ -40,6 +42,8 @@ WARM_UP_S = 2.0
 LIMIT_S = 300.0
 REASON_CHARS = 100
 END_TOKENS = {"demo": 0, "125m": 2}
+IGNORED = "x-grammar"  # no field of the API
+Requests = Literal["none", "harmless", "hostile"]  # those beside the measured streams
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,15 @@ def stream_body() -> dict[str, Any]:
     }
 
 
-async def send_hostile(address: str, count: int, at_once: int) -> Counter[str]:
-    """Send `count` hostile requests, `at_once` at a time, after a line from stdin.
+async def send_hostile(address: str, given: argparse.Namespace) -> Counter[str]:
+    """Send hostile requests, some at a time, after a line from stdin.
 
     Return how they ended.
     """
     target = Target.parse(address)
     short = {"prompt": "a", "max_tokens": 1, "temperature": 1}
-    bodies = [short | hostile for hostile in hostile_bodies(count)]
+    grammars = hostile_bodies(given.hostile)
+    bodies = [short | ({IGNORED: each} if given.harmless else each) for each in grammars]
     endings: Counter[str] = Counter()
 
     async def client() -> None:
@@ -77,7 +82,7 @@ async def send_hostile(address: str, count: int, at_once: int) -> Counter[str]:
 
     sys.stdin.readline()
     async with asyncio.TaskGroup() as clients:
-        for _ in range(at_once):
+        for _ in range(given.at_once):
             clients.create_task(client())
     return endings
 
@@ -90,19 +95,22 @@ def ending(answer: Exchange) -> str:
     return f"{answer.status} {reason[:REASON_CHARS]}"
 
 
-async def hostile_period(address: str, count: int, at_once: int) -> Counter[str]:
+async def send_from_process(
+    address: str, given: argparse.Namespace, requests: Requests
+) -> Counter[str]:
     """Send the requests from another process. Return how they ended, once all have."""
     command = [sys.executable, "-m", "loadtest.grammar_cost", "--send", address]
+    command += ["--hostile", f"{given.hostile}", "--at-once", f"{given.at_once}"]
+    if requests == "harmless":
+        command.append("--harmless")
     pipe = asyncio.subprocess.PIPE
-    sender = await asyncio.create_subprocess_exec(
-        *command, "--hostile", f"{count}", "--at-once", f"{at_once}", stdin=pipe, stdout=pipe
-    )
+    sender = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     out, _ = await sender.communicate(b"\n")
     return Counter(json.loads(out))
 
 
-async def one_round(address: str, given: argparse.Namespace, hostile: int) -> Round:
-    """Return the gaps of the streams, for some seconds or until the last hostile answer."""
+async def one_round(address: str, given: argparse.Namespace, requests: Requests) -> Round:
+    """Return the gaps of the streams, for some seconds or until the last answer to `requests`."""
     target = Target.parse(address)
     is_over = False
     completions: list[Completion] = []
@@ -120,10 +128,10 @@ async def one_round(address: str, given: argparse.Namespace, hostile: int) -> Ro
         await asyncio.sleep(WARM_UP_S)
         begin = time.monotonic()
         answers: Counter[str] = Counter()
-        if hostile:
-            answers = await hostile_period(address, hostile, given.at_once)
-        else:
+        if requests == "none":
             await asyncio.sleep(given.seconds)
+        else:
+            answers = await send_from_process(address, given, requests)
         end = time.monotonic()
         is_over = True
     gaps = spread(gap for c in completions for gap in gaps_between(c, begin, end))
@@ -150,17 +158,19 @@ def print_times(name: str, times: Sequence[float], unit: str, factor: float) -> 
     print(f"{name:20} n {found.count:6}   p50 {p50} {unit}   p99 {p99} {unit}   max {most} {unit}")
 
 
-def print_rounds(quiet: Sequence[Round], disturbed: Sequence[Round]) -> None:
-    for name, rounds in (("undisturbed", quiet), ("disturbed", disturbed)):
-        for this in rounds:
+def print_rounds(rounds: Mapping[Requests, Sequence[Round]]) -> None:
+    for requests, those in rounds.items():
+        for this in those:
             gaps = this.gaps
-            line = f"{name:12} p50 {gaps.p50 * 1e3:.1f} ms   p99 {gaps.p99 * 1e3:.1f} ms   "
+            line = f"{requests:9} p50 {gaps.p50 * 1e3:.1f} ms   p99 {gaps.p99 * 1e3:.1f} ms   "
             line += f"max {gaps.max * 1e3:.1f} ms   in {this.seconds:.1f} s"
             print(line)
             for answer, count in this.answers.most_common():
-                print(f"    {count:4} hostile requests: {answer}")
-    ratios = [b.gaps.p99 / a.gaps.p99 for a, b in zip(quiet, disturbed, strict=True)]
-    print(f"median of the ratios of p99: {statistics.median(ratios):.2f}")
+                print(f"    {count:4} requests: {answer}")
+    for requests in ("harmless", "hostile"):
+        pairs = zip(rounds["none"], rounds[requests], strict=True)
+        ratio = statistics.median(b.gaps.p99 / a.gaps.p99 for a, b in pairs)
+        print(f"{requests}: p99 is {ratio:.2f} times the one without requests (median)")
 
 
 @contextlib.contextmanager
@@ -191,13 +201,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hostile", type=int, default=200, help="hostile grammars of a round")
     parser.add_argument("--at-once", type=int, default=200, help="hostile requests at a time")
     parser.add_argument("--send", help=argparse.SUPPRESS)
+    parser.add_argument("--harmless", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
     if given.send:
-        print(json.dumps(asyncio.run(send_hostile(given.send, given.hostile, given.at_once))))
+        print(json.dumps(asyncio.run(send_hostile(given.send, given))))
         return
     with folder_of(given.model) as folder:
         if given.files:
@@ -209,14 +220,13 @@ def main() -> None:
             print_times("mask of a token", times.mask, "us", 1e6)
         if not given.rounds:
             return
-        quiet: list[Round] = []
-        disturbed: list[Round] = []
+        rounds: dict[Requests, list[Round]] = {kind: [] for kind in get_args(Requests)}
         flags = ["--max-num-seqs", str(given.streams + 8)]
         with Penstock(folder, flags) as server:
             for _ in range(given.rounds):
-                for rounds, hostile in ((quiet, 0), (disturbed, given.hostile)):
-                    rounds.append(asyncio.run(one_round(server.address, given, hostile)))
-        print_rounds(quiet, disturbed)
+                for requests, those in rounds.items():
+                    those.append(asyncio.run(one_round(server.address, given, requests)))
+        print_rounds(rounds)
 
 
 if __name__ == "__main__":

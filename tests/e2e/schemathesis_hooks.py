@@ -46,6 +46,13 @@ def _logprobs_have_a_total_limit(body: dict[str, Any]) -> None:
         body["n"] = 1
 
 
+def _prompt_has_a_token(body: dict[str, Any]) -> None:
+    """The demo's template renders nothing from an empty system message alone."""
+    if any(message.get("role") == "user" for message in body.get("messages") or ()):
+        return
+    body.pop("add_generation_prompt", None)
+
+
 def _only_a_text_can_be_continued(body: dict[str, Any]) -> None:
     last = (body.get("messages") or [{}])[-1]
     if body.get("continue_final_message") and (not last.get("content") or last.get("tool_calls")):
@@ -89,6 +96,8 @@ def _schemas_are_valid(body: dict[str, Any]) -> None:
     for tool in body.get("tools") or ():
         if isinstance(tool.get("function"), dict):
             tool["function"]["parameters"] = {"type": "object"}
+        if "input_schema" in tool:
+            tool["input_schema"] = {"type": "object"}
     for function in body.get("functions") or ():
         function["parameters"] = {"type": "object"}
     format_, outputs = body.get("response_format"), body.get("structured_outputs")
@@ -108,8 +117,10 @@ def _schemas_are_valid(body: dict[str, Any]) -> None:
 
 
 def _response_is_consistent(body: dict[str, Any]) -> None:
-    """A tool choice names one of the tools, and a schema is a language of its own."""
+    """A tool choice names one of the tools, a schema is a language, and an input has a message."""
     body["max_output_tokens"] = MOST
+    if isinstance(body.get("input"), list):
+        body["input"].append({"role": "user", "content": "a"})
     if body.get("tool_choice") not in ("none", "auto"):
         body.pop("tool_choice", None)
     text = body.get("text")
@@ -121,6 +132,7 @@ def _response_is_consistent(body: dict[str, Any]) -> None:
 RULES = (
     _schemas_are_valid,
     _prompt_and_answer_fit_into_context,
+    _prompt_has_a_token,
     _logprobs_have_a_total_limit,
     _only_a_text_can_be_continued,
     _prefill_is_a_text,

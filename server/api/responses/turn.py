@@ -12,7 +12,7 @@ from server.api.responses.ids import input_item_id, response_of
 from server.api.responses.items import Input, ItemReference, Json, MessageItem
 from server.api.responses.schemas import ResponsesBody
 from server.api.responses.store import ResponseStore, StoredResponse
-from server.http.errors import ApiError
+from server.http.errors import ApiError, invalid
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,14 @@ def read_turn(
     conversation: Sequence[StoredResponse],
     stored: StoredItems,
 ) -> Turn:
-    """Return the input of a response. Raises a 404 ApiError if a referenced item is not stored."""
+    """Return the input of a response.
+
+    Raises a 404 ApiError if a referenced item is not stored, and a 400 if there is no message.
+    """
     items = _own_items(body.input, response_id, stored)
     messages = messages_of(all_items(conversation) + items, body.instructions)
+    if not messages:
+        raise invalid("input", "The input has no message.")
     return Turn(items, messages)
 
 

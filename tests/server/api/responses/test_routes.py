@@ -119,6 +119,7 @@ async def test_create_names_ignored_fields_in_header(served):
             {"previous_response_id": "resp_1"},
             (404, "previous_response_not_found", "previous_response_id"),
         ),
+        ({"input": [{"type": "reasoning", "summary": []}]}, (400, "invalid_value", "input")),
         ({"input": [{"type": "item_reference", "id": "a"}]}, (404, "item_not_found", "input.0.id")),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "strict": 1}}},
