@@ -55,8 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "torch", "triton", "numba"],
         setting(
             MODEL,
-            "auto: Penstock's Triton kernels on a GPU, torch on a CPU. numba compiles faster "
-            "kernels for a CPU, for attention and other operations.",
+            "What computes attention and other operations. auto: kernels in Triton on a GPU, "
+            "kernels that Numba compiles on a CPU, and torch where they do not support a model.",
         ),
     ] = "auto"
     load_format: Annotated[

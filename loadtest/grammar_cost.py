@@ -43,7 +43,7 @@ LIMIT_S = 300.0
 REASON_CHARS = 100
 END_TOKENS = {"demo": 0, "125m": 2}
 IGNORED = "x-grammar"  # no field of the API
-Requests = Literal["none", "harmless", "hostile"]  # those beside the measured streams
+Requests = Literal["none", "harmless", "hostile"]  # those in addition to the measured streams
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba.core.ccallback import CFunc
 
 from engine.attention.kv_cache import LayerKV
 from engine.attention.layout import StepLayout
@@ -21,8 +20,8 @@ from engine.attention.torch.batching import chunk_groups
 from engine.attention.torch.fused import FusedAttention
 from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
-from engine.kernels.numba.attention import TILE, attention_kernel, store_kernel
-from engine.kernels.numba.call import LOG2_E, TASK, AttentionCall
+from engine.kernels.numba.call import LOG2_E, TASK, TILE, AttentionCall
+from engine.kernels.numba.machine_code import kernel_store
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
@@ -40,10 +39,10 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class SpecKernels:
-    """The kernels of all layers with the same spec, and the arguments of their next call."""
+    """The addresses of the kernels of layers with the same spec, and their next arguments."""
 
-    store: CFunc
-    attention: CFunc
+    store: int
+    attention: int
     call: AttentionCall
 
 
@@ -54,6 +53,8 @@ class NumbaBackend:
     supports_capture = False  # it needs the sequence lengths on the host
 
     def __init__(self, device: torch.device) -> None:
+        """Raises ImportError if kernels can be neither loaded nor compiled."""
+        kernel_store().check()
         self._device = device
         # With AMX, torch computes chunks, so a token has other bits in a chunk than as a decode.
         # The linear layers have the same effect with AMX.
@@ -162,8 +163,10 @@ class NumbaPlan:
         if self._fuses_chunks and FusedAttention.supports(spec, dtype, device):
             call.num_attended = self.layout.num_decodes
         return SpecKernels(
-            store=store_kernel(spec.head_dim, size, is_half),
-            attention=attention_kernel(shared, spec.head_dim, size, is_half),
+            store=kernel_store().address("attention.store_kernel", spec.head_dim, size, is_half),
+            attention=kernel_store().address(
+                "attention.attention_kernel", shared, spec.head_dim, size, is_half
+            ),
             call=call,
         )
 

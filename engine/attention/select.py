@@ -11,7 +11,7 @@ from engine.attention.spec import AttentionSpec
 from engine.attention.torch.backend import TorchBackend
 from engine.errors import ConfigError
 
-CANDIDATES = {"cuda": ("triton", "torch"), "cpu": ("torch",)}  # per device, fastest first
+CANDIDATES = {"cuda": ("triton", "torch"), "cpu": ("numba", "torch")}  # per device, fastest first
 
 
 def select_backend(
@@ -55,7 +55,7 @@ def _load(name: str, device: torch.device) -> AttentionBackend | str:
 
         return TritonBackend(device)
     except ModuleNotFoundError as error:
-        extra = {"numba": "numba", "triton": "gpu"}[name]
-        return f"it needs {error.name}, which is not installed: pip install 'penstock[{extra}]'"
+        package = {"numba": "numba", "triton": "penstock[gpu]"}[name]
+        return f"it needs {error.name}, which is not installed: pip install '{package}'"
     except ImportError as error:  # for example, Numba with a numpy version it does not support
         return f"it cannot be imported: {error}"

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,8 +29,10 @@ def parallel() -> Parallel | None:
     return run
 
 
-def in_threads(kernel: Any, call: ctypes.Structure, *, alone: bool = False) -> None:
-    """Run `kernel` on all threads until every task is taken; with `alone`, on the caller's thread.
+def in_threads(kernel: int, call: ctypes.Structure, *, alone: bool = False) -> None:
+    """Run the kernel at this address on all threads until every task is taken.
+
+    With `alone` it runs on the caller's thread.
 
     It never runs on some of the threads: OpenMP would end those that a smaller team leaves out, and
     would have to start new ones for the next kernel.
@@ -40,4 +41,4 @@ def in_threads(kernel: Any, call: ctypes.Structure, *, alone: bool = False) -> N
     assert run is not None
     call.counter = ctypes.addressof(counter)
     threads = 1 if alone else torch.get_num_threads()
-    run(kernel.address, ctypes.addressof(call), threads, 0)
+    run(kernel, ctypes.addressof(call), threads, 0)

@@ -24,7 +24,7 @@ from engine.memory.estimate import rows_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
 from engine.memory.report import measured_bytes, memory_entries, planned_bytes
-from engine.ops.kernels import use_kernels
+from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
@@ -34,6 +34,7 @@ from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 Report = Callable[[Progress], None]
+COMPILING = "compiling kernels for this CPU, which later starts load"
 
 
 class LoadedEngine(NamedTuple):
@@ -58,6 +59,7 @@ def load_engine(
     threads = config.threads or cpu_count()
     torch.set_num_threads(threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, threads)
+    report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
     loaded_bytes = _load_weights(plan, report)
     profile: StepProfile | None = None
     if plan.device.type == "cuda":

@@ -1,1 +1,5 @@
-"""CPU kernels that Numba compiles on first use. Import lazily: Numba is an optional dependency."""
+"""CPU kernels that Numba compiles.
+
+`source/` is what Numba compiles. The modules here run the machine code, and import neither Numba
+nor `source/` unless something has to be compiled.
+"""

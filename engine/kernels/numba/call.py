@@ -9,11 +9,12 @@ import ctypes
 import math
 
 import numpy as np
-from numba import types
 
 INT, FLOAT = ctypes.c_int64, ctypes.c_double
-KINDS = {INT: types.int64, FLOAT: types.float64}
+CACHE_LINE = 64  # bytes
 LOG2_E = math.log2(math.e)
+TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
+NORM, SILU, GELU_TANH, ROTATION = range(4)  # the operations on a row
 TASK = np.dtype(
     [
         ("sequence", np.int64),
@@ -24,12 +25,6 @@ TASK = np.dtype(
     ],
     align=True,
 )
-
-
-def signature(call: type[ctypes.Structure]) -> types.Type:
-    """Return the Numba signature of a kernel that takes this structure."""
-    fields = [(field[0], KINDS[field[1]]) for field in call._fields_]
-    return types.void(types.CPointer(types.Record.make_c_struct(fields)))
 
 
 class AttentionCall(ctypes.Structure):

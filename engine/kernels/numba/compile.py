@@ -1,44 +1,42 @@
-"""Compile kernels and keep their machine code on disk for the next start."""
+"""Compile a kernel. Importing this module imports Numba."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from functools import cache
-from pathlib import Path
+import ctypes
+import importlib
 
-import numba
-from llvmlite import binding
-from numba import cfunc
-from numba.core.caching import FunctionCache
-from numba.core.ccallback import CFunc
+from llvmlite import binding as llvm
+from numba import cfunc, types
 
-from engine.kernels.numba.cpu import cpu_features
+from engine.kernels.numba.call import FLOAT, INT
+from engine.kernels.numba.machine_code import MachineCode
 
 EXACT = {"contract"}  # a product and a sum may fuse (one rounding); nothing is reordered
+KINDS = {INT: types.int64, FLOAT: types.float64}
 
 
-def compiled(body, signature, *shape: int) -> CFunc:
-    """Compile `body` for this shape and cache it on disk if there is room.
+def compile_kernel(name: str, shape: tuple[int, ...]) -> MachineCode:
+    """Compile the kernel "module.function" of `source/` for this shape."""
+    module, _, function = name.partition(".")
+    source = importlib.import_module(f"engine.kernels.numba.source.{module}")
+    body, call = getattr(source, function)(*shape)
+    kernel = cfunc(_signature(call), fastmath=EXACT, error_model="numpy")(body)
+    _, _, (code, _) = kernel._library.serialize_using_object_code()
+    return MachineCode(kernel.native_name, _runtime_functions(kernel.inspect_llvm()), code)
 
-    The cached name is unique for every shape, version of the source and CPU. Numba writes the index
-    of a name and its code separately. If two processes write at once, the index may come from one
-    and the code from the other. Under a unique name, both are the same.
+
+def _signature(call: type[ctypes.Structure]) -> types.Type:
+    """Return the Numba signature of a kernel that takes this structure."""
+    fields = [(field[0], KINDS[field[1]]) for field in call._fields_]
+    return types.void(types.CPointer(types.Record.make_c_struct(fields)))
+
+
+def _runtime_functions(assembly: str) -> list[str]:
+    """Return the functions of Python and of Numba's runtime that the code refers to.
+
+    They report errors and free arrays. Our kernels raise no error and allocate no array.
     """
-    target = f"{numba.__version__} {binding.get_host_cpu_name()} {cpu_features()}".encode()
-    digest = hashlib.sha256(_source() + target).hexdigest()[:16]
-    body.__qualname__ = "_".join([body.__name__, *map(str, map(int, shape)), digest])
-    options = {"fastmath": EXACT, "error_model": "numpy"}
-    try:
-        return cfunc(signature, cache=True, **options)(body)
-    except (RuntimeError, OSError):  # no cache folder, or a full disk
-        pass
-    except Exception:  # a crash left an incomplete entry: clear the index, so that it is rewritten
-        with contextlib.suppress(OSError):
-            FunctionCache(body).flush()
-    return cfunc(signature, **options)(body)
-
-
-@cache
-def _source() -> bytes:
-    return b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    module = llvm.parse_assembly(assembly)
+    values = [*module.functions, *module.global_variables]
+    names = [value.name for value in values if value.is_declaration]
+    return sorted(name for name in names if name.startswith(("numba_", "NRT_", "Py", "_Py")))

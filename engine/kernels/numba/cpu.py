@@ -1,17 +1,22 @@
-"""Instructions of the CPU that kernels are compiled for."""
+"""The CPU that kernels are compiled for. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override it."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 from llvmlite import binding
-from numba import config
+
+
+@cache
+def cpu_name() -> str:
+    return os.environ.get("NUMBA_CPU_NAME") or str(binding.get_host_cpu_name())
 
 
 @cache
 def cpu_features() -> str:
-    """Return LLVM's list of features of Numba's target CPU, such as "+avx2,+fma,-avx512f"."""
-    return config.CPU_FEATURES or binding.get_host_cpu_features().flatten()
+    """Return LLVM's list of features of the CPU, such as "+avx2,+fma,-avx512f"."""
+    return os.environ.get("NUMBA_CPU_FEATURES") or str(binding.get_host_cpu_features().flatten())
 
 
 def has_avx512() -> bool:

@@ -13,19 +13,13 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from numba import carray, njit
-from numba.core.ccallback import CFunc
 
 from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
-from engine.kernels.numba.call import LinearCall, signature
-from engine.kernels.numba.compile import compiled
+from engine.kernels.numba.call import CACHE_LINE, LinearCall
 from engine.kernels.numba.cpu import has_avx512_bf16
-from engine.kernels.numba.intrinsics import take
-from engine.kernels.numba.llvm import CACHE_LINE
-from engine.kernels.numba.multiply_panel import multiply_panel
+from engine.kernels.numba.machine_code import kernel_store
 
-SIGNATURE = signature(LinearCall)
 # Up to this many rows, reading the weight dominates. With AMX, oneDNN catches up at fewer rows.
 FEW_ROWS, FEW_ROWS_AMX = 8, 4
 WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
@@ -69,7 +63,7 @@ class FewRows:
         self._packed = layer.packed
         self._bias = layer.bias
         self._outputs = outputs
-        self._kernel = few_rows_kernel(width, has_bias)
+        self._kernel = kernel_store().address("linear.few_rows_kernel", width, has_bias)
         self._call = LinearCall(
             panels=panels,
             at_once=max(1, panels // shares),
@@ -187,65 +181,3 @@ def _agrees(layer: PackedLinear, split: int) -> bool:
         return torch.equal(found, right)
     largest = right.abs().max().item()
     return torch.allclose(found, right, rtol=2**-6, atol=2**-6 * largest)
-
-
-# ---- the kernel ------------------------------------------------------------------------------
-
-
-@njit(inline="always")
-def multiply_rows(call, panel, row, rows, width, biased):
-    first_output = width * panel
-    multiply_panel(
-        weight=call.weight + 4 * first_output * call.pairs,
-        bias=call.bias + 2 * first_output,
-        pairs=call.pairs,
-        split=call.split,
-        x=call.x + call.x_bytes * row,
-        x_bytes=call.x_bytes,
-        out=call.out + call.out_bytes * row + 2 * first_output,
-        out_bytes=call.out_bytes,
-        rows=rows,
-        width=width,
-        biased=biased,
-    )
-
-
-@njit(inline="always")
-def multiply_all_rows(call, panel, together, width, biased):
-    """Multiply up to `together` rows at a time, and at most 8. The counts must be literals."""
-    row = 0
-    while row < call.rows:
-        left = call.rows - row
-        if together >= 8 and left >= 8:
-            multiply_rows(call, panel, row, 8, width, biased)
-            row += 8
-        elif left >= 4:
-            multiply_rows(call, panel, row, 4, width, biased)
-            row += 4
-        elif left == 3:
-            multiply_rows(call, panel, row, 3, width, biased)
-            row += 3
-        elif left == 2:
-            multiply_rows(call, panel, row, 2, width, biased)
-            row += 2
-        else:
-            multiply_rows(call, panel, row, 1, width, biased)
-            row += 1
-
-
-@cache
-def few_rows_kernel(width: int, biased: bool) -> CFunc:
-    """Return a kernel that multiplies as many rows at a time as registers can hold sums for."""
-    together = 256 // width
-
-    def multiply(pointer):
-        call = carray(pointer, 1)[0]
-        while True:
-            first = take(call.counter) * call.at_once
-            if first >= call.panels:
-                return
-            end = min(first + call.at_once, call.panels)
-            for panel in range(first, end):
-                multiply_all_rows(call, panel, together, width, biased)
-
-    return compiled(multiply, SIGNATURE, width, biased)

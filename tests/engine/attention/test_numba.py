@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import subprocess
 import sys
@@ -15,8 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from numba import config, njit
-from numba.core import caching
+from numba import njit
 
 from engine.attention import numba as numba_backend
 from engine.attention.kv_cache import LayerKV
@@ -26,10 +24,11 @@ from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch.fused import FusedAttention
 from engine.device.openmp import parallel
 from engine.errors import ConfigError
-from engine.kernels.numba.attention import TILE, attention_kernel
-from engine.kernels.numba.cpu import has_avx512, has_avx512_bf16
-from engine.kernels.numba.exp2 import exp2
-from engine.kernels.numba.intrinsics import to_element
+from engine.kernels.numba.call import TILE
+from engine.kernels.numba.cpu import has_avx512
+from engine.kernels.numba.machine_code import KernelStore
+from engine.kernels.numba.source.exp2 import exp2
+from engine.kernels.numba.source.intrinsics import to_element
 from tests.engine.attention.test_torch import FEATURES as EVERY_FEATURE
 from tests.engine.attention.test_torch import LENGTHS, PLAIN, TOLERANCE, check
 from tests.engine.ops.test_invariance import noisy_scores, noisy_values
@@ -311,16 +310,24 @@ def test_select_numba_unsupported_layer_raises_config_error() -> None:
         select_backend([PLAIN], torch.float32, torch.device("cuda"), "numba")
     backend, told = select_backend([PLAIN], torch.bfloat16, CPU, "numba")
     assert backend.name == told == "numba"
-    assert select_backend([PLAIN], torch.bfloat16, CPU)[0].name == "torch", "auto selects numba"
+    assert select_backend([PLAIN], torch.bfloat16, CPU)[1] == "numba"
+    backend, told = select_backend([PLAIN, replace(PLAIN, head_dim=20)], torch.float32, CPU)
+    assert (backend.name, told) == (
+        "torch",
+        "torch (not numba: head_dim 20 is not a multiple of 8)",
+    )
 
 
-def test_select_numba_not_installed_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("attention.numba", "kernels.numba.attention", "kernels.numba.call"):
-        monkeypatch.delitem(sys.modules, f"engine.{module}")
+def test_select_numba_not_installed_raises_config_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(numba_backend, "kernel_store", lambda: KernelStore(tmp_path))
     monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'penstock\[numba\]'"):
+    with pytest.raises(ConfigError, match="not installed: pip install 'numba'"):
         select_backend([PLAIN], torch.float32, CPU, "numba")
-    assert select_backend([PLAIN], torch.float32, CPU)[1] == "torch"
+    name, told = select_backend([PLAIN], torch.float32, CPU)
+    assert name.name == "torch"
+    assert told.startswith("torch (not numba: it needs numba")
 
 
 def test_select_numba_import_error_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,86 +347,6 @@ def test_select_numba_without_openmp_raises_config_error(monkeypatch: pytest.Mon
         select_backend([PLAIN], torch.float32, CPU, "numba")
 
 
-def no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-
-
-def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
-
-
-@pytest.mark.parametrize("lacking", [no_place, no_room])
-def test_compile_cache_not_writable_still_compiles(
-    lacking: Callable[[pytest.MonkeyPatch], None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """As in a container without a home folder, or with a full disk."""
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    lacking(monkeypatch)
-    kernel = attention_kernel.__wrapped__(1, 8, 16, False)
-    assert kernel.address
-    assert not list(tmp_path.rglob("*.nbc"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "left"),
-    [
-        ("nbi", b""),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("nbi", b"half of it"), ("nbc", b""), ("nbc", b"half of it"))
-        ),
-    ],
-)
-def test_compile_cache_truncated_file_is_compiled_again(
-    kind: str, left: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A start compiles again and stores the code; the next start loads it."""
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-
-    def start() -> int:
-        kernel = attention_kernel.__wrapped__(1, 8, 16, False)
-        assert kernel.address
-        return kernel.cache_hits
-
-    assert [start(), start()] == [0, 1]
-    (file,) = tmp_path.rglob(f"*.{kind}")
-    file.write_bytes(left)
-    assert [start(), start(), start()] == [0, 0, 1]
-
-
-@pytest.mark.slow
-def test_compile_cache_is_reused_by_next_process(tmp_path: Path) -> None:
-    """The cache key is the same in every process, and the loaded code works."""
-    count = 6 + has_avx512_bf16()
-    for hits in (0, count):
-        ran = python({"NUMBA_CACHE_DIR": str(tmp_path)}, "-c", KERNELS_AT_WORK)
-        assert ran.stdout.split() == [str(hits), "True"], ran.stderr
-    names = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
-    assert len(names) == count, "each kernel must have its own cache entry"
-
-
-KERNELS_AT_WORK = """
-import torch
-from engine.kernels.numba.attention import attention_kernel, store_kernel
-from engine.kernels.numba.cpu import has_avx512_bf16
-from engine.kernels.numba.linear import few_rows_kernel
-from engine.kernels.numba.rowwise import GELU_TANH, NORM, ROTATION, SILU, rows_kernel
-from tests.engine.attention.test_numba import PLAIN, dense, paged, random_sequences
-sequences = random_sequences(PLAIN, [20])
-found = paged(sequences, 16).whole()
-kernels = [attention_kernel(1, 8, 16, False), store_kernel(8, 16, False)]
-kernels += [rows_kernel(what, False) for what in (NORM, SILU, GELU_TANH, ROTATION)]
-kernels += [few_rows_kernel(64, True)] if has_avx512_bf16() else []
-right = torch.allclose(found[0].double(), dense(sequences)[0], atol=1e-5)
-print(sum(kernel.cache_hits for kernel in kernels), right)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not has_avx512(), reason="without AVX-512, all tests here cover this already")
 def test_numba_without_avx512_passes(tmp_path: Path) -> None:
@@ -427,11 +354,10 @@ def test_numba_without_avx512_passes(tmp_path: Path) -> None:
     environment = {
         "NUMBA_CPU_NAME": "haswell",
         "NUMBA_CPU_FEATURES": "+avx2,+fma",
-        "NUMBA_CACHE_DIR": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
     }
-    narrow = (
-        "from engine.kernels.numba.sum_rows import register_tile; print(register_tile(64).lanes)"
-    )
+    tile = "engine.kernels.numba.source.sum_rows import register_tile"
+    narrow = f"from {tile}; print(register_tile(64).lanes)"
     assert python(environment, "-c", narrow).stdout.split() == ["8"]
     some = "shapes_match_dense or depend and gqa-3 and scores and 64"
     ran = python(environment, "-m", "pytest", "-q", "-p", "no:xdist", __file__, "-k", some)

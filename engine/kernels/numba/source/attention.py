@@ -14,21 +14,24 @@ count references with atomic instructions in the inner loop.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
-from numba.core.ccallback import CFunc
 
-from engine.kernels.numba.call import LOG2_E, TASK, AttentionCall, signature
-from engine.kernels.numba.compile import EXACT, compiled
-from engine.kernels.numba.exp2 import exp2
-from engine.kernels.numba.intrinsics import array_at, highest, take, to_element, to_fp32, total
-from engine.kernels.numba.sum_rows import sum_rows
-
-SIGNATURE = signature(AttentionCall)
-TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
+from engine.kernels.numba.call import LOG2_E, TASK, TILE, AttentionCall
+from engine.kernels.numba.compile import EXACT
+from engine.kernels.numba.source.exp2 import exp2
+from engine.kernels.numba.source.intrinsics import (
+    array_at,
+    highest,
+    on_stack,
+    take,
+    to_element,
+    to_fp32,
+    total,
+)
+from engine.kernels.numba.source.sum_rows import sum_rows
 
 
 class Softmax(NamedTuple):
@@ -97,8 +100,7 @@ def store_token(call, token, head, dim, block_size, kind):
         values[block, head, offset, d] = value[place]
 
 
-@cache
-def store_kernel(dim: int, block_size: int, half: bool) -> CFunc:
+def store_kernel(dim: int, block_size: int, half: bool):
     """Return the kernel that stores the keys and values that other tasks may read."""
     kind = np.uint16 if half else np.float32
 
@@ -116,7 +118,7 @@ def store_kernel(dim: int, block_size: int, half: bool) -> CFunc:
                 for token in range(task.first_token, end):
                     store_token(call, token, head, dim, block_size, kind)
 
-    return compiled(store, SIGNATURE, dim, block_size, half)
+    return store, AttentionCall
 
 
 # ---- the kernel that attends -----------------------------------------------------------------
@@ -236,8 +238,7 @@ def write_outputs(call, task, head, outputs, totals, shared, dim, kind):
                 out[token, head, g, d] = to_element(number, out)
 
 
-@cache
-def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFunc:
+def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
     """Return the kernel that attends, and stores the KV that only its own task reads.
 
     A kv head has `shared` query heads.
@@ -247,19 +248,22 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFun
     item = 2 if half else 4
     block_bytes = item * dim * block_size
     shape = (shared, dim, block_size, half)
+    # A constant of the kernel must be a name: Numba compiles a product of names as a number.
     rows = TILE * shared
+    row_numbers = rows * dim
+    score_numbers = shared * block_size
 
     def attend(pointer):
         call = carray(pointer, 1)[0]
         softcap = np.float32(call.softcap)
         tasks = array_at(call.tasks, (1,), TASK)
         tables = array_at(call.tables, (1, call.table_stride), np.int64)
-        queries = np.empty((rows, dim), np.float32)
-        outputs = np.empty((rows, dim), np.float32)
-        tops = np.empty(rows, np.float32)
-        totals = np.empty(rows, np.float32)
-        keep = np.empty(shared, np.float32)
-        scores = np.empty((shared, block_size), np.float32)
+        queries = array_at(on_stack(row_numbers), (rows, dim), np.float32)
+        outputs = array_at(on_stack(row_numbers), (rows, dim), np.float32)
+        tops = array_at(on_stack(rows), (rows,), np.float32)
+        totals = array_at(on_stack(rows), (rows,), np.float32)
+        keep = array_at(on_stack(shared), (shared,), np.float32)
+        scores = array_at(on_stack(score_numbers), (shared, block_size), np.float32)
         softmax = Softmax(queries, outputs, tops, totals, keep, scores)
         while True:
             number = take(call.counter)
@@ -285,4 +289,4 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool) -> CFun
                         see_block(softmax, t * shared, block, begin, end, softcap, shape)
             write_outputs(call, task, head, outputs, totals, shared, dim, kind)
 
-    return compiled(attend, SIGNATURE, shared, dim, block_size, half)
+    return attend, AttentionCall

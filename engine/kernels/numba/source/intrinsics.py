@@ -7,7 +7,15 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.llvm import FP32, INT16, INT32, INT64, declare, widen
+from engine.kernels.numba.call import CACHE_LINE
+from engine.kernels.numba.source.llvm import (
+    FP32,
+    INT16,
+    INT32,
+    INT64,
+    declare,
+    widen,
+)
 
 
 @intrinsic
@@ -24,6 +32,19 @@ def at(typing, address):
 def array_at(address, shape, kind):
     """Return the array at this address; the size of its first dimension does not matter."""
     return carray(at(address), shape, kind)
+
+
+@intrinsic(prefer_literal=True)
+def on_stack(typing, count):
+    """Return the address of room for `count` fp32 numbers, which ends with the kernel's call."""
+    size = count.literal_value
+
+    def code(context, builder, signature, arguments):
+        room = cgutils.alloca_once(builder, ir.ArrayType(FP32, size))
+        room.align = CACHE_LINE
+        return builder.ptrtoint(room, INT64)
+
+    return types.int64(count), code
 
 
 @intrinsic

@@ -12,9 +12,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.llvm import (
+from engine.kernels.numba.call import CACHE_LINE
+from engine.kernels.numba.source.llvm import (
     BF16,
-    CACHE_LINE,
     FP32,
     INT16,
     INT32,

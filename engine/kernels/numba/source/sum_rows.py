@@ -14,9 +14,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.kernels.numba.call import CACHE_LINE
 from engine.kernels.numba.cpu import has_avx512
-from engine.kernels.numba.llvm import (
-    CACHE_LINE,
+from engine.kernels.numba.source.llvm import (
     FP32,
     INT8,
     INT16,

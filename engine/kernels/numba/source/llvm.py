@@ -10,7 +10,6 @@ INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
 FP32 = ir.FloatType()
-CACHE_LINE = 64  # bytes
 
 
 class _BF16(ir.Type):

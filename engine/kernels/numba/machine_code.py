@@ -1,0 +1,145 @@
+"""The machine code of kernels: loaded from disk if it was compiled before, else compiled and kept.
+
+Numba takes a second to import and to prepare, even for kernels that it compiled before. llvmlite
+alone loads a kernel in a millisecond. So Numba is imported only to compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from llvmlite import binding as llvm
+
+from engine.kernels.numba.cpu import cpu_features, cpu_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """A compiled kernel, as an object file."""
+
+    symbol: str  # the name of the kernel's function
+    unneeded: list[str]  # functions of Numba's runtime that only a failing kernel would call
+    code: bytes
+
+
+class KernelStore:
+    """The kernels of this process by name and shape, and the folder that keeps their code."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Without a `folder`, every process compiles."""
+        self.compiling: Callable[[str], None] = lambda name: None  # called before a kernel compiles
+        self.compiled = 0  # kernels that were not in the folder
+        self._folder = folder
+        self._engine: llvm.ExecutionEngine | None = None
+        self._addresses: dict[str, int] = {}
+
+    def check(self) -> None:
+        """Raises ImportError if kernels cannot be compiled here, and none was compiled before."""
+        if self._folder is None or not next(self._folder.glob(f"*{_digest()}"), None):
+            importlib.import_module("numba")
+
+    def address(self, name: str, *shape: int) -> int:
+        """Return the address of a kernel: `name` is "module.function" of `source/`."""
+        file_name = "_".join([name, *map(str, map(int, shape)), _digest()])
+        if file_name not in self._addresses:
+            code = self._read(file_name)
+            if code is None:
+                code = self._compile(name, shape)
+                self._write(file_name, code)
+            self._addresses[file_name] = self._load(code)
+        return self._addresses[file_name]
+
+    def _compile(self, name: str, shape: tuple[int, ...]) -> MachineCode:
+        from engine.kernels.numba.compile import compile_kernel
+
+        self.compiled += 1
+        self.compiling(name)
+        return compile_kernel(name, shape)
+
+    def _read(self, file_name: str) -> MachineCode | None:
+        """Return the code in a file, or None if there is no file or a broken one."""
+        if self._folder is None:
+            return None
+        try:
+            head, _, code = (self._folder / file_name).read_bytes().partition(b"\n")
+            facts = json.loads(head)
+            if facts["sha256"] != hashlib.sha256(code).hexdigest():
+                return None
+            return MachineCode(facts["symbol"], facts["unneeded"], code)
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def _write(self, file_name: str, code: MachineCode) -> None:
+        """Keep the code, if there is a place for it. A reader never sees a part of the file."""
+        if self._folder is None:
+            return
+        facts = {
+            "sha256": hashlib.sha256(code.code).hexdigest(),
+            "symbol": code.symbol,
+            "unneeded": code.unneeded,
+        }
+        own = self._folder / f".{file_name}.{os.getpid()}"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own.write_bytes(json.dumps(facts).encode() + b"\n" + code.code)
+            own.replace(self._folder / file_name)
+        except OSError as error:
+            log.debug("cannot keep the kernel %s: %s", file_name, error)
+            with contextlib.suppress(OSError):
+                own.unlink()
+
+    def _load(self, code: MachineCode) -> int:
+        abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+        for name in code.unneeded:
+            if not llvm.address_of_symbol(name):
+                llvm.add_symbol(name, abort)
+        if self._engine is None:
+            self._engine = _empty_engine()
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code.code))
+        self._engine.finalize_object()
+        return int(self._engine.get_function_address(code.symbol))
+
+
+@cache
+def kernel_store() -> KernelStore:
+    """Return the store of this process. Its folder is the user's cache folder."""
+    return KernelStore(_cache_folder())
+
+
+def _cache_folder() -> Path | None:
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(chosen) if chosen else Path.home() / ".cache") / "penstock" / "kernels"
+    except RuntimeError:  # no home
+        return None
+
+
+def _empty_engine() -> llvm.ExecutionEngine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+@cache
+def _digest() -> str:
+    """Return a digest of all that the machine code depends on: source, compiler and CPU."""
+    found = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(file.read_bytes())
+    target = f"{version('numba')} {version('llvmlite')} {cpu_name()} {cpu_features()}"
+    found.update(target.encode())
+    return found.hexdigest()[:16]

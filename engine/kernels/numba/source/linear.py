@@ -1,0 +1,67 @@
+"""The product of few rows with a weight that oneDNN has packed."""
+
+from __future__ import annotations
+
+from numba import carray, njit
+
+from engine.kernels.numba.call import LinearCall
+from engine.kernels.numba.source.intrinsics import take
+from engine.kernels.numba.source.multiply_panel import multiply_panel
+
+
+@njit(inline="always")
+def multiply_rows(call, panel, row, rows, width, biased):
+    first_output = width * panel
+    multiply_panel(
+        weight=call.weight + 4 * first_output * call.pairs,
+        bias=call.bias + 2 * first_output,
+        pairs=call.pairs,
+        split=call.split,
+        x=call.x + call.x_bytes * row,
+        x_bytes=call.x_bytes,
+        out=call.out + call.out_bytes * row + 2 * first_output,
+        out_bytes=call.out_bytes,
+        rows=rows,
+        width=width,
+        biased=biased,
+    )
+
+
+@njit(inline="always")
+def multiply_all_rows(call, panel, together, width, biased):
+    """Multiply up to `together` rows at a time, and at most 8. The counts must be literals."""
+    row = 0
+    while row < call.rows:
+        left = call.rows - row
+        if together >= 8 and left >= 8:
+            multiply_rows(call, panel, row, 8, width, biased)
+            row += 8
+        elif left >= 4:
+            multiply_rows(call, panel, row, 4, width, biased)
+            row += 4
+        elif left == 3:
+            multiply_rows(call, panel, row, 3, width, biased)
+            row += 3
+        elif left == 2:
+            multiply_rows(call, panel, row, 2, width, biased)
+            row += 2
+        else:
+            multiply_rows(call, panel, row, 1, width, biased)
+            row += 1
+
+
+def few_rows_kernel(width: int, biased: bool):
+    """Return a kernel that multiplies as many rows at a time as registers can hold sums for."""
+    together = 256 // width
+
+    def multiply(pointer):
+        call = carray(pointer, 1)[0]
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.panels:
+                return
+            end = min(first + call.at_once, call.panels)
+            for panel in range(first, end):
+                multiply_all_rows(call, panel, together, width, biased)
+
+    return multiply, LinearCall

@@ -1,0 +1,109 @@
+"""Kernels are compiled once, kept in a folder, and loaded from there without Numba."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.numba.cpu import has_avx512_bf16
+from engine.kernels.numba.machine_code import KernelStore
+
+ROWS = ("rowwise.rows_kernel", 1, False)
+
+
+def compiled_by_a_start(folder: Path | None) -> int:
+    """Return how many kernels a new process would compile to get ROWS."""
+    store = KernelStore(folder)
+    assert store.address(*ROWS)
+    assert store.address(*ROWS), "asked for again"
+    return store.compiled
+
+
+def test_next_start_loads_what_was_compiled(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "kernels"
+    assert [compiled_by_a_start(folder) for _ in range(3)] == [1, 0, 0]
+    [file] = folder.iterdir()
+    assert file.name.startswith("rowwise.rows_kernel_1_0_")
+    assert folder.stat().st_mode & 0o77 == 0, "machine code of others must not be run"
+
+
+def test_each_compilation_is_reported_before_it_starts(tmp_path: Path) -> None:
+    for expected in (["rowwise.rows_kernel"], []):
+        reported: list[str] = []
+        store = KernelStore(tmp_path)
+        store.compiling = reported.append
+        store.address(*ROWS)
+        assert reported == expected
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "changed", "no head"])
+def test_damaged_file_is_compiled_again(damage: str, tmp_path: Path) -> None:
+    assert compiled_by_a_start(tmp_path) == 1
+    [file] = tmp_path.iterdir()
+    whole = file.read_bytes()
+    damaged = {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "changed": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "no head": b"[]" + whole[whole.index(b"\n") :],
+    }
+    file.write_bytes(damaged[damage])
+    assert [compiled_by_a_start(tmp_path) for _ in range(2)] == [1, 0]
+
+
+def test_without_a_place_every_start_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container without a home folder, below a file, or with a full disk."""
+    assert compiled_by_a_start(None) == 1
+    (tmp_path / "file").touch()
+    assert compiled_by_a_start(tmp_path / "file" / "kernels") == 1
+
+    def full(self: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert [compiled_by_a_start(tmp_path) for _ in range(2)] == [1, 1]
+
+
+WORK = """
+import sys
+import torch
+from engine.attention.numba import NumbaBackend
+from engine.kernels.numba.cpu import has_avx512_bf16
+from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.rowwise import activate, norm, rotate
+from tests.engine.attention.test_torch import PLAIN
+from tests.support.paged import PagedRun, dense, random_sequences
+
+sequences = random_sequences(PLAIN, [20])
+found = PagedRun(sequences, 16, backend=NumbaBackend(torch.device("cpu"))).whole()
+assert torch.allclose(found[0].double(), dense(sequences)[0], atol=1e-5)
+x = torch.randn(4, 2, 16)
+right = torch.nn.functional.rms_norm(x, (16,), eps=1e-5)
+assert torch.allclose(norm(x, None, None, 1e-5)[1], right, atol=1e-5)
+assert activate(x, "silu").shape == activate(x, "gelu_tanh").shape == (4, 2, 8)
+assert torch.equal(rotate(x, torch.ones(4, 1, 16), torch.zeros(4, 1, 16)), x)
+if has_avx512_bf16():
+    assert kernel_store().address("linear.few_rows_kernel", 64, True)
+print(kernel_store().compiled, "numba" in sys.modules)
+"""
+
+
+def test_next_process_computes_without_numba(tmp_path: Path) -> None:
+    """The file's name is the same in every process, and the loaded code works."""
+    count = 6 + has_avx512_bf16()
+    for expected in (f"{count} True", "0 False"):
+        ran = subprocess.run(
+            [sys.executable, "-c", WORK],
+            env={"XDG_CACHE_HOME": str(tmp_path), "PATH": ""},
+            cwd=Path(__file__).resolve().parents[4],
+            capture_output=True,
+            text=True,
+        )
+        assert ran.stdout.strip() == expected, ran.stderr
+    assert len(list((tmp_path / "penstock" / "kernels").iterdir())) == count
