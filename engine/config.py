@@ -55,8 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "torch", "triton", "numba"],
         setting(
             MODEL,
-            "What computes attention and other operations. auto: kernels in Triton on a GPU, "
-            "kernels that Numba compiles on a CPU, and torch where they do not support a model.",
+            "Kernels of attention and other operations. auto: those in Triton on a GPU, those "
+            "that Numba compiles on a CPU, and torch where they do not support a model.",
         ),
     ] = "auto"
     load_format: Annotated[
@@ -109,8 +109,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             SCHEDULING,
             "Bytes for the KV cache. Default on a GPU: the rest of --gpu-memory-utilization. "
-            "Default on a CPU: enough for --max-num-seqs sequences of full length, but at most a "
-            "quarter of the free memory.",
+            "Default on a CPU: enough for --max-num-seqs sequences of full length, but at most an "
+            "eighth of the machine's free memory, or half of the free memory of a container.",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[

@@ -28,6 +28,9 @@ from engine.protocol import DUMP_STACKS, Fatal, Notice, Progress
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; no process is left to read it
 
+# Texts of errors, most of them RuntimeErrors, for memory of the host: torch's, that of a file which
+# cannot be mapped, and that of a thread without room for its stack.
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new thread")
 NO_MEMORY = (
     "The memory was not enough to load the model. Raise the limit of the container or of "
     "`ulimit -v`, or lower --kv-cache-memory-bytes or --max-num-batched-tokens."
@@ -84,8 +87,7 @@ def main() -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    # torch raises a RuntimeError if it cannot allocate memory of the host.
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 class ToServer(logging.Handler):

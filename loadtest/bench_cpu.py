@@ -4,7 +4,7 @@ The model is a 125M Llama with random weights. Prompts have 128 tokens, answers 
 without EOS. All contenders use the dtype that Penstock selects on this CPU. Their rounds alternate,
 so that changes in the machine's speed affect all of them. Medians are printed.
 
-Penstock runs with torch's attention and, if Numba is installed, also with Numba's kernels.
+Penstock runs as installed and, as a reference, with torch's operations instead of Numba's kernels.
 transformers runs in this process and gets its whole batch at once. This favours it: it has no HTTP,
 no scheduling and no streams. llama.cpp's server runs if --llama-server is given.
 """
@@ -23,7 +23,6 @@ import timeit
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,10 @@ from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server
 
-BACKENDS = {"penstock": "torch", "numba": "numba"}  # name in the report: attention backend
+BACKENDS = {"penstock": "auto", "torch": "torch"}  # name in the report: attention backend
 TITLES = {
     "penstock": "Penstock",
-    "numba": "with Numba",
+    "torch": "with torch alone",
     "transformers": "transformers",
     "llama.cpp": "llama.cpp",
 }
@@ -66,7 +65,7 @@ def read_rate() -> float:
 def weight_rate(dtype: torch.dtype) -> float:
     """Return the GB/s at which torch multiplies one row by weights that are in no cache.
 
-    The weights have a shape of the model. The method is the one that the server uses without Numba.
+    The weights have a shape of the model. The method is oneDNN, not our kernels.
     """
     outer, inner = 3072, 576
     count = 2**29 // (outer * inner * dtype.itemsize)
@@ -175,7 +174,7 @@ def contenders(
         def fresh(streams: int, round_number: int) -> Figures:
             """Measure with a new server; idle servers of other rounds would use the cores, too."""
             with make(streams) as server:
-                if round_number:  # in round 0, Numba may compile
+                if round_number:  # in round 0, kernels may be compiled
                     starts.setdefault(name, []).append(server.start_seconds)
                 over_http(server, load, streams, streams, seed=999)
                 return over_http(server, load, streams, max(2, 2 * streams), round_number)
@@ -186,8 +185,7 @@ def contenders(
         flags = ["--attention-backend", backend, "--dtype", str(dtype).removeprefix("torch.")]
         return lambda streams: Penstock(folder, flags + options.flags.split())
 
-    backends = BACKENDS if find_spec("numba") else {"penstock": "torch"}
-    found = {name: served(name, penstock(backend)) for name, backend in backends.items()}
+    found = {name: served(name, penstock(backend)) for name, backend in BACKENDS.items()}
     if not options.no_peer:
         found["transformers"] = partial(Transformers(folder, dtype).measure, load)
     if program := options.llama_server:

@@ -9,6 +9,8 @@ window, even if other layers keep all of it.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -116,7 +118,7 @@ class KVCache:
         def blocks(kv: KVShape) -> torch.Tensor:
             # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
             shape = (num_blocks + 1, kv.num_kv_heads, block_size, kv.head_dim)
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return untouched_zeros(shape, dtype, device)
 
         # One tensor per slot, which one layer of each group uses.
         self._keys = [blocks(shape) for shape in layout.shapes]
@@ -135,6 +137,21 @@ class KVCache:
         (index,) = to_device([blocks], self._keys[0].device)
         for slot_blocks in self._keys + self._values:
             slot_blocks.index_fill_(0, index, 0)
+
+
+def untouched_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return zeros. On a CPU they are mapped only: a page takes memory once it is written to."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        pages = mmap.mmap(-1, size, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
+    except OSError as error:  # more than the address space that is left
+        raise MemoryError(f"{size} bytes of KV cache cannot be mapped: {error}") from error
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:

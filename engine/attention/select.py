@@ -57,5 +57,6 @@ def _load(name: str, device: torch.device) -> AttentionBackend | str:
     except ModuleNotFoundError as error:
         package = {"numba": "numba", "triton": "penstock[gpu]"}[name]
         return f"it needs {error.name}, which is not installed: pip install '{package}'"
-    except ImportError as error:  # for example, Numba with a numpy version it does not support
+    except (ImportError, OSError) as error:
+        # For example a numpy that Numba does not support, or no address space left for its library.
         return f"it cannot be imported: {error}"

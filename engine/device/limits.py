@@ -6,6 +6,8 @@ it hold. This file does not import torch, because `penstock doctor` uses it too.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
 from pathlib import Path
@@ -55,14 +57,38 @@ def free_memory() -> int:
     return min(amount for amount in free if amount is not None)
 
 
+def is_memory_limited() -> bool:
+    """Whether a container or ulimit gives this process less than the machine's RAM."""
+    return machine_memory() < _installed_memory()
+
+
+def resident_memory() -> int:
+    """Return the bytes of RAM that this process holds, shared libraries included; 0 if unknown."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def release_unused() -> None:
+    """Give freed memory back to the system. C libraries other than glibc do so by themselves."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def machine_memory() -> int:
     """Return the bytes of RAM of the machine, or the lowest limit of a container or of ulimit."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    whole = _installed_memory()
     limits = [_memory_limit(group) for group in _groups("memory")]
     own = resource.getrlimit(resource.RLIMIT_AS)[0]
     if own != resource.RLIM_INFINITY:
         limits.append(own)
     return min([whole, *(limit for limit in limits if limit is not None)])
+
+
+def _installed_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _free_in(group: Path) -> int | None:

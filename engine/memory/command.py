@@ -17,7 +17,7 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.memory.report import MemoryPlan, plan_memory
+from engine.memory.report import KV_CACHE, MemoryPlan, plan_memory
 
 
 def main() -> int:
@@ -38,6 +38,8 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     total = sum(memory.planned.values())
     left = memory.available - total
     sums = {"in all": total, "free now": memory.available, "left": left}
+    if plan.kv_groups and plan.device.type == "cpu":
+        sums = {"at start": total - memory.planned[KV_CACHE], **sums}
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify)

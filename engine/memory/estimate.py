@@ -16,6 +16,9 @@ Layer = TypeVar("Layer")
 
 GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a guess
 ROW_PARAMETER_BYTES = 32  # lengths and sampling parameters of a row of SequenceRows
+# Python and the libraries of the engine, of the API process and of the one that renders templates,
+# measured as resident memory, with the kernels that oneDNN compiles for a model.
+PROCESS_BYTES = 440_000_000
 LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders with their indices
 
 

@@ -9,7 +9,9 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol import KVGroup
 
-SHARE_OF_FREE = 4  # on a CPU, at most a quarter of the free memory becomes KV cache
+# On a CPU, the part of the free memory that may become KV cache. A machine's memory is shared with
+# other programs and servers. The memory of a container is this server's own.
+SHARE_OF_MACHINE, SHARE_OF_CONTAINER = 8, 2
 
 
 def margin(config: EngineConfig, total: int | None) -> int:
@@ -35,13 +37,18 @@ def check_weights(size: int, free: int, total: int | None) -> None:
     )
 
 
-def spare_for_kv(config: EngineConfig, free: int, total: int | None, reserved: int) -> int:
+def spare_for_kv(
+    config: EngineConfig, free: int, total: int | None, reserved: int, *, is_limited: bool = False
+) -> int:
     """Return how many of `free` bytes may become KV cache; `reserved` are needed besides it.
 
-    `total` is the size of a GPU, None for a CPU, where other programs want a share too.
+    `total` is the size of a GPU. It is None for a CPU, where `is_limited` says whether a container
+    or ulimit limits this server's memory.
     """
     spare = max(free - reserved - margin(config, total), 0)
-    return spare // SHARE_OF_FREE if total is None else spare
+    if total is not None:
+        return spare
+    return spare // (SHARE_OF_CONTAINER if is_limited else SHARE_OF_MACHINE)
 
 
 def plan_blocks(

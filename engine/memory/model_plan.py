@@ -19,7 +19,7 @@ from engine.device.facts import (
     select_dtype,
     total_memory,
 )
-from engine.device.limits import machine_memory
+from engine.device.limits import is_memory_limited, machine_memory
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.memory import estimate
@@ -126,7 +126,7 @@ class ModelPlan:
             self.block_bytes,
             max_model_len=self.max_model_len,
             step_tokens=self.max_num_batched_tokens,
-            spare=spare_for_kv(self.config, free, total, reserved),
+            spare=spare_for_kv(self.config, free, total, reserved, is_limited=is_memory_limited()),
             # The page cache holds much of a machine's memory and gives it back on demand.
             most=machine_memory() if total is None else free,
             fill=total is not None,

@@ -16,6 +16,7 @@ from engine.protocol import MemoryEntry
 
 WEIGHTS = "weights"
 PACKED_WEIGHTS = "weights in oneDNN's layout"
+PROCESSES = "processes without a model"
 ROWS = "state of running requests"
 GRAPHS = "CUDA graphs"
 LARGEST_STEP = "working memory of the largest step"
@@ -44,7 +45,9 @@ def plan_memory(plan: ModelPlan) -> MemoryPlan:
 
 def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[str, int]:
     """Bytes by entry, with `num_blocks` KV blocks and sequences of up to `max_model_len`."""
-    planned = {WEIGHTS: plan.weight_bytes - plan.packed_bytes}
+    total = total_memory(plan.device)
+    planned = {PROCESSES: estimate.PROCESS_BYTES} if total is None else {}
+    planned[WEIGHTS] = plan.weight_bytes - plan.packed_bytes
     if plan.packed_bytes:
         planned[PACKED_WEIGHTS] = plan.packed_bytes
     planned[ROWS] = estimate.rows_bytes(plan, max_model_len)
@@ -52,7 +55,7 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
         planned[GRAPHS] = estimate.graph_bytes(plan)
     planned[LARGEST_STEP] = plan.step_bytes
     planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
-    if total := total_memory(plan.device):
+    if total is not None:
         planned[MARGIN] = margin(plan.config, total)
     return planned
 

@@ -14,7 +14,7 @@ from engine.checkpoint.loader import load_weights
 from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
 from engine.device.facts import available_memory, batch_variance_of, emulates_bf16
-from engine.device.limits import cpu_count
+from engine.device.limits import cpu_count, release_unused
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
@@ -66,17 +66,14 @@ def load_engine(
         report(Progress("measuring the largest step", 0.0))
         profile = measure_steps(plan, openmp_wait)
     report(Progress("allocating the KV cache", 0.0))
+    matchers = _matchers(plan)  # it reserves address space, which the KV cache must leave
     reserved = _bytes_beside_kv_cache(plan, profile)
     num_blocks, max_model_len = plan.plan_blocks(available_memory(plan.device), reserved)
-    runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait)
+    runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers)
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
-    if recorder is None and plan.captures_graphs:
-        recorder = CudaRecorder()
-    if recorder and plan.kind != "encoder" and not config.enforce_eager:
-        report(Progress("capturing decode steps", 0.0))
-        runner.graphs = _make_graphs(plan, runner, recorder)
-        runner.graphs.capture_at_start()
+    release_unused()
+    _capture(plan, runner, recorder, report)
     memory = memory_table(plan, runner, max_model_len, profile)
     facts = Ready(
         architecture=plan.architecture,
@@ -127,6 +124,7 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     if plan.prepacks:
         report(Progress("prepacking weights", 0.0))
         _prepack(plan.module)
+        release_unused()
     return loaded_bytes
 
 
@@ -137,9 +135,13 @@ def _prepack(model: nn.Module) -> None:
 
 
 def _make_runner(
-    plan: ModelPlan, num_blocks: int, max_model_len: int, openmp_wait: OpenMPWait
+    plan: ModelPlan,
+    num_blocks: int,
+    max_model_len: int,
+    openmp_wait: OpenMPWait,
+    matchers: Matchers,
 ) -> ModelRunner:
-    config, vocab_size = plan.config, plan.model.config.vocab_size
+    config = plan.config
     kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.dtype, plan.device)
     rows = SequenceRows(
         config.max_num_seqs,
@@ -156,14 +158,31 @@ def _make_runner(
         kv,
         rows,
         openmp_wait,
-        Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size),
+        matchers,
         rounds_tokens=plan.prepacks,
     )
+
+
+def _matchers(plan: ModelPlan) -> Matchers:
+    vocab_size = plan.model.config.vocab_size
+    return Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size)
 
 
 def _make_graphs(plan: ModelPlan, runner: ModelRunner, recorder: Recorder) -> StepGraphs:
     shapes = plan.mixed_graph_shapes
     return StepGraphs(plan.model, runner.rows, runner.kv, plan.backend, recorder, shapes)
+
+
+def _capture(
+    plan: ModelPlan, runner: ModelRunner, recorder: Recorder | None, report: Report
+) -> None:
+    """Capture the first steps, if steps are replayed."""
+    if recorder is None and plan.captures_graphs:
+        recorder = CudaRecorder()
+    if recorder and plan.kind != "encoder" and not plan.config.enforce_eager:
+        report(Progress("capturing decode steps", 0.0))
+        runner.graphs = _make_graphs(plan, runner, recorder)
+        runner.graphs.capture_at_start()
 
 
 def measure_steps(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
@@ -174,7 +193,7 @@ def measure_steps(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
 
 
 def _profile_over_one_block(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
-    runner = _make_runner(plan, 1, plan.max_model_len, openmp_wait)
+    runner = _make_runner(plan, 1, plan.max_model_len, openmp_wait, _matchers(plan))
     warm_up(runner)
 
     def compute(step: Step) -> PendingStep:
@@ -189,10 +208,11 @@ def _profile_over_one_block(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepPro
 
 
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
-    """Bytes needed in addition to the KV cache and the loaded weights. Not counted on a CPU."""
-    if profile is None:
-        return 0
-    return profile.step_bytes + profile.graph_bytes + rows_bytes(plan, plan.max_model_len)
+    """Bytes needed in addition to the KV cache and the loaded weights."""
+    rows = rows_bytes(plan, plan.max_model_len)
+    if profile is None:  # a CPU's steps are not measured
+        return plan.step_bytes + rows
+    return profile.step_bytes + profile.graph_bytes + rows
 
 
 def warm_up(runner: ModelRunner) -> int:

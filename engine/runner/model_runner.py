@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache
+from engine.device.limits import resident_memory
 from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.grammar.matchers import Matchers, TokenMasks
@@ -199,5 +200,5 @@ class ModelRunner:
         return self._can_capture
 
     def gauges(self) -> dict[str, float]:
-        """Return measurements of the last steps by the names that /metrics exports."""
-        return self._openmp_wait.gauges()
+        """Return measurements of this process by the names that /metrics exports."""
+        return {"engine_resident_memory_bytes": resident_memory(), **self._openmp_wait.gauges()}

@@ -57,6 +57,7 @@ class Stamps:
 
 
 RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats.gauges
+    "engine_resident_memory_bytes": "RAM that the engine process holds, libraries included.",
     "engine_cpu_contention": (
         "Share of time that the engine's threads were runnable without a core, 0 to 1."
     ),

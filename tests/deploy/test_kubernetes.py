@@ -7,16 +7,19 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import helm_python
 import jsonschema
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
 
 from engine.errors import ConfigError
+from engine.memory.model_plan import ModelPlan
+from engine.memory.report import plan_memory
 from server.api import ops
 from server.cli.main import app as command
 from server.cli.settings import load
@@ -36,6 +39,7 @@ from tests.deploy.render import (
     pods,
     validate,
 )
+from tests.support.model_sizes import MODELS
 
 INVALID = (kubernetes_validate.ValidationError, jsonschema.ValidationError)
 ROUTES = {route.path for route in ops.router.routes}  # type: ignore[attr-defined]
@@ -189,6 +193,24 @@ def test_rendered_settings_are_valid_and_fit_the_pod(
         if "gpu" not in name:
             assert str(engine.threads) == container["resources"]["requests"]["cpu"], name
         assert server.metrics_compat == ("vllm" if "gateway" in name else "none")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_planned_memory_of_the_served_model_fits_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Literal["bfloat16", "float32"]
+) -> None:
+    """With the model of the base, in a container that has nothing else in it."""
+    _, config, container = settings_of(kustomize(K8S / "base"), tmp_path)
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    model = {**MODELS["SmolLM2-135M"], "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    config = msgspec.structs.replace(config, model=str(tmp_path), device="cpu", dtype=dtype)
+    monkeypatch.setattr("engine.memory.model_plan.machine_memory", lambda: limit)
+    monkeypatch.setattr("engine.memory.model_plan.is_memory_limited", lambda: True)
+    monkeypatch.setattr("engine.memory.report.available_memory", lambda device: limit)
+    plan = plan_memory(ModelPlan(config))
+    assert sum(plan.planned.values()) <= limit
+    assert plan.max_model_len == model["max_position_embeddings"]
 
 
 def test_init_container_pulls_served_model(

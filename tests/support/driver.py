@@ -135,9 +135,10 @@ class Driver:
         captured: bool = False,
         **config: Any,
     ) -> None:
-        self.config = EngineConfig(
-            model=str(model), **({"dtype": "float32", "threads": 1, "device": "cpu"} | config)
-        )
+        default: dict[str, Any] = {"dtype": "float32", "threads": 1, "device": "cpu"}
+        if captured:
+            default["attention_backend"] = "torch"  # Numba's kernels need lengths on the host
+        self.config = EngineConfig(model=str(model), **(default | config))
         if self.config.attention_backend == "triton":
             from tests.support.interpreter import mend
 

@@ -40,9 +40,16 @@ def plan_for(
     )
 
 
-def test_plan_default_fits_all_sequences_or_takes_a_quarter_of_memory() -> None:
+def test_plan_default_fits_all_sequences_or_takes_an_eighth_of_memory() -> None:
     assert plan(max_num_seqs=8) == (8 * 16, 1000)
-    assert plan(available=400_000, max_num_seqs=8) == (100, 1000)
+    assert plan(available=800_000, max_num_seqs=8) == (100, 1000)
+
+
+def test_spare_of_container_is_half_of_what_the_model_leaves() -> None:
+    config = EngineConfig()
+    assert spare_for_kv(config, 9_000, None, 1_000, is_limited=False) == 1_000
+    assert spare_for_kv(config, 9_000, None, 1_000, is_limited=True) == 4_000
+    assert spare_for_kv(config, 9_000, None, 10_000, is_limited=True) == 0
 
 
 def test_plan_gpu_fills_memory_up_to_its_utilization() -> None:
@@ -76,7 +83,7 @@ def test_plan_given_bytes_or_override_is_exact() -> None:
 def test_plan_default_context_shrinks_to_fit() -> None:
     assert plan(num_gpu_blocks_override=15) == (15, 15 * 64)
     assert plan(num_gpu_blocks_override=16) == (16, 1000)
-    assert plan(available=40_000) == (10, 640)
+    assert plan(available=80_000) == (10, 640)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_plan_default_context_shrinks_to_fit() -> None:
     [
         ({"num_gpu_blocks_override": 15}, "--num-gpu-blocks-override gives 15"),
         ({"kv_cache_memory_bytes": 15_999}, "--kv-cache-memory-bytes gives 15"),
-        ({"available": 60_000}, "the free memory gives 15"),
+        ({"available": 120_000}, "the free memory gives 15"),
     ],
     ids=str,
 )
@@ -114,7 +121,7 @@ def test_plan_more_than_total_memory_is_refused(config: dict[str, Any]) -> None:
 def test_plan_context_beyond_total_memory_advises_no_larger_cache() -> None:
     wanted = EngineConfig(max_model_len=10**6)
     with pytest.raises(ConfigError, match=r"\. Use --max-model-len 6400\.$"):
-        plan_for(wanted, 1000, 10**6, 400_000, most=10**6)
+        plan_for(wanted, 1000, 10**6, 800_000, most=10**6)
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
@@ -157,7 +164,7 @@ def test_plan_random_limits_served_length_always_fits(
     assert served > 0
     assert sum(g.max_blocks(served, 100, block_size) for g in groups) <= blocks
     assert served == length or (not asked and served < length)
-    assert blocks == override or blocks * block_bytes <= (kv_bytes or available // 4)
+    assert blocks == override or blocks * block_bytes <= (kv_bytes or available // 8)
 
 
 def follow(config: EngineConfig, message: str) -> list[EngineConfig]:

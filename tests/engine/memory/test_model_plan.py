@@ -16,7 +16,15 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import largest_step
-from engine.memory.report import KV_CACHE, LARGEST_STEP, PACKED_WEIGHTS, ROWS, WEIGHTS, plan_memory
+from engine.memory.report import (
+    KV_CACHE,
+    LARGEST_STEP,
+    PACKED_WEIGHTS,
+    PROCESSES,
+    ROWS,
+    WEIGHTS,
+    plan_memory,
+)
 from engine.runner.load import measure_steps
 from tests.support.driver import Driver, tiny_llama
 from tests.support.tape import TapeRecorder
@@ -36,6 +44,7 @@ def peak_bytes(run: Any) -> int:
     return most
 
 
+SUMS = ("at start", "in all", "free now", "left")
 CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "max_num_seqs": 12}
 
 
@@ -100,7 +109,8 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
         compute()
         return 500
 
-    loaded = Driver(build(tmp_path), max_num_seqs=6, max_num_batched_tokens=64).loaded
+    sizes = {"max_num_seqs": 6, "max_num_batched_tokens": 64}
+    loaded = Driver(build(tmp_path), captured=True, enforce_eager=True, **sizes).loaded
     plan = loaded.plan
     monkeypatch.setattr("engine.memory.profile.peak_of", peak_of)
     monkeypatch.setattr("engine.memory.profile.kept_by", kept_by)
@@ -195,7 +205,7 @@ def test_plan_command_prints_memory_without_reading_weights(
     done = plan(str(tmp_path), "--kv-cache-memory-bytes", "1MiB")
     assert done.returncode == 0, done.stderr
     assert "LlamaForCausalLM" in done.stdout
-    for line in (WEIGHTS, KV_CACHE, ROWS, LARGEST_STEP, "in all", "free now", "left"):
+    for line in (PROCESSES, WEIGHTS, KV_CACHE, ROWS, LARGEST_STEP, *SUMS):
         assert any(row.rstrip().endswith(line) for row in done.stdout.splitlines()), line
 
 

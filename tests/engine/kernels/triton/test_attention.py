@@ -265,7 +265,8 @@ def test_select_backend_names_choice_and_reasons(monkeypatch: pytest.MonkeyPatch
     wide = replace(PLAIN, head_dim=512)
     gpu = torch.device("cuda")
     for device, spec, wanted, due in (
-        (CPU, PLAIN, "auto", "torch"),
+        (CPU, PLAIN, "auto", "numba"),
+        (CPU, PLAIN, "torch", "torch"),
         (gpu, PLAIN, "auto", "triton"),
         (gpu, PLAIN, "torch", "torch"),
         (gpu, wide, "auto", "torch (not triton: head_dim 512 is above the maximum of 256)"),

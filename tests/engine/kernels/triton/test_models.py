@@ -43,7 +43,7 @@ def test_logits_with_kernels_equal_torch(
     """One sequence decodes while the other prefills three tokens; then one decodes alone."""
     case, due_kernels = CASES[name]
     golden = Golden(case, tmp_path)
-    runner = load(golden.folder)
+    runner = load(golden.folder, attention_backend="torch")
     prompts = [golden.prompts[-1][:4], golden.prompts[-1][4:6]]
     sources = [source[:3] for source in golden.sources[:2]]
     plan = [[(1, 1)], [(1, 1), (0, 3)], [(0, 1)]]
