@@ -59,6 +59,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "that Numba compiles on a CPU, and torch where they do not support a model.",
         ),
     ] = "auto"
+    batch_invariant: Annotated[
+        Literal["auto", "on", "off"],
+        setting(
+            MODEL,
+            "Whether the bits of a request's logits are independent of the other requests in its "
+            "steps. auto: where that costs nothing, which is on CPUs without AMX. on: always, "
+            "without AMX, or refuse to start. off: no promise.",
+        ),
+    ] = "auto"
     load_format: Annotated[
         Literal["safetensors", "dummy"],
         setting(MODEL, "dummy: random weights, for benchmarks; only config.json is needed."),

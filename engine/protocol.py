@@ -28,7 +28,7 @@ Pooling = Literal["cls", "mean", "last"]
 ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
 # Why the last bits of a sequence's logits depend on the other sequences in its step: the CPU's
 # matrix unit (AMX), an old oneDNN, or weights that are not prepacked. None: no known reason.
-BatchVariance = Literal["amx", "onednn", "unpacked"] | None
+BatchVariance = Literal["amx", "onednn", "unpacked", "gpu"] | None
 TokenIds = list[int]
 
 

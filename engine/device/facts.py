@@ -70,6 +70,12 @@ def emulates_bf16(device: torch.device, dtype: torch.dtype) -> bool:
     return bf16 and not onednn_has_matmul(device, dtype)
 
 
+def forbid_amx() -> None:
+    """Let oneDNN compute without AMX. Call it before oneDNN's first use, which reads the limit."""
+    if _onednn_may_use("AMX"):
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+
+
 def uses_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN uses AMX for this dtype. Its order of summation depends on the row count."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
@@ -81,7 +87,7 @@ def batch_variance_of(
 ) -> BatchVariance:
     """Return why a row's bits in linear layers depend on the row count; None if they do not."""
     if device.type != "cpu":
-        return None
+        return "gpu"
     if uses_amx(device, dtype):
         return "amx"
     if not packed:

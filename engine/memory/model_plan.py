@@ -14,12 +14,14 @@ from engine.checkpoint.folder import model_folder, read_json
 from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,
+    batch_variance_of,
+    forbid_amx,
     onednn_has_matmul,
     select_device,
     select_dtype,
     total_memory,
 )
-from engine.device.limits import is_memory_limited, machine_memory
+from engine.device.limits import cpu_count, is_memory_limited, machine_memory
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.memory import estimate
@@ -28,9 +30,18 @@ from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.ops.kernels import select_kernels
+from engine.protocol import BatchVariance
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
+# Causes that --batch-invariant on cannot prevent, and what to change.
+NOT_INVARIANT: dict[BatchVariance, str] = {
+    "onednn": "oneDNN in this version of torch splits a sum across threads. Use torch 2.11 or "
+    "newer, or --threads 1.",
+    "unpacked": "linear weights are not stored in oneDNN's layout. Use --prepack, and a torch "
+    "build with oneDNN.",
+    "gpu": "it is not implemented for GPUs. Use --device cpu or --batch-invariant auto.",
+}
 UNBOUNDED_CONTEXT_TOKENS = 512  # default context of a model without a longest position
 
 
@@ -45,6 +56,8 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
+        if config.batch_invariant == "on":
+            forbid_amx()
         self.device = select_device(config.device)
         self.dtype = select_dtype(config.dtype, self.device)
         self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
@@ -60,6 +73,13 @@ class ModelPlan:
             self.attention_specs, self.dtype, self.device, config.attention_backend
         )
         self.kernels = select_kernels(self.device, self.backend.name)
+        self.threads = config.threads or cpu_count()
+        self.batch_variance = batch_variance_of(
+            self.device, self.dtype, packed=self.prepacks, threads=self.threads
+        )
+        if config.batch_invariant == "on" and self.batch_variance:
+            reason = NOT_INVARIANT[self.batch_variance]
+            raise ConfigError(f"--batch-invariant on is not possible: {reason}")
         is_cpu = self.device.type == "cpu"
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS

@@ -13,8 +13,8 @@ from engine.attention.kv_cache import KVCache
 from engine.checkpoint.loader import load_weights
 from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
-from engine.device.facts import available_memory, batch_variance_of, emulates_bf16
-from engine.device.limits import cpu_count, release_unused
+from engine.device.facts import available_memory, emulates_bf16
+from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
@@ -56,9 +56,8 @@ def load_engine(
     """
     start = time.monotonic()
     plan = ModelPlan(config)
-    threads = config.threads or cpu_count()
-    torch.set_num_threads(threads)
-    openmp_wait = OpenMPWait.for_threads(plan.device, threads)
+    torch.set_num_threads(plan.threads)
+    openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
     loaded_bytes = _load_weights(plan, report)
     profile: StepProfile | None = None
@@ -92,13 +91,11 @@ def load_engine(
         kv_cache_bytes=runner.kv.num_bytes,
         load_seconds=time.monotonic() - start,
         attention_backend=plan.attention_description,
-        threads=threads,
+        threads=plan.threads,
         kv_groups=runner.kv.groups,
         start_token=plan.start_token,
         embedding_size=embedding_size,
-        batch_variance=batch_variance_of(
-            plan.device, plan.dtype, packed=plan.prepacks, threads=threads
-        ),
+        batch_variance=plan.batch_variance,
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
     )

@@ -29,6 +29,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
         "version": VERSION,
         "model": model_facts(state, state.names[0]),
         "names": state.names,
+        "batch_invariant": state.loaded().batch_variance is None,
         "limits": _limits(state),
         "structured_output": _structured_output(state),
         "tool_calling": _tool_calling(state),

@@ -32,7 +32,7 @@ UNKNOWN_KEY = "KEY"  # placeholder in the curl line for a key that the shell can
 BATCH_VARIANCE = {
     "amx": (
         "this CPU computes bf16 with AMX",
-        "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 to prevent it (slower)",
+        "--batch-invariant on prevents it (slower)",
     ),
     "onednn": (
         "oneDNN in this version of torch splits a sum across threads",
@@ -41,6 +41,10 @@ BATCH_VARIANCE = {
     "unpacked": (
         "linear weights are not stored in oneDNN's layout",
         "use --prepack and a torch build with oneDNN to prevent it",
+    ),
+    "gpu": (
+        "a GPU chooses the order of a sum by the number of tokens in a step",
+        "only a CPU can prevent it yet",
     ),
 }
 # The engine's names of memory entries that a user would not understand.

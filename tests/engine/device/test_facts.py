@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,7 +50,7 @@ def test_multiplies_in_amx_needs_feature_bf16_and_permission(
         ("cpu", torch.float32, True, 1, "v3.7.1", None),
         ("cpu", torch.bfloat16, True, 2, "v3.7.1", None),
         ("cpu", torch.float32, False, 1, "v3.12.0", "unpacked"),
-        ("cuda", torch.float32, False, 2, "v3.7.1", None),
+        ("cuda", torch.float32, False, 2, "v3.7.1", "gpu"),
     ],
 )
 def test_depends_on_rows_returns_the_cause(
@@ -71,6 +73,50 @@ def test_depends_on_rows_returns_the_cause(
     assert platform.batch_variance_of(torch.device(device), dtype, **facts) == (
         "amx" if amx else expected
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (None, "AVX512_CORE_BF16"),
+        ("DEFAULT", "AVX512_CORE_BF16"),
+        ("AVX512_CORE_AMX", "AVX512_CORE_BF16"),
+        ("AVX512_CORE_BF16", "AVX512_CORE_BF16"),
+        ("AVX2", "AVX2"),
+    ],
+)
+def test_forbid_amx_lowers_the_limit_of_onednn_only_if_needed(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, left: str
+) -> None:
+    monkeypatch.setattr(platform, "_cpu_features", lambda: {"amx_bf16", "avx512_bf16"})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", given or "")
+    if given is None:
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    platform.forbid_amx()
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == left
+    assert not platform.uses_amx(torch.device("cpu"), torch.bfloat16)
+
+
+def test_onednn_reads_its_limit_after_torch_is_imported() -> None:
+    """So the engine, which imports torch before it reads its configuration, can set the limit."""
+    ran = subprocess.run(
+        [sys.executable, "-c", MULTIPLY],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "DEFAULT", "ONEDNN_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert "isa:Intel AVX2\n" in ran.stdout, ran.stdout + ran.stderr
+
+
+MULTIPLY = """
+import os
+import subprocess
+import sys
+import torch
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(64, 64), 32)
+torch.ops.mkldnn._linear_pointwise(torch.ones(64, 64), weight, None, "none", [], "")
+"""
 
 
 def test_onednn_version_is_found_in_torch_config() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -217,3 +218,29 @@ def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -
         done = plan(str(checkpoint), flag, str(size))
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{flag} requests" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "variance", "why"),
+    [
+        ({"prepack": False}, "unpacked", "Use --prepack"),
+        ({"threads": 2}, "onednn", "torch 2.11 or newer"),
+    ],
+)
+def test_plan_refuses_batch_invariance_that_cannot_be_had(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    variance: str,
+    why: str,
+) -> None:
+    if variance == "onednn":
+        monkeypatch.setattr("engine.device.facts._onednn_version", lambda: (3, 7, 1))
+    wanted = EngineConfig(model=str(checkpoint), **({"dtype": "float32", "device": "cpu"} | config))
+    for choice in ("auto", "off"):
+        assert (
+            ModelPlan(msgspec.structs.replace(wanted, batch_invariant=choice)).batch_variance
+            == variance
+        )
+    with pytest.raises(ConfigError, match=f"--batch-invariant on is not possible.*{why}"):
+        ModelPlan(msgspec.structs.replace(wanted, batch_invariant="on"))

@@ -34,6 +34,12 @@ async def test_capabilities_lists_every_route_and_limit(served: Served) -> None:
     assert "parameters" not in body["routes"]["/health"]
 
 
+async def test_capabilities_say_whether_logits_depend_on_the_batch(served: Served) -> None:
+    assert (await capabilities(served))["batch_invariant"] is True
+    served.engine.info = replace(INFO, batch_variance="amx")
+    assert (await capabilities(served))["batch_invariant"] is False
+
+
 async def test_capabilities_parameters_have_ranges_and_defaults_of_checkpoint(
     served: Served,
 ) -> None:

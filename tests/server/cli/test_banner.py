@@ -31,7 +31,8 @@ def test_memory_lists_calculated_and_measured_sizes() -> None:
 @pytest.mark.parametrize(
     ("batch_variance", "cure"),
     [
-        ("amx", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
+        ("amx", "--batch-invariant on"),
+        ("gpu", "only a CPU"),
         ("onednn", "torch 2.11 or newer"),
         ("unpacked", "use --prepack"),
     ],
