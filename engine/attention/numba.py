@@ -7,7 +7,7 @@ AMX, torch computes the prefill chunks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +77,16 @@ class NumbaBackend:
     def plan(self, layout: StepLayout) -> NumbaPlan:
         return NumbaPlan(layout, fuses_chunks=self._fuses_chunks)
 
+    def followed_plan(self, layout: StepLayout, blocks: int) -> NumbaPlan:
+        """Return a plan for decodes whose inputs have memory of their own, for `NumbaPlan.follow`.
+
+        Its block tables have room for `blocks` blocks. All decodes are planned as if each filled
+        its block, so that every kernel that a later step needs is launched.
+        """
+        plan = NumbaPlan(_with_own_memory(layout, blocks), fuses_chunks=False)
+        plan.stores_ahead = True
+        return plan
+
 
 class NumbaPlan:
     """The tasks of one step, and the arguments that the kernels take in every layer."""
@@ -88,10 +98,19 @@ class NumbaPlan:
         self._fuses_chunks = fuses_chunks and has_chunks
         tasks = _tasks(layout, stores_chunks=self._fuses_chunks)
         self._tasks = np.array(tasks, dtype=TASK)
-        self._stores_ahead = bool(self._tasks["is_stored_ahead"].any())
+        self.stores_ahead = bool(self._tasks["is_stored_ahead"].any())
         # By KV group and spec.
         self._kernels: dict[tuple[int, AttentionSpec], SpecKernels] = {}
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
+
+    def follow(self, other: NumbaPlan) -> None:
+        """Take over the inputs of a step with the same number of sequences, in the same memory."""
+        self._tasks[:] = other._tasks
+        own, given = self.layout, other.layout
+        own.token_offsets.copy_(given.token_offsets)
+        for group, new in zip(own.groups, given.groups, strict=True):
+            group.token_blocks.copy_(new.token_blocks)
+            group.block_tables[:, : new.block_tables.shape[1]].copy_(new.block_tables)
 
     def attend(
         self,
@@ -123,7 +142,7 @@ class NumbaPlan:
         call.keys = kv.keys.data_ptr()
         call.values = kv.values.data_ptr()
         call.out = out.data_ptr()
-        if self._stores_ahead:
+        if self.stores_ahead:
             in_threads(kernels.store, call)
         if call.num_attended:
             in_threads(kernels.attention, call)
@@ -190,6 +209,16 @@ class NumbaPlan:
             scale=spec.scale * LOG2_E,
             softcap=(spec.softcap or 0.0) * LOG2_E,
         )
+
+
+def _with_own_memory(layout: StepLayout, blocks: int) -> StepLayout:
+    """Return the layout with copies of what differs between steps of equal shape."""
+    groups = []
+    for group in layout.groups:
+        tables = group.block_tables.new_zeros(len(group.block_tables), blocks)
+        own_blocks = group.token_blocks.clone()
+        groups.append(replace(group, block_tables=tables, token_blocks=own_blocks))
+    return replace(layout, groups=groups, token_offsets=layout.token_offsets.clone())
 
 
 def _contiguous_heads(x: torch.Tensor) -> torch.Tensor:

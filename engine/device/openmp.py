@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
 
+LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 Parallel = Callable[[int, int, int, int], None]  # function, its argument, threads, flags
 
 
@@ -19,9 +21,8 @@ def parallel() -> Parallel | None:
     torch's threads spin for a while when they are idle. Threads of Numba's own would compete with
     them for the cores.
     """
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        run = ctypes.CDLL(str(library)).GOMP_parallel  # found in the library's dependencies
+        run = ctypes.CDLL(str(LIBRARY)).GOMP_parallel  # found in the library's dependencies
     except (OSError, AttributeError):
         return None
     run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
@@ -39,6 +40,27 @@ def in_threads(kernel: int, call: ctypes.Structure, *, alone: bool = False) -> N
     """
     run, counter = parallel(), ctypes.c_int64(0)
     assert run is not None
+    for record in _records:
+        record(kernel, call)
     call.counter = ctypes.addressof(counter)
     threads = 1 if alone else torch.get_num_threads()
     run(kernel, ctypes.addressof(call), threads, 0)
+
+
+@contextlib.contextmanager
+def recorded(record: Callable[[int, ctypes.Structure], None]) -> Iterator[None]:
+    """Call `record` with the address and the arguments of each kernel before it runs."""
+    _records.append(record)
+    try:
+        yield
+    finally:
+        _records.remove(record)
+
+
+def team_size_address() -> int:
+    """Return the address of OpenMP's function that returns the number of running threads."""
+    function = ctypes.CDLL(str(LIBRARY)).omp_get_num_threads
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+_records: list[Callable[[int, ctypes.Structure], None]] = []

@@ -10,11 +10,13 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
+from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.device.limits import resident_memory
 from engine.device.openmp_wait import OpenMPWait
@@ -31,6 +33,9 @@ from engine.runner.step_graphs import StepGraphs
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.sampler import draw, sample
 from engine.scheduling.step import EncoderInput, ScheduledSlice, Step
+
+if TYPE_CHECKING:
+    from engine.runner.decode_programs import DecodePrograms
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,14 @@ class ModelRunner:
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
         self._can_capture = True
+        self.programs: DecodePrograms | None = None
+        if backend.name == "numba":
+            from engine.attention.numba import NumbaBackend
+            from engine.runner.decode_programs import DecodePrograms
+
+            assert isinstance(backend, NumbaBackend)
+            blocks = rows.block_tables.shape[2]
+            self.programs = DecodePrograms(self._forward_in_python, backend, blocks)
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -106,10 +119,20 @@ class ModelRunner:
     def _compute_eagerly(self, step: Step) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         """Compute any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend)
-        padded = self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE)
-        hidden = self.model.forward(batch.padded(padded))
+        hidden = self._forward(batch)
         prompt = self._prompt_logprobs(step.slices, hidden)
         return self._logits(hidden.index_select(0, batch.logit_index)), prompt
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states [T, hidden] of a batch, and of padding behind it."""
+        # Threads of a program spin while they wait, which takes cores that others need.
+        if self.programs is not None and not self._openmp_wait.contended:
+            return self.programs.compute(batch)
+        return self._forward_in_python(batch)
+
+    def _forward_in_python(self, batch: ForwardBatch) -> torch.Tensor:
+        padded = self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE)
+        return self.model.forward(batch.padded(padded))
 
     def _captured_shape(self, step: Step) -> GraphShape | None:
         """Return the shape of the graph that computes this step, or None if none does."""

@@ -145,11 +145,12 @@ def test_core_request_larger_than_kv_cache_is_rejected_alone(checkpoint: Path) -
 def test_core_polls_wait_policy_every_step_and_reports_its_gauges(checkpoint: Path) -> None:
     driver, polls = Driver(checkpoint), list[float]()
     gauges = {"engine_cpu_contention": 0.25, "engine_cpu_contended": 1.0}
-    policy = SimpleNamespace(poll=polls.append, gauges=lambda: gauges)
+    policy = SimpleNamespace(poll=polls.append, gauges=lambda: gauges, contended=True)
     driver.runner._openmp_wait = policy  # type: ignore[assignment]
     driver.submit([1, 2], 4)
     driver.run()
     assert len(polls) == driver.stats.step == 4
+    assert driver.stats.gauges.pop("engine_resident_memory_bytes") > 0
     assert driver.stats.gauges == gauges
 
 

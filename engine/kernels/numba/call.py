@@ -27,6 +27,22 @@ TASK = np.dtype(
 )
 
 
+LAUNCH = np.dtype([("kernel", np.int64), ("call", np.int64)], align=True)  # addresses
+
+
+class ProgramCall(ctypes.Structure):
+    """Arguments of a run of recorded kernels."""
+
+    _fields_ = [
+        ("counter", INT),  # not used
+        ("launches", INT),  # address of [launches] LAUNCH
+        ("first", INT),  # only the launches [first, end) run
+        ("end", INT),
+        ("arrivals", INT),  # address of the count of threads that ended a launch
+        ("team_size", INT),  # address of OpenMP's function omp_get_num_threads
+    ]
+
+
 class AttentionCall(ctypes.Structure):
     """Arguments of attention for a step's tasks in one layer."""
 

@@ -1,0 +1,67 @@
+"""DecodePrograms: the forward pass of few decodes, recorded once per number of sequences.
+
+With few rows, a step's Python and its parallel regions take as long as reading the weights. A
+recorded pass has one region and no Python (`engine/ops/program.py`). Its bits are the same, because
+the kernels and their arguments are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.numba import NumbaBackend, NumbaPlan
+from engine.ops.program import Replay, record
+
+MOST_SEQUENCES = 8  # with more, oneDNN multiplies, which is no kernel of ours
+Forward = Callable[[ForwardBatch], torch.Tensor]
+
+
+class DecodePrograms:
+    """Computes batches of decodes of one model, with block tables of up to `blocks` blocks."""
+
+    def __init__(self, forward: Forward, backend: NumbaBackend, blocks: int) -> None:
+        self._forward = forward
+        self._backend = backend
+        self._blocks = blocks
+        # By number of sequences. None: the model computes something that cannot be replayed.
+        self._replays: dict[int, tuple[ForwardBatch, Replay] | None] = {}
+
+    def compute(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the hidden states [T, hidden], valid until the next call."""
+        count = batch.num_tokens
+        if count > MOST_SEQUENCES or batch.plan.layout.num_decodes < count:
+            return self._forward(batch)
+        if count not in self._replays:
+            return self._record(batch)
+        known = self._replays[count]
+        if known is None:
+            return self._forward(batch)
+        own, replay = known
+        _copy_inputs(own, batch)
+        return replay()
+
+    def _record(self, batch: ForwardBatch) -> torch.Tensor:
+        own = replace(
+            batch,
+            input_ids=batch.input_ids.clone(),
+            prev_ids=batch.prev_ids.clone(),
+            positions=batch.positions.clone(),
+            plan=self._backend.followed_plan(batch.plan.layout, self._blocks),
+        )
+        _copy_inputs(own, batch)
+        result, replay = record(lambda: self._forward(own))
+        self._replays[batch.num_tokens] = None if replay is None else (own, replay)
+        return result
+
+
+def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
+    own.input_ids.copy_(batch.input_ids)
+    own.prev_ids.copy_(batch.prev_ids)
+    own.positions.copy_(batch.positions)
+    assert isinstance(own.plan, NumbaPlan)
+    assert isinstance(batch.plan, NumbaPlan)
+    own.plan.follow(batch.plan)

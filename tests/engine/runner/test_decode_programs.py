@@ -1,0 +1,69 @@
+"""Recorded decodes: the same bits as a pass through Python, for every model and batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.runner.decode_programs import MOST_SEQUENCES
+from tests.engine.models import test_gemma2, test_gemma3, test_gpt2, test_llama, test_qwen3
+from tests.engine.models import test_nanochat as nanochat
+from tests.support.driver import Driver
+from tests.support.golden import Case, Golden
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CASES: dict[str, Case] = {
+    "llama": test_llama.CASES[0],
+    "qwen3": test_qwen3.CASE,
+    "gemma2": test_gemma2.CASE,
+    "gemma3": test_gemma3.CASE,
+    "gpt2": test_gpt2.CASES[0],
+    "nanochat": nanochat.CASES[-1],
+}
+SMALL: dict[str, Any] = {"block_size": 16, "max_num_seqs": 12}
+
+
+def answers(driver: Driver, count: int) -> list[Any]:
+    """Return tokens and logprobs of requests of different lengths that start at different times."""
+    ids = []
+    for number in range(count):
+        prompt = [3 + number % 5, 5, 7] * (1 + number)
+        ids.append(driver.submit(prompt, 20 + number, temperature=0.8, seed=number, logprobs=1))
+        driver.turn()
+    driver.run()
+    return [(driver.tokens(request), driver.logprobs(request)) for request in ids]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) -> None:
+    """Sequences come and go, fill blocks and share them; up to more than are recorded."""
+    folder = Golden(CASES[name], tmp_path).folder
+    found = Driver(folder, dtype=dtype, **SMALL)
+    due = Driver(folder, dtype=dtype, **SMALL)
+    assert found.runner.programs is not None
+    due.runner.programs = None
+    assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
+    recorded = found.runner.programs._replays
+    assert set(range(1, MOST_SEQUENCES + 1)) == recorded.keys()
+    if name in ("llama", "gemma2", "qwen3"):
+        assert all(recorded.values()), "nothing was replayed"
+
+
+def test_contended_threads_compute_in_python(checkpoint: Path) -> None:
+    """A program's threads spin while they wait. Other programs would lose their cores to them."""
+    driver = Driver(checkpoint, **SMALL)
+    assert driver.runner.programs is not None
+    driver.runner.programs._replays.clear()
+    driver.runner._openmp_wait.contended = True
+    answers(driver, 2)
+    assert not driver.runner.programs._replays
+    driver.runner._openmp_wait.contended = False
+    answers(driver, 2)
+    assert driver.runner.programs._replays
+
+
+def test_other_backends_and_kinds_record_nothing(checkpoint: Path) -> None:
+    assert Driver(checkpoint, attention_backend="torch").runner.programs is None
