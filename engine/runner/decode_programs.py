@@ -30,7 +30,7 @@ class DecodePrograms:
         # By number of sequences. None: the model computes something that cannot be replayed.
         self._replays: dict[int, tuple[ForwardBatch, Replay] | None] = {}
 
-    def compute(self, batch: ForwardBatch) -> torch.Tensor:
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [T, hidden], valid until the next call."""
         count = batch.num_tokens
         if count > MOST_SEQUENCES or batch.plan.layout.num_decodes < count:

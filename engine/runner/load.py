@@ -148,7 +148,7 @@ def _make_runner(
         plan.device,
         plan.kernels,
     )
-    return ModelRunner(
+    runner = ModelRunner(
         plan.model,
         plan.kind,
         plan.backend,
@@ -158,6 +158,14 @@ def _make_runner(
         matchers,
         rounds_tokens=plan.prepacks,
     )
+    if plan.backend.name == "numba":
+        from engine.attention.numba import NumbaBackend
+        from engine.runner.decode_programs import DecodePrograms
+
+        assert isinstance(plan.backend, NumbaBackend)
+        blocks = rows.block_tables.shape[2]
+        runner.programs = DecodePrograms(runner.forward, plan.backend, blocks)
+    return runner
 
 
 def _matchers(plan: ModelPlan) -> Matchers:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +32,6 @@ from engine.runner.step_graphs import StepGraphs
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.sampler import draw, sample
 from engine.scheduling.step import EncoderInput, ScheduledSlice, Step
-
-if TYPE_CHECKING:
-    from engine.runner.decode_programs import DecodePrograms
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +68,8 @@ class ModelRunner:
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
         self._can_capture = True
-        self.programs: DecodePrograms | None = None
-        if backend.name == "numba":
-            from engine.attention.numba import NumbaBackend
-            from engine.runner.decode_programs import DecodePrograms
-
-            assert isinstance(backend, NumbaBackend)
-            blocks = rows.block_tables.shape[2]
-            self.programs = DecodePrograms(self._forward_in_python, backend, blocks)
+        # Computes hidden states [T, hidden] of any batch, and faster than Python for few decodes.
+        self.programs: Callable[[ForwardBatch], torch.Tensor] | None = None
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -127,10 +117,11 @@ class ModelRunner:
         """Return hidden states [T, hidden] of a batch, and of padding behind it."""
         # Threads of a program spin while they wait, which takes cores that others need.
         if self.programs is not None and not self._openmp_wait.contended:
-            return self.programs.compute(batch)
-        return self._forward_in_python(batch)
+            return self.programs(batch)
+        return self.forward(batch)
 
-    def _forward_in_python(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states of a batch, computed by the model itself."""
         padded = self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE)
         return self.model.forward(batch.padded(padded))
 

@@ -65,7 +65,10 @@ def test_banner_with_public_host_warns_and_has_under_15_lines(start: Any) -> Non
     server = start(host="0.0.0.0")
     server.wait_for("warning .*without an API key")
     banner = server.log[server.log.index("penstock 0") :]
-    assert "4 bytes, taken as it fills (64 blocks of 16 tokens): room for 2.0 requests of 512 tokens" in banner
+    assert (
+        "4 bytes, taken as it fills (64 blocks of 16 tokens): room for 2.0 requests of 512 tokens"
+        in banner
+    )
     assert "serves tiny: Fake, 1 parameters, float32" in banner
     assert len(banner.splitlines()) < 15
 

@@ -16,7 +16,7 @@ ROWS, WIDTH = 8, 4096
 
 
 def stack(x: torch.Tensor) -> torch.Tensor:
-    """Twenty kernels, each of which reads what the threads wrote in the one before."""
+    """Twenty kernels. Each reads what all threads wrote in the one before."""
     for _ in range(10):
         doubled, normed = norm(x, x, None, 1e-5)
         x = activate(torch.cat((doubled, normed), dim=1), "silu")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.runner.decode_programs import MOST_SEQUENCES
+from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
 from tests.engine.models import test_gemma2, test_gemma3, test_gpt2, test_llama, test_qwen3
 from tests.engine.models import test_nanochat as nanochat
 from tests.support.driver import Driver
@@ -43,7 +43,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     folder = Golden(CASES[name], tmp_path).folder
     found = Driver(folder, dtype=dtype, **SMALL)
     due = Driver(folder, dtype=dtype, **SMALL)
-    assert found.runner.programs is not None
+    assert isinstance(found.runner.programs, DecodePrograms)
     due.runner.programs = None
     assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
     recorded = found.runner.programs._replays
@@ -55,7 +55,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
 def test_contended_threads_compute_in_python(checkpoint: Path) -> None:
     """A program's threads spin while they wait. Other programs would lose their cores to them."""
     driver = Driver(checkpoint, **SMALL)
-    assert driver.runner.programs is not None
+    assert isinstance(driver.runner.programs, DecodePrograms)
     driver.runner.programs._replays.clear()
     driver.runner._openmp_wait.contended = True
     answers(driver, 2)
