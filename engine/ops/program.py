@@ -66,6 +66,11 @@ class _Recorder(TorchDispatchMode):
         self.kept: list[Any] = []
         self.can_replay = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that nothing here is compiled; it would import its compiler for a second."""
+        return False
+
     def launch(self, kernel: int, call: Any) -> None:
         self.launches.append(copy_of(kernel, call))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from engine.device.openmp import parallel
 from engine.kernels.numba.rowwise import activate, norm
 from engine.ops.program import record
+from tests.support.process import ROOT
 
 pytestmark = pytest.mark.skipif(parallel() is None, reason="this torch has no OpenMP threads")
 ROWS, WIDTH = 8, 4096
@@ -100,3 +103,15 @@ def test_kernels_of_a_failed_function_are_not_recorded_later() -> None:
     _, replay = record(lambda: norm(x, None, None, 1e-5)[1])
     assert replay is not None
     assert replay._count == 1
+
+
+def test_recording_does_not_import_the_compiler_of_torch() -> None:
+    """It would make every start a second longer, and needs a folder to write to."""
+    code = (
+        "import sys, torch\n"
+        "from engine.ops.program import record\n"
+        "record(lambda: torch.ones(2) + 1)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout == "False\n", ran.stderr
