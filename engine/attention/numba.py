@@ -83,22 +83,26 @@ class NumbaBackend:
         Its block tables have room for `blocks` blocks. All decodes are planned as if each filled
         its block, so that every kernel that a later step needs is launched.
         """
-        plan = NumbaPlan(_with_own_memory(layout, blocks), fuses_chunks=False)
-        plan.stores_ahead = True
-        return plan
+        own = _with_own_memory(layout, blocks)
+        return NumbaPlan(own, fuses_chunks=False, stores_ahead=True)
 
 
 class NumbaPlan:
     """The tasks of one step, and the arguments that the kernels take in every layer."""
 
-    def __init__(self, layout: StepLayout, *, fuses_chunks: bool) -> None:
-        """With `fuses_chunks`, torch computes the chunks of layers that FusedAttention supports."""
+    def __init__(
+        self, layout: StepLayout, *, fuses_chunks: bool, stores_ahead: bool = False
+    ) -> None:
+        """With `fuses_chunks`, torch computes the chunks of layers that FusedAttention supports.
+
+        With `stores_ahead`, the kernel that stores KV ahead runs even if no task needs it.
+        """
         has_chunks = layout.num_decodes < len(layout.lengths)
         self.layout = layout
         self._fuses_chunks = fuses_chunks and has_chunks
         tasks = _tasks(layout, stores_chunks=self._fuses_chunks)
         self._tasks = np.array(tasks, dtype=TASK)
-        self.stores_ahead = bool(self._tasks["is_stored_ahead"].any())
+        self._stores_ahead = stores_ahead or bool(self._tasks["is_stored_ahead"].any())
         # By KV group and spec.
         self._kernels: dict[tuple[int, AttentionSpec], SpecKernels] = {}
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
@@ -142,7 +146,7 @@ class NumbaPlan:
         call.keys = kv.keys.data_ptr()
         call.values = kv.values.data_ptr()
         call.out = out.data_ptr()
-        if self.stores_ahead:
+        if self._stores_ahead:
             in_threads(kernels.store, call)
         if call.num_attended:
             in_threads(kernels.attention, call)

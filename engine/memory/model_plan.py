@@ -30,18 +30,10 @@ from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
 from engine.ops.kernels import select_kernels
-from engine.protocol import BatchVariance
+from engine.protocol import BATCH_VARIANCE
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
-# Causes that --batch-invariant on cannot prevent, and what to change.
-NOT_INVARIANT: dict[BatchVariance, str] = {
-    "onednn": "oneDNN in this version of torch splits a sum across threads. Use torch 2.11 or "
-    "newer, or --threads 1.",
-    "unpacked": "linear weights are not stored in oneDNN's layout. Use --prepack, and a torch "
-    "build with oneDNN.",
-    "gpu": "it is not implemented for GPUs. Use --device cpu or --batch-invariant auto.",
-}
 UNBOUNDED_CONTEXT_TOKENS = 512  # default context of a model without a longest position
 
 
@@ -78,8 +70,8 @@ class ModelPlan:
             self.device, self.dtype, packed=self.prepacks, threads=self.threads
         )
         if config.batch_invariant == "on" and self.batch_variance:
-            reason = NOT_INVARIANT[self.batch_variance]
-            raise ConfigError(f"--batch-invariant on is not possible: {reason}")
+            why, cure = BATCH_VARIANCE[self.batch_variance]
+            raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         is_cpu = self.device.type == "cpu"
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS

@@ -35,6 +35,7 @@ from engine.scheduling.step import EncoderInput, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
 
+MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
 # oneDNN compiles a kernel for each shape of a linear and each number of tokens, and keeps 512 of
 # half a megabyte each (engine/client/subprocess.py). So token counts above a few are rounded up to
 # a multiple: of 16 for texts, which add up to any number; of 8 for decoder steps, where every token
@@ -68,6 +69,7 @@ class ModelRunner:
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
         self._can_capture = True
+        self._resident, self._resident_at = 0, -MEMORY_INTERVAL
         # Computes hidden states [T, hidden] of any batch, and faster than Python for few decodes.
         self.programs: Callable[[ForwardBatch], torch.Tensor] | None = None
 
@@ -215,4 +217,7 @@ class ModelRunner:
 
     def gauges(self) -> dict[str, float]:
         """Return measurements of this process by the names that /metrics exports."""
-        return {"engine_resident_memory_bytes": resident_memory(), **self._openmp_wait.gauges()}
+        now = time.monotonic()
+        if now - self._resident_at > MEMORY_INTERVAL:
+            self._resident, self._resident_at = resident_memory(), now
+        return {"engine_resident_memory_bytes": self._resident, **self._openmp_wait.gauges()}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rich.filesize import decimal
 
 from engine.config import EngineConfig
-from engine.protocol import Progress, Ready
+from engine.protocol import BATCH_VARIANCE, Progress, Ready
 from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.http.listener import address_of, is_loopback
@@ -28,26 +28,6 @@ CALL_SOURCES = {
     "template": "inferred from the chat template",
 }
 UNKNOWN_KEY = "KEY"  # placeholder in the curl line for a key that the shell cannot look up
-# By Ready.uneven: why logits depend on the other requests in a step, and how to prevent it.
-BATCH_VARIANCE = {
-    "amx": (
-        "this CPU computes bf16 with AMX",
-        "--batch-invariant on prevents it (slower)",
-    ),
-    "onednn": (
-        "oneDNN in this version of torch splits a sum across threads",
-        "use torch 2.11 or newer, or --threads 1, to prevent it",
-    ),
-    "unpacked": (
-        "linear weights are not stored in oneDNN's layout",
-        "use --prepack and a torch build with oneDNN to prevent it",
-    ),
-    "gpu": (
-        "a GPU chooses the order of a sum by the number of tokens in a step",
-        "only a CPU can prevent it yet",
-    ),
-}
-# The engine's names of memory entries that a user would not understand.
 
 
 @contextlib.contextmanager
@@ -190,7 +170,7 @@ def arithmetic(ready: Ready) -> list[str]:
         why, cure = BATCH_VARIANCE[ready.batch_variance]
         return [
             f"  note      {why}: the last bits of logits depend on the other requests in a step; "
-            f"{cure}"
+            f"to prevent it, {cure}"
         ]
     if ready.emulates_bf16:
         return [

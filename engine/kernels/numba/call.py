@@ -34,11 +34,10 @@ class ProgramCall(ctypes.Structure):
     """Arguments of a run of recorded kernels."""
 
     _fields_ = [
-        ("counter", INT),  # not used
+        ("counter", INT),  # address of the count of threads that ended a launch
         ("launches", INT),  # address of [launches] LAUNCH
         ("first", INT),  # only the launches [first, end) run
         ("end", INT),
-        ("arrivals", INT),  # address of the count of threads that ended a launch
         ("team_size", INT),  # address of OpenMP's function omp_get_num_threads
     ]
 

@@ -44,7 +44,7 @@ class KernelStore:
         self.compiled = 0  # kernels that were not in the folder
         self._folder = folder
         self._engine: llvm.ExecutionEngine | None = None
-        self._addresses: dict[str, int] = {}
+        self._addresses: dict[tuple[str | int, ...], int] = {}
 
     def check(self) -> None:
         """Raises ImportError if kernels cannot be compiled here, and none was compiled before."""
@@ -53,14 +53,19 @@ class KernelStore:
 
     def address(self, name: str, *shape: int) -> int:
         """Return the address of a kernel: `name` is "module.function" of `source/`."""
+        known = self._addresses.get((name, *shape))
+        if known is None:
+            known = self._load(self._find(name, shape))
+            self._addresses[name, *shape] = known
+        return known
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> MachineCode:
         file_name = "_".join([name, *map(str, map(int, shape)), _digest()])
-        if file_name not in self._addresses:
-            code = self._read(file_name)
-            if code is None:
-                code = self._compile(name, shape)
-                self._write(file_name, code)
-            self._addresses[file_name] = self._load(code)
-        return self._addresses[file_name]
+        code = self._read(file_name)
+        if code is None:
+            code = self._compile(name, shape)
+            self._write(file_name, code)
+        return code
 
     def _compile(self, name: str, shape: tuple[int, ...]) -> MachineCode:
         from engine.kernels.numba.compile import compile_kernel

@@ -30,24 +30,22 @@ class Program:
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._calls = [launch.call for launch in launches]  # the array holds only addresses
-        # The counter of each launch, and of the arrivals, in a cache line of its own.
-        self._counters = np.zeros((len(launches) + 1, CACHE_LINE // 8), dtype=np.int64)
+        # The counter of each launch, in a cache line of its own.
+        self._counters = np.zeros((len(launches), CACHE_LINE // 8), dtype=np.int64)
         pairs = []
-        for launch, counter in zip(launches, self._counters, strict=False):
+        for launch, counter in zip(launches, self._counters, strict=True):
             launch.call.counter = counter.ctypes.data
             pairs.append((launch.kernel, ctypes.addressof(launch.call)))
         self._launches = np.array(pairs, dtype=LAUNCH)
         self._kernel = kernel_store().address("program.program_kernel")
         self._call = ProgramCall(
             launches=self._launches.ctypes.data,
-            arrivals=self._counters[-1].ctypes.data,
             team_size=team_size_address(),
         )
 
     def run(self, first: int, end: int) -> None:
         """Run the launches [first, end)."""
         self._counters[first:end, 0] = 0
-        self._counters[-1, 0] = 0
         self._call.first = first
         self._call.end = end
         in_threads(self._kernel, self._call)

@@ -223,7 +223,7 @@ def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -
 @pytest.mark.parametrize(
     ("config", "variance", "why"),
     [
-        ({"prepack": False}, "unpacked", "Use --prepack"),
+        ({"prepack": False}, "unpacked", "use --prepack"),
         ({"threads": 2}, "onednn", "torch 2.11 or newer"),
     ],
 )

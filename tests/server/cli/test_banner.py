@@ -32,7 +32,7 @@ def test_memory_lists_calculated_and_measured_sizes() -> None:
     ("batch_variance", "cure"),
     [
         ("amx", "--batch-invariant on"),
-        ("gpu", "only a CPU"),
+        ("gpu", "--device cpu"),
         ("onednn", "torch 2.11 or newer"),
         ("unpacked", "use --prepack"),
     ],

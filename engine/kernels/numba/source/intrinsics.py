@@ -49,11 +49,14 @@ def on_stack(typing, count):
 
 @intrinsic
 def take(typing, counter):
-    """Return the number at this address and increment it atomically, across all threads."""
+    """Return the number at this address and increment it atomically, across all threads.
+
+    A thread's earlier writes are visible to those that see the new number.
+    """
 
     def code(context, builder, signature, arguments):
         place = builder.inttoptr(arguments[0], INT64.as_pointer())
-        return builder.atomic_rmw("add", place, INT64(1), "monotonic")
+        return builder.atomic_rmw("add", place, INT64(1), "acq_rel")
 
     return types.int64(types.int64), code
 

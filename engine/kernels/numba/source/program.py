@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.kernels.numba.call import LAUNCH, ProgramCall
-from engine.kernels.numba.source.intrinsics import array_at
+from engine.kernels.numba.source.intrinsics import array_at, take
 from engine.kernels.numba.source.llvm import INT32, INT64, declare
 
 SPINS = 20_000  # checks of a waiting thread before it gives its core to others
@@ -44,17 +44,6 @@ def number_from(typing, function):
 
 
 @intrinsic
-def arrive(typing, counter):
-    """Return the number at this address and increment it; earlier writes are then visible."""
-
-    def code(context, builder, signature, arguments):
-        place = builder.inttoptr(arguments[0], INT64.as_pointer())
-        return builder.atomic_rmw("add", place, INT64(1), "acq_rel")
-
-    return types.int64(types.int64), code
-
-
-@intrinsic
 def arrived(typing, counter):
     """Return the number at this address; the writes of those who arrived are then visible."""
 
@@ -79,6 +68,8 @@ def pause(typing):
 
 @intrinsic
 def give_up_core(typing):
+    """Let another thread that waits for a core have this one."""
+
     def code(context, builder, signature, arguments):
         builder.call(declare(builder, "sched_yield", INT32, []), [])
         return context.get_dummy_value()
@@ -89,7 +80,7 @@ def give_up_core(typing):
 @njit(inline="always")
 def meet(counter, threads):
     """Wait until all threads have arrived here."""
-    number = arrive(counter)
+    number = take(counter)
     due = (number // threads + 1) * threads
     spins = 0
     while arrived(counter) < due:
@@ -110,6 +101,6 @@ def program_kernel():
         for index in range(call.first, call.end):
             launch = launches[index]
             run_kernel(launch.kernel, launch.call)
-            meet(call.arrivals, threads)
+            meet(call.counter, threads)
 
     return run, ProgramCall
