@@ -12,7 +12,7 @@ TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
 .PHONY: help serve setup check test test-slow test-clients fuzz bench demo-eval demo-score demo-train gpu-check \
-	gpu-wheels sbom lock clean
+	gpu-ablations gpu-wheels sbom lock clean
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -92,20 +92,32 @@ gpu-wheels: setup ## download what a GPU machine without network needs
 	$(BIN)/pip wheel -q --no-deps -w build/gpu-wheels .
 	$(BIN)/pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
 		-c constraints.txt -d build/gpu-wheels annotated-doc annotated-types fastapi httpcore2 httpx2 \
-		msgspec opentelemetry-api orjson prometheus-client pydantic pydantic-core pytest \
-		pytest-asyncio pytest-timeout python-multipart pyzmq sse-starlette starlette structlog truststore typer \
-		typing-inspection uvicorn
+		execnet msgspec opentelemetry-api orjson prometheus-client pydantic pydantic-core pytest \
+		pytest-asyncio pytest-timeout pytest-xdist python-multipart pyzmq sse-starlette starlette \
+		structlog truststore typer typing-inspection uvicorn
 
-gpu-check: ## on a machine with a GPU: its tests, then its figures against the bounds
+GPU_SECONDS ?= 540
+GPU_READY = if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \
+	$(GPU_PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_SITE) build/gpu-wheels/*; fi; \
+	mkdir -p build; export PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU_SITE)
+NO_GPU = @echo "$@: nvidia-smi was not found, so there is no GPU to check. Nothing was run."
+
+gpu-check: ## on a machine with a GPU: its tests, then its figures against the bounds (9 minutes)
 ifeq ($(GPU),)
-	@echo "gpu-check: nvidia-smi was not found, so there is no GPU to check. Nothing was run."
+	$(NO_GPU)
 else
-	@mkdir -p build
-	@if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \
-		$(GPU_PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_SITE) build/gpu-wheels/*; fi
-	@export PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU_SITE); status=0; \
-	$(GPU_PYTHON) -m pytest -q -W default -m gpu tests/gpu || status=1; \
-	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) || status=1; exit $$status
+	@began=$$(date +%s); status=0; $(GPU_READY); \
+	timeout 200 $(GPU_PYTHON) -m pytest -q -n 8 --dist worksteal -W default -m gpu tests/gpu || status=1; \
+	$(GPU_PYTHON) -m loadtest.gpu --json $(GPU_JSON) \
+		--budget $$(($(GPU_SECONDS) + began - $$(date +%s))) || status=1; exit $$status
+endif
+
+gpu-ablations: ## on a machine with a GPU: kernel sweeps, the value of each optimisation, a peer
+ifeq ($(GPU),)
+	$(NO_GPU)
+else
+	@$(GPU_READY); $(GPU_PYTHON) -m loadtest.gpu --group ablations --json $(GPU_JSON) \
+		--budget $(GPU_SECONDS)
 endif
 
 # The tool has an environment of its own, so that it is not part of its list.

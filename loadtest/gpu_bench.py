@@ -44,6 +44,7 @@ class Bench:
     chip: Chip
     smoke: bool  # small models on a CPU, only to check that everything runs
     folder: Path
+    profile: Path | None = None  # where section idle writes its trace
 
     @property
     def device(self) -> str:
@@ -108,6 +109,17 @@ class Bench:
         return [
             Work([random.randrange(3, size) for _ in range(prompt)], answer) for _ in range(count)
         ]
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """Return a function that replays `run` as a graph, so that launches take no time."""
+    run()
+    if not torch.cuda.is_available():
+        return run
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def device_seconds(run: Callable[[], object]) -> float:

@@ -86,6 +86,8 @@ def peer(bench: Bench) -> list[Row]:
     settings = GenerationConfig(
         max_new_tokens=mean, do_sample=True, temperature=0.6, eos_token_id=-1, pad_token_id=0
     )
+    warm = GenerationConfig(max_new_tokens=8, eos_token_id=-1, pad_token_id=0)
+    model.generate_batch(inputs=[list(works[0].prompt)], generation_config=warm)
     began = time.monotonic()
     outputs = model.generate_batch(
         inputs=[list(work.prompt) for work in works], generation_config=settings

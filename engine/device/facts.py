@@ -70,6 +70,13 @@ def emulates_bf16(device: torch.device, dtype: torch.dtype) -> bool:
     return bf16 and not onednn_has_matmul(device, dtype)
 
 
+def sum_in_fp32() -> None:
+    """Let cuBLAS add the parts of a product in fp32. By default it may add them in 16 bits."""
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def forbid_amx() -> None:
     """Let oneDNN compute without AMX. Call it before oneDNN's first use, which reads the limit."""
     if _onednn_may_use("AMX"):

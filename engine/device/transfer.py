@@ -31,9 +31,10 @@ class HostCopy:
     On CUDA the copy goes to new pinned buffers. Only `wait` makes the host wait for the device.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        """`device` holds the tensors. Without any, `wait` still waits for what it has queued."""
         self._event: torch.cuda.Event | None = None
-        if not any(tensor.is_cuda for tensor in tensors):
+        if device.type != "cuda":
             self._tensors = [tensor.clone() for tensor in tensors]
             return
         self._tensors = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]

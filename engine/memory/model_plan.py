@@ -19,6 +19,7 @@ from engine.device.facts import (
     onednn_has_matmul,
     select_device,
     select_dtype,
+    sum_in_fp32,
     total_memory,
 )
 from engine.device.limits import cpu_count, is_memory_limited, machine_memory
@@ -51,6 +52,8 @@ class ModelPlan:
         if config.batch_invariant == "on":
             forbid_amx()
         self.device = select_device(config.device)
+        if self.device.type == "cuda":
+            sum_in_fp32()
         self.dtype = select_dtype(config.dtype, self.device)
         self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
         self.module = self._build(build, hf_config)

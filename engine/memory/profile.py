@@ -142,13 +142,19 @@ def release_memory() -> None:
 
 
 def peak_of(compute: Callable[[], object]) -> int:
-    """Bytes of GPU memory that `compute` holds at its worst moment."""
+    """Bytes of GPU memory that `compute` holds at its worst moment.
+
+    The allocator takes whole segments from the device, so it holds more than what is allocated.
+    """
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     compute()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return max(
+        torch.cuda.max_memory_allocated() - allocated, torch.cuda.max_memory_reserved() - reserved
+    )
 
 
 def kept_by(compute: Callable[[], object]) -> int:

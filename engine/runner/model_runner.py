@@ -95,7 +95,9 @@ class ModelRunner:
             if sampling:
                 tokens, logprobs = self._sample(logits, sampling, masks, is_captured=is_captured)
         cut = masks.result().broken if masks else frozenset[int]()
-        pending = PendingStep(step, launched_at, tokens, logprobs, vectors, prompt, cut)
+        pending = PendingStep(
+            step, launched_at, self.device, tokens, logprobs, vectors, prompt, cut
+        )
         self.matchers.launched(pending)
         return pending
 
@@ -124,8 +126,14 @@ class ModelRunner:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states of a batch, computed by the model itself."""
-        padded = self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE)
-        return self.model.forward(batch.padded(padded))
+        batch = batch.padded(self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
+        try:
+            return self.model.forward(batch)
+        except torch.OutOfMemoryError:
+            # The allocator keeps freed memory in pieces. Without them the step may fit: its size
+            # was measured at start. Computing again writes the same KV to the same places.
+            torch.cuda.empty_cache()
+            return self.model.forward(batch)
 
     def _captured_shape(self, step: Step) -> GraphShape | None:
         """Return the shape of the graph that computes this step, or None if none does."""

@@ -20,6 +20,7 @@ class PendingStep:
         self,
         step: Step,
         launched_at: float,
+        device: torch.device,
         tokens: torch.Tensor | None,
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
@@ -28,17 +29,19 @@ class PendingStep:
     ) -> None:
         """Copy the results, because the next launch may overwrite them.
 
+        A step without results waits for the device too: otherwise the host would queue one prompt
+        chunk after the other, and neither a new request nor an abort could overtake them.
         `tokens` [slices that sample] int64; `vectors` [texts to embed, hidden] fp32; None if the
         step has none. `launched_at` is CLOCK_MONOTONIC. `cut` are the indices of the sampling
         slices whose grammar cannot go on.
         """
         self.step = step
         self.launched_at = launched_at
-        self._tokens = HostCopy([] if tokens is None else [tokens])
+        self._tokens = HostCopy([] if tokens is None else [tokens], device)
         self._logprobs = logprobs
         self._cut = cut
         self._prompt_logprobs = prompt_logprobs
-        self._vectors = HostCopy([] if vectors is None else [vectors])
+        self._vectors = None if vectors is None else HostCopy([vectors], device)
 
     def wait(self) -> list[SampledToken]:
         """Wait for the device: the only synchronisation. One SampledToken per sampling slice."""
@@ -59,8 +62,10 @@ class PendingStep:
     def embeddings(self) -> list[EmbedOutput]:
         """Return the vectors of the step's texts. Waits like `wait`."""
         ids = [text.id for text in self.step.encoder_inputs if text.pooling]
-        vectors = [vector for copy in self._vectors.wait() for vector in copy.numpy()]
+        if self._vectors is None:
+            return []
         outputs = []
+        vectors = self._vectors.wait()[0].numpy()
         for request_id, vector in zip(ids, vectors, strict=True):
             finish: FinishReason = "stop" if np.isfinite(vector).all() else "error"
             outputs.append(EmbedOutput(request_id, vector.tobytes(), finish))

@@ -30,7 +30,9 @@ class PendingLogprobs:
         holds one if they are known.
         """
         self._counts = counts
-        self._copy = HostCopy([values, ids] if ranks is None else [values, ids, ranks])
+        self._copy = HostCopy(
+            [values, ids] if ranks is None else [values, ids, ranks], values.device
+        )
 
     def read(self) -> dict[int, TokenLogprobs]:
         """Return the logprobs by row. They mean nothing for a row without a sampled token."""

@@ -14,6 +14,8 @@ results in order.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -148,6 +150,20 @@ def reduce_kernel(
     tl.store(target, (result / total).to(out.dtype.element_ty), mask=real)
 
 
+class DecodeTile(NamedTuple):
+    """Keys read at a time, warps, and the compiler's pipeline stages, of which a tile takes two."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
+    """Return the tile of a program. It must not depend on the batch, as the bits depend on it."""
+    warps = 4 if dtype.itemsize == 2 or head_dim <= 64 else 8
+    return DecodeTile(keys_per_tile(head_dim, dtype), warps, 5)
+
+
 def max_splits(keys: int, window: int | None) -> int:
     """Return the largest number of splits that a sequence of up to `keys` keys can have."""
     if window is not None:
@@ -175,6 +191,7 @@ def decode_attention(
     shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
     partial_out = torch.empty(*shape, dim, dtype=torch.float32, device=query.device)
     partial_stats = torch.empty(*shape, 2, dtype=torch.float32, device=query.device)
+    tile = decode_tile(dim, query.dtype)
     programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
     decode_kernel[sequences, kv_heads, min(splits, programs)](
         out,
@@ -195,13 +212,13 @@ def decode_attention(
         HEAD_DIM=dim,
         ROWS=padded(heads // kv_heads),
         DIMS=padded(dim),
-        TILE=keys_per_tile(dim, query.dtype),
+        TILE=tile.keys,
         BLOCK_SIZE=block_size,
         WINDOW=features.window,
         SOFTCAP=features.softcap,
         BIAS_REACH=features.bias_reach,
-        num_warps=4 if query.dtype.itemsize == 2 or dim <= 64 else 8,
-        num_stages=5,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     if splits > 1:
         reduce_kernel[sequences, heads](

@@ -1,20 +1,34 @@
-"""Linear layer for up to 8 rows, limited by the time to read the weight.
+"""Linear layer for up to 16 rows, limited by the time to read the weight.
 
-Each program computes a few outputs for all rows, in one pass over the inputs. Few rows cannot fill
-a tensor core tile, so the products are summed in fp32 on the ordinary cores.
+Each program computes a few outputs for all rows, in one pass over the inputs. The rows fill up a
+tile of the tensor cores to 16. A row's sum takes the inputs in the same order at every row count,
+so its bits do not depend on the other rows.
+
+Only a loop with `tl.dot` is pipelined: while one tile is multiplied, the next ones are on their way
+from memory. The weight is its first operand, because its outputs are the longer side.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-MAX_ROWS = 8
-# Rows, padded to a power of two: (outputs per program, inputs read at a time). Every program reads
-# the inputs of all rows again, so more rows use fewer and larger programs. The sizes follow from
-# registers and loads in flight; they are not tuned on a GPU.
-BLOCKS = {1: (4, 1024), 2: (8, 512), 4: (8, 256), 8: (16, 128)}
+MAX_ROWS = 16  # the smallest side of a tile of the tensor cores
+
+
+class LinearTile(NamedTuple):
+    """The tile of a program: outputs, inputs read at a time, tiles in flight, and warps."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+
+
+TILE = LinearTile(outputs=16, inputs=256, stages=4, warps=4)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -30,27 +44,32 @@ def _linear_kernel(
     ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     at = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     weight_rows = weight_ptr + at.to(tl.int64)[:, None] * inputs
-    total = tl.zeros([ROWS, BLOCK_OUT, BLOCK_IN], tl.float32)
-    for start in range(0, inputs, BLOCK_IN):
-        column = (start + tl.arange(0, BLOCK_IN))[None, :]
+    x_rows = x_ptr + row.to(tl.int64)[None, :] * x_stride
+    total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    for start in tl.range(0, inputs, BLOCK_IN, num_stages=STAGES):
+        column = start + tl.arange(0, BLOCK_IN)
         inside = column < inputs
-        w = tl.load(weight_rows + column, inside & (at < outputs)[:, None], 0.0)
-        x = tl.load(x_ptr + row[:, None] * x_stride + column, inside & (row < rows)[:, None], 0.0)
-        total += w.to(tl.float32)[None, :, :] * x.to(tl.float32)[:, None, :]
-    y = tl.sum(total, 2)
+        w = tl.load(weight_rows + column[None, :], inside[None, :] & (at < outputs)[:, None], 0.0)
+        x = tl.load(x_rows + column[:, None], inside[:, None] & (row < rows)[None, :], 0.0)
+        total = tl.dot(w, x, total)
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + at, at < outputs, 0.0).to(tl.float32)[None, :]
-    place = row[:, None] * outputs + at[None, :]
-    inside = (row < rows)[:, None] & (at < outputs)[None, :]
-    tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), inside)
+        total += tl.load(bias_ptr + at, at < outputs, 0.0).to(tl.float32)[:, None]
+    place = row[None, :] * outputs + at[:, None]
+    inside = (row < rows)[None, :] & (at < outputs)[:, None]
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), inside)
 
 
 def few_rows_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    tile: LinearTile = TILE,
 ) -> torch.Tensor:
     """Return x W^T + b, [T, out] in `dtype`.
 
@@ -63,9 +82,7 @@ def few_rows_linear(
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     if rows:
-        padded = triton.next_power_of_2(rows)
-        block_out, block_in = BLOCKS[padded]
-        _linear_kernel[(triton.cdiv(outputs, block_out),)](
+        _linear_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,
             weight,
             bias,
@@ -74,8 +91,10 @@ def few_rows_linear(
             rows,
             inputs,
             outputs,
-            ROWS=padded,
-            BLOCK_OUT=block_out,
-            BLOCK_IN=min(block_in, triton.next_power_of_2(inputs)),
+            ROWS=MAX_ROWS,
+            BLOCK_OUT=tile.outputs,
+            BLOCK_IN=min(tile.inputs, max(16, triton.next_power_of_2(inputs))),
+            STAGES=tile.stages,
+            num_warps=tile.warps,
         )
     return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.triton import linear as kernel
 from engine.layers.embedding import LMHead
@@ -29,15 +31,26 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias=None)
 
 
 @dtypes
-@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("rows", range(1, 17))
 def test_linear_kernel_every_row_count_equals_torch(rows: int, dtype: torch.dtype) -> None:
     """Outputs and inputs do not fill their last block; inputs need several rounds."""
-    inputs = 2 * kernel.BLOCKS[1 << (rows - 1).bit_length()][1] + 24
+    inputs = 2 * kernel.TILE.inputs + 24
     x, weight = draw(rows, inputs, dtype=dtype), draw(37, inputs, dtype=dtype, seed=1)
     bias = draw(37, dtype=dtype, seed=2)
     check(linear(x, weight, kernels="triton"), x, weight)
     check(linear(x, weight, bias, kernels="triton"), x, weight, bias.double())
     check(linear(x, weight, dtype=torch.float32, kernels="triton"), x, weight)
+
+
+def test_linear_kernel_bits_of_a_row_are_equal_at_every_row_count() -> None:
+    x, weight = draw(16, 600, dtype=torch.bfloat16), draw(37, 600, dtype=torch.bfloat16, seed=1)
+    due = linear(x, weight, dtype=torch.float32, kernels="triton")
+    for rows in range(1, 16):
+        found = linear(x[:rows], weight, dtype=torch.float32, kernels="triton")
+        assert torch.equal(found, due[:rows])
+    for row in range(16):
+        found = linear(x[row : row + 1], weight, dtype=torch.float32, kernels="triton")
+        assert torch.equal(found, due[row : row + 1])
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (12, 3), (1000, 5)], ids=str)
@@ -46,6 +59,30 @@ def test_linear_kernel_odd_sizes_and_strides_equal_torch(sizes: tuple[int, int])
     wide = draw(6, 2 * sizes[0], dtype=torch.bfloat16, seed=1)
     for x in (wide[:3, : sizes[0]], wide[:1, ::2], wide[::2, sizes[0] :]):
         check(linear(x, weight, kernels="triton"), x, weight)
+
+
+@pytest.mark.parametrize("rows", [17, 64, 256])
+def test_linear_of_many_rows_on_cuda_is_not_rounded_before_fp32(rows: int) -> None:
+    """Two logits that differ by less than a bf16 step must stay different."""
+    with FakeTensorMode():
+        x = torch.empty(rows, 24, dtype=torch.bfloat16, device="cuda")
+        weight = torch.empty(7, 24, dtype=torch.bfloat16, device="cuda")
+        with Operators() as called:
+            found = linear(x, weight, dtype=torch.float32, kernels="triton")
+    assert found.dtype == torch.float32
+    assert called.names[-1] == "aten.mm.dtype"  # no cast behind the product
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def test_linear_up_to_max_rows_of_16_bit_weights_uses_kernel(
