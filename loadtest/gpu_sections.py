@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
+from engine.kernels.triton import overlap
 from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
@@ -119,12 +120,10 @@ def idle(bench: Bench) -> list[Row]:
         engine.decode_seconds(works, 30)
     if bench.profile:
         profile.export_chrome_trace(str(bench.profile))
-    spans = sorted(
-        (e.time_range.start, e.time_range.end)
-        for e in profile.events() or []
-        if e.device_type == DeviceType.CUDA
-    )
-    between, inside = idle_shares(spans[len(spans) // 2 :])  # behind the prompts' half
+    events = [e for e in profile.events() or [] if e.device_type == DeviceType.CUDA]
+    prompts_end = max(e.time_range.end for e in events if e.name == "extend_kernel")
+    spans = [(e.time_range.start, e.time_range.end) for e in events]
+    between, inside = idle_shares(sorted(span for span in spans if span[0] > prompts_end))
     return [
         Row("0.6B, 256 streams, GPU idle between replays", between, "%", 2, True),
         Row("0.6B, 256 streams, gaps between kernels of a graph", inside, "%"),
@@ -192,6 +191,7 @@ FUSIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "embedding in torch": partial(layers_in_torch, TokenEmbedding),
     "few rows times weights in torch": partial(layers_in_torch, Linear, LMHead),
     "sampling in torch": sampling_in_torch,
+    "launches not overlapped": partial(mock.patch.object, overlap, "CHIPS", set[Any]()),
 }
 
 

@@ -22,12 +22,12 @@ from loadtest.gpu_device import LAYERS, paged_attention
 
 LINEAR_TILES = [
     TILE,
-    *(LinearTile(16, 256, 4, warps) for warps in (1, 2)),
-    *(LinearTile(16, 128, 6, warps) for warps in (1, 2, 4)),
-    LinearTile(16, 512, 3, 4),
-    LinearTile(16, 512, 4, 4),
-    *(LinearTile(32, 256, 4, warps) for warps in (2, 4)),
-    LinearTile(32, 128, 6, 4),
+    LinearTile(16, 256, 4, 4),
+    *(LinearTile(16, 256, stages, 2) for stages in (3, 6)),
+    LinearTile(16, 128, 6, 2),
+    LinearTile(16, 512, 4, 2),
+    *(LinearTile(32, 256, stages, 2) for stages in (3, 4)),
+    LinearTile(32, 128, 6, 2),
 ]
 # (inputs, outputs) of Llama-3.1-8B and of Qwen3-0.6B; the last of each is the head.
 WEIGHTS = [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtest.gpu import facts
-from loadtest.gpu_sections import SECTIONS
+from loadtest.gpu import facts, run_section
+from loadtest.gpu_sections import GROUPS, SECTIONS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +36,29 @@ def test_failing_section_prints_a_line_and_exits_with_1() -> None:
     assert done.returncode == 1
     assert "| prefill | FAILED |" in done.stdout
     assert run("--sections", "nonsense").returncode == 2
+
+
+def test_section_that_hangs_is_stopped_and_becomes_a_line() -> None:
+    rows, why = run_section("prefill", ["--smoke"], 0.2)
+    assert rows == []
+    assert why == "timed out after 0 s"
+
+
+def test_json_holds_what_was_measured_when_the_run_is_stopped(tmp_path: Path) -> None:
+    """Killed in its second section, the run has written the first."""
+    path = tmp_path / "out.json"
+    command = [sys.executable, "-m", "loadtest.gpu", "--smoke", "--json", str(path)]
+    with subprocess.Popen([*command, "--sections", "nano"], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith(b"ceilings: done")
+        written = json.loads(path.read_text())
+        running.send_signal(signal.SIGINT)  # it stops the section that runs
+    assert [row["what"] for row in written["rows"]] == ["memory read", "bf16 matmul"]
+
+
+def test_groups_hold_every_section_once() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(SECTIONS)
+    assert sum(SECTIONS[name].seconds for name in GROUPS["check"]) <= 600
 
 
 def test_facts_without_git_have_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:

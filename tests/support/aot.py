@@ -28,6 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from engine.kernels.triton.overlap import CHIPS
+
 TYPES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
@@ -52,9 +54,12 @@ class Launch:
     aligned: tuple[int, ...]  # arguments known to be multiples of 16
     options: tuple[tuple[str, int], ...]
 
-    def source(self) -> ASTSource:
+    def source(self, arch: int) -> ASTSource:
         attributes = {(i,): [["tt.divisibility", 16]] for i in self.aligned}
-        return ASTSource(self.kernel, dict(self.signature), dict(self.constants), attributes)
+        constants = dict(self.constants)
+        if "OVERLAP" in constants:  # launchers set it for the chip of the device
+            constants["OVERLAP"] = divmod(arch, 10) in CHIPS
+        return ASTSource(self.kernel, dict(self.signature), constants, attributes)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def record(rounds: Callable[[], Iterable[str]]) -> dict[Launch, list[str]]:
 
 def compiled(launch: Launch, arch: int, used_by: str) -> Report:
     target = GPUTarget("cuda", arch, 32)
-    binary = triton.compile(launch.source(), target=target, options=dict(launch.options))
+    binary = triton.compile(launch.source(arch), target=target, options=dict(launch.options))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()

@@ -76,6 +76,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.load.random_weights": place_weights,
         "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_tiles.max_shared_mem": lambda device: 227 << 10,
+        "engine.kernels.triton.overlap.capability": lambda device: (9, 0),
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.
     _device_constructors()

@@ -30,6 +30,7 @@ from engine.kernels.triton.attention_tiles import (
     query_heads,
     store_rows,
 )
+from engine.kernels.triton.overlap import launch_options, wait_for_inputs
 
 SPLIT: tl.constexpr = tl.constexpr(256)
 MAX_SPLITS: tl.constexpr = tl.constexpr(32)
@@ -80,7 +81,9 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BIAS_REACH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
@@ -127,8 +130,10 @@ def reduce_kernel(
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     WINDOW: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Sum the splits of one head of one sequence in order; do nothing if there is only one."""
+    wait_for_inputs(OVERLAP)
     sequence = tl.program_id(0).to(tl.int64)
     _, _, _, splits = splits_of(tl.load(lengths + sequence), WINDOW)
     if splits == 1:
@@ -191,6 +196,7 @@ def decode_attention(
     shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
     partial_out = torch.empty(*shape, dim, dtype=torch.float32, device=query.device)
     partial_stats = torch.empty(*shape, 2, dtype=torch.float32, device=query.device)
+    options = launch_options(query.device)
     tile = decode_tile(dim, query.dtype)
     programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
     decode_kernel[sequences, kv_heads, min(splits, programs)](
@@ -219,6 +225,7 @@ def decode_attention(
         BIAS_REACH=features.bias_reach,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **options,
     )
     if splits > 1:
         reduce_kernel[sequences, heads](
@@ -231,4 +238,5 @@ def decode_attention(
             DIMS=padded(dim),
             WINDOW=features.window,
             num_warps=1 if dim <= 128 else 2,
+            **options,
         )

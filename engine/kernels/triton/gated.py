@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.overlap import launch_options, wait_for_inputs
+
 BLOCK = 1024
 
 
@@ -46,7 +48,9 @@ def _activation_kernel(
     KIND: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
@@ -74,5 +78,7 @@ def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:
     if len(rows):
         blocks = triton.cdiv(size, BLOCK)
         grid = (len(rows), blocks)
-        _activation_kernel[grid](rows, out, rows.stride(0), size, kind, gated, BLOCK)
+        _activation_kernel[grid](
+            rows, out, rows.stride(0), size, kind, gated, BLOCK, **launch_options(x.device)
+        )
     return out

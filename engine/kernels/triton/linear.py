@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.overlap import fetch_to_cache, launch_options, wait_for_inputs
+
 MAX_ROWS = 16  # the smallest side of a tile of the tensor cores
 
 
@@ -28,7 +30,12 @@ class LinearTile(NamedTuple):
     warps: int
 
 
-TILE = LinearTile(outputs=16, inputs=256, stages=4, warps=4)
+TILE = LinearTile(outputs=16, inputs=256, stages=4, warps=2)
+# While the kernel before ends, the first programs read AHEAD cache lines of each output's weights.
+# Later programs start when the kernel before has ended: then it would only double the requests.
+EARLY: tl.constexpr = tl.constexpr(1024)
+AHEAD: tl.constexpr = tl.constexpr(16)
+LINE: tl.constexpr = tl.constexpr(64)  # 16-bit elements of a cache line
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -45,10 +52,15 @@ def _linear_kernel(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     at = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     weight_rows = weight_ptr + at.to(tl.int64)[:, None] * inputs
+    if OVERLAP and tl.program_id(0) < EARLY:
+        lines = tl.minimum(tl.arange(0, AHEAD) * LINE, inputs - 1)
+        fetch_to_cache(tl.where((at < outputs)[:, None], weight_rows, weight_ptr) + lines[None, :])
+    wait_for_inputs(OVERLAP)
     x_rows = x_ptr + row.to(tl.int64)[None, :] * x_stride
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
     for start in tl.range(0, inputs, BLOCK_IN, num_stages=STAGES):
@@ -96,5 +108,6 @@ def few_rows_linear(
             BLOCK_IN=min(tile.inputs, max(16, triton.next_power_of_2(inputs))),
             STAGES=tile.stages,
             num_warps=tile.warps,
+            **launch_options(x.device),
         )
     return out

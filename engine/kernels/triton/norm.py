@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.overlap import launch_options, wait_for_inputs
+
 
 @triton.jit
 def _scale(x, mask, size, eps, MEAN: tl.constexpr):
@@ -38,7 +40,9 @@ def _norm_kernel(
     MEAN: tl.constexpr,
     OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < size
@@ -100,6 +104,7 @@ def norm(
             OFFSET=int(offset),
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
+            **launch_options(x.device),
         )
     return total, normed
 

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.overlap import launch_options, wait_for_inputs
+
 
 @triton.jit
 def _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET: tl.constexpr, DIM: tl.constexpr):
@@ -79,7 +81,9 @@ def _rotate_kernel(
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     mask = at < DIM
@@ -155,5 +159,6 @@ def rotate(
             PAIRS=pairs,
             BLOCK=triton.next_power_of_2(dim),
             num_warps=1,
+            **launch_options(q.device),
         )
     return out
