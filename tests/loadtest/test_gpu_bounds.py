@@ -50,7 +50,7 @@ def test_offline_bound_of_nano_vllm_workload_matches_hand_calculation() -> None:
     assert sum(outputs) / seconds == pytest.approx(36_203, rel=0.001)
 
 
-def test_idle_time_is_told_apart_from_gaps_between_kernels_of_a_graph() -> None:
+def test_idle_shares_separate_pauses_from_gaps_between_kernels() -> None:
     # Busy 0-10, a gap of 2 within a graph, busy 12-30 (two kernels overlap), 10 between replays.
     spans = [(0.0, 10.0), (12.0, 25.0), (20.0, 30.0), (40.0, 50.0)]
     between, inside = idle_shares(spans)

@@ -156,7 +156,7 @@ def reduce_kernel(
 
 
 class DecodeTile(NamedTuple):
-    """Keys read at a time, warps, and the compiler's pipeline stages, of which a tile takes two."""
+    """Keys read at a time, warps, and the compiler's pipeline stages, and a tile takes two of them."""
 
     keys: int
     warps: int
