@@ -156,7 +156,7 @@ def reduce_kernel(
 
 
 class DecodeTile(NamedTuple):
-    """Keys read at a time, warps, and the compiler's pipeline stages, and a tile takes two of them."""
+    """Keys read at a time, warps, and the compiler's stages. A tile in flight takes two stages."""
 
     keys: int
     warps: int
