@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -83,13 +83,20 @@ def weight_rate(dtype: torch.dtype) -> float:
     return weights.nbytes / min(timeit.repeat(multiply, number=1, repeat=5)) / 1e9
 
 
-def bound(load: Load, streams: int, gflops: float, gbytes: float, item: int) -> float:
+def bound(
+    load: Load,
+    streams: int,
+    gflops: float,
+    gbytes: float,
+    item: int,
+    config: Mapping[str, object] = LLAMA_125M,
+) -> float:
     """Return an upper bound on output tokens/s on this machine with elements of `item` bytes.
 
-    Prefill takes the time of its multiplications. A decode step takes the time of its
-    multiplications or of reading all weights and the KV cache once, whichever is longer.
+    `config` is a Llama's. Prefill takes the time of its multiplications. A decode step takes the
+    time of its multiplications, or of reading all weights and the KV cache once if that is longer.
     """
-    c = {key: value for key, value in LLAMA_125M.items() if isinstance(value, int)}
+    c = {key: value for key, value in config.items() if isinstance(value, int)}
     head_dim = c["hidden_size"] // c["num_attention_heads"]
     attention = c["hidden_size"] * head_dim * (c["num_attention_heads"] + c["num_key_value_heads"])
     layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]

@@ -23,11 +23,18 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
+FILE_TYPES = {
+    torch.bfloat16: gguf.LlamaFileType.MOSTLY_BF16,
+    torch.float16: gguf.LlamaFileType.MOSTLY_F16,
+    torch.float32: gguf.LlamaFileType.ALL_F32,
+}
+
 
 def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
-    """Write the Llama in `folder` to `path`, with matrices in `dtype` (bfloat16 or float32)."""
+    """Write the Llama in `folder` to `path`, with matrices in `dtype`."""
     c = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
+    writer.add_file_type(FILE_TYPES[dtype])
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])
     writer.add_block_count(c["num_hidden_layers"])
@@ -35,7 +42,7 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
     writer.add_head_count(c["num_attention_heads"])
     writer.add_head_count_kv(c["num_key_value_heads"])
     writer.add_rope_dimension_count(c["head_dim"])
-    writer.add_rope_freq_base(c["rope_theta"])
+    writer.add_rope_freq_base((c.get("rope_parameters") or c)["rope_theta"])
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     ids: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     ends = (c["bos_token_id"], c["eos_token_id"])
@@ -73,5 +80,7 @@ def _add(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, dtype: torch.
     if dtype == torch.bfloat16 and tensor.ndim == 2:
         rows = tensor.contiguous().view(torch.uint8).numpy()  # [out, bytes per row]
         writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    elif dtype == torch.float16 and tensor.ndim == 2:
+        writer.add_tensor(name, tensor.half().numpy())
     else:
         writer.add_tensor(name, tensor.float().numpy())

@@ -30,6 +30,15 @@ LLAMA_125M = {
     "torch_dtype": "bfloat16",
 }
 
+# The shape of TinyLlama-1.1B: at one stream, a step is limited by reading 2.2 GB of weights.
+LLAMA_1B = LLAMA_125M | {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
+
 
 def write_random_llama(folder: Path, config: dict[str, object]) -> None:
     """Write config, bf16 weights (seed 0) and a byte-level tokenizer of the right size."""

@@ -17,7 +17,7 @@ SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vo
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_write_gguf_file_has_every_weight(tmp_path: Path, dtype: torch.dtype) -> None:
     write_random_llama(tmp_path, LLAMA_125M | SMALL | HEADS)
     write_gguf(tmp_path, tmp_path / "model.gguf", dtype)
@@ -27,7 +27,7 @@ def test_write_gguf_file_has_every_weight(tmp_path: Path, dtype: torch.dtype) ->
         data = torch.tensor(tensor.data)
         bf16 = tensor.tensor_type == gguf.GGMLQuantizationType.BF16
         assert bf16 == (dtype == torch.bfloat16 and data.ndim == 2)
-        found[tensor.name] = data.view(torch.bfloat16).float() if bf16 else data
+        found[tensor.name] = data.view(torch.bfloat16).float() if bf16 else data.float()
         assert list(found[tensor.name].shape) == tensor.shape[::-1].tolist()
     given = {
         name: weight.float() for name, weight in load_file(tmp_path / "model.safetensors").items()

