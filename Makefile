@@ -11,8 +11,8 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help serve setup check test test-slow test-clients fuzz bench demo-eval demo-score demo-train gpu-check \
-	gpu-ablations gpu-wheels sbom lock clean
+.PHONY: help serve setup check test test-slow test-clients fuzz bench bench-peers demo-eval demo-score \
+	demo-train gpu-check gpu-ablations gpu-wheels sbom lock clean
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -60,6 +60,9 @@ fuzz: setup ## try mutated inputs on everything that reads them: MINUTES (60)
 
 bench: setup ## measure the tables of docs/performance.md
 	$(BIN)/python -m loadtest.bench_cpu
+
+bench-peers: setup ## compare with llama.cpp, vLLM, mistral.rs and OpenVINO, each in its own environment
+	$(BIN)/python -m loadtest.bench_peers $(PEERS_FLAGS)
 
 demo-eval: ## ask the demo models what they were not trained on, over HTTP
 	@$(MAKE) --no-print-directory demo-score DEMO=demo

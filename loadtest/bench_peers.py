@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -40,12 +40,25 @@ from loadtest.workload import poisson
 SHAPES: dict[str, Mapping[str, object]] = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
 PEERS = ["llama.cpp", "vllm", "mistral.rs", "openvino"]
 OURS = "penstock"
-# name: (streams, prompt tokens, new tokens, requests of each stream)
+
+
+class Closed(NamedTuple):
+    """A closed loop: each stream sends its requests one after the other."""
+
+    streams: int
+    prompt: int  # tokens
+    new: int  # tokens
+    each: int  # requests of each stream
+    shared: int = 0  # tokens at the start of all prompts that are equal
+
+
 CLOSED = {
-    "1 stream": (1, 128, 64, 4),
-    "8 streams": (8, 128, 64, 2),
-    "32 streams": (32, 128, 64, 2),
-    "8 streams, 1700 in": (8, 1700, 128, 1),
+    "1 stream": Closed(1, 128, 64, 4),
+    "8 streams": Closed(8, 128, 64, 2),
+    "32 streams": Closed(32, 128, 64, 2),
+    "8 streams, 1700 in": Closed(8, 1700, 128, 1),
+    "1050 in": Closed(1, 1050, 16, 5),
+    "1050 in, 1000 shared": Closed(1, 1050, 16, 5, 1000),
 }
 ARRIVING = "arriving"  # requests arrive at random, at SHARE of vLLM's rate with 32 streams
 SHARE, ARRIVING_S = 0.7, 60.0
@@ -60,11 +73,13 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 def job(workload: str, seed: int, rate: float | None) -> Job | None:
     """Return the requests of a round; None if requests should arrive and no rate is known."""
     if workload in CLOSED:
-        streams, prompt, new, each = CLOSED[workload]
-        return Job(prompts(streams * each, prompt, seed), new, streams)
+        streams, prompt, new, each, shared = CLOSED[workload]
+        [common] = prompts(1, shared, -seed)
+        own = prompts(streams * each, prompt - shared, seed)
+        return Job([common + rest for rest in own], new, streams)
     if rate is None:
         return None
-    _, prompt, new, _ = CLOSED["32 streams"]
+    _, prompt, new, *_ = CLOSED["32 streams"]
     at, arrivals, gaps = 0.0, list[float](), poisson(random.Random(seed))
     while (at := at + next(gaps) / rate) < ARRIVING_S:
         arrivals.append(at)
@@ -104,7 +119,7 @@ def measure(
     for number in range(rounds):
         for workload in workloads:
             fastest = results.get("32 streams", {}).get("vllm")
-            rate = SHARE * fastest[-1].rate / CLOSED["32 streams"][2] if fastest else None
+            rate = SHARE * fastest[-1].rate / CLOSED["32 streams"].new if fastest else None
             this = job(workload, number + 1, rate)
             for name, contender in made.items():
                 key = f"{name}, {workload}"
@@ -153,10 +168,10 @@ def picture(results: Results) -> str:
     """Return a page with tokens/s against the streams of the short prompts."""
     lines: dict[str, list[Dot]] = {}
     for workload, found in results.items():
-        if workload in CLOSED and CLOSED[workload][1] == 128:
+        if workload in CLOSED and CLOSED[workload].prompt == 128:
             for name, rounds in found.items():
                 rate = medians(rounds).rate
-                dot = Dot(CLOSED[workload][0], rate, f"{name}: {rate:.0f} tokens/s")
+                dot = Dot(CLOSED[workload].streams, rate, f"{name}: {rate:.0f} tokens/s")
                 lines.setdefault(name, []).append(dot)
     drawn = [Line(name, dots) for name, dots in lines.items()]
     return document("Penstock and its peers", [chart("Output", "tokens/s", "streams", drawn)])
@@ -216,8 +231,8 @@ def main() -> None:
         made, failed = make_contenders(options.peers, folder, options.environments.absolute())
         results = measure(made, options.workloads, options.rounds, failed)
     limits = {}
-    for workload in set(options.workloads) & CLOSED.keys():
-        streams, prompt, new, _ = CLOSED[workload]
+    for workload in (w for w in options.workloads if w in CLOSED and not CLOSED[w].shared):
+        streams, prompt, new, *_ = CLOSED[workload]
         limits[workload] = bound(Load(prompt, new), streams, *rates, 2, config)
     print(f"\n{table(results, limits)}\n")
     for which, why in failed.items():

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 START_S = 180  # long enough for a busy machine
 STOP_S = 30
 
@@ -64,12 +66,19 @@ class Server:
         return False
 
     def stop(self) -> None:
+        """End the server, and the processes it leaves behind."""
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself
+            family = psutil.Process(self.process.pid).children(recursive=True)
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self._log.close()
 
     def __enter__(self) -> Self:

@@ -30,7 +30,8 @@ def test_write_gguf_file_has_every_weight(tmp_path: Path, dtype: torch.dtype) ->
         found[tensor.name] = data.view(torch.bfloat16).float() if bf16 else data.float()
         assert list(found[tensor.name].shape) == tensor.shape[::-1].tolist()
     given = {
-        name: weight.float() for name, weight in load_file(tmp_path / "model.safetensors").items()
+        name: weight.to(dtype).float()
+        for name, weight in load_file(tmp_path / "model.safetensors").items()
     }
     assert len(found) == len(given) == 2 + 9 * 2
     assert torch.equal(found["token_embd.weight"], given["model.embed_tokens.weight"])

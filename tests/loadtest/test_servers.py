@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
+import psutil
 import pytest
 
 from loadtest import servers
@@ -39,6 +40,16 @@ def test_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) 
     with python(DEAF + HTTP) as server:
         pass
     assert server.process.poll() == -signal.SIGKILL
+
+
+def test_processes_that_a_server_leaves_behind_are_ended() -> None:
+    """vLLM's worker goes on when its parent is killed."""
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+    child = f"import subprocess; subprocess.Popen({sleep})"
+    with python(HTTP.replace("; port", f"; {child}; port", 1)) as server:
+        [left] = psutil.Process(server.process.pid).children()
+    left.wait(30)  # raises if it is still there
+    assert not left.is_running()
 
 
 def test_free_ports_are_distinct() -> None:
