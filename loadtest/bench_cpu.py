@@ -6,7 +6,7 @@ so that changes in the machine's speed affect all of them. Medians are printed.
 
 Penstock runs as installed and, as a reference, with torch's operations instead of Numba's kernels.
 transformers runs in this process and gets its whole batch at once. This favours it: it has no HTTP,
-no scheduling and no streams. llama.cpp's server runs if --llama-server is given.
+no scheduling and no streams.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 
 from engine.device.facts import DTYPES, onednn_has_matmul, select_dtype
 from engine.layers.weights.onednn import PackedWeight
-from loadtest.contenders import Figures, LlamaCpp, Load, Transformers, over_http
+from loadtest.contenders import Figures, Load, Transformers, over_http
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server
 
@@ -39,7 +39,6 @@ TITLES = {
     "penstock": "Penstock",
     "torch": "with torch alone",
     "transformers": "transformers",
-    "llama.cpp": "llama.cpp",
 }
 Measure = Callable[[int, int], Figures]  # (number of streams, round) -> figures
 
@@ -118,7 +117,6 @@ def main() -> None:
         "--dtype", choices=["auto", *DTYPES], default="auto", help="dtype of all contenders"
     )
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers")
-    parser.add_argument("--llama-server", type=Path, help="llama.cpp server built for this CPU")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--flags", default="", help="additional flags for `penstock serve`")
     options = parser.parse_args()
@@ -195,11 +193,6 @@ def contenders(
     found = {name: served(name, penstock(backend)) for name, backend in BACKENDS.items()}
     if not options.no_peer:
         found["transformers"] = partial(Transformers(folder, dtype).measure, load)
-    if program := options.llama_server:
-        from loadtest.gguf_model import write_gguf  # gguf is an optional dependency
-
-        write_gguf(folder, model := folder / "model.gguf", dtype)
-        found["llama.cpp"] = served("llama.cpp", lambda n: LlamaCpp(program, model, load, n))
     return found
 
 

@@ -114,7 +114,7 @@ def make_contenders(
 def measure(
     made: Mapping[str, Contender], workloads: Sequence[str], rounds: int, failed: dict[str, str]
 ) -> Results:
-    """Alternate the contenders' rounds. One that fails in a workload is not asked in it again."""
+    """Alternate the contenders' rounds. One that fails sits out the workload's later rounds."""
     results: Results = {workload: {} for workload in workloads}
     for number in range(rounds):
         for workload in workloads:
@@ -196,7 +196,7 @@ def processor() -> str:
 
 
 def write(path: Path, report: dict[str, Any], results: Results) -> None:
-    """Write the report as JSON, and its chart beside it as a page."""
+    """Write the report as JSON, and its chart as a page of the same name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = {w: {n: [r._asdict() for r in rs] for n, rs in f.items()} for w, f in results.items()}
     path.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n", encoding="utf-8")

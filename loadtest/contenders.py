@@ -40,19 +40,6 @@ def over_http(server: Server, load: Load, concurrency: int, requests: int, seed:
     return sum(c.tokens for c in done) / wall, statistics.median(gaps) * 1e3
 
 
-class LlamaCpp(Server):
-    """llama.cpp's server with `streams` slots, each with room for one request of `load`.
-
-    `program` is an executable built for this machine, and `model` is a GGUF file.
-    """
-
-    def __init__(self, program: Path, model: Path, load: Load, streams: int) -> None:
-        threads, context = torch.get_num_threads(), streams * (load.prompt + load.new + 1)
-        sizes = ["--threads", str(threads), "--parallel", str(streams), "--ctx-size", str(context)]
-        command = [str(program), "--model", str(model), *sizes]
-        super().__init__([*command, "--host", "127.0.0.1"], "/health")
-
-
 class Transformers:
     """`generate` in this process, with a static batch, in the same dtype as Penstock."""
 

@@ -1,1 +1,1 @@
-"""Other model servers, for `make bench-peers`: their environments and how each is asked."""
+"""Other model servers, for `make bench-peers`: their environments and how each is measured."""

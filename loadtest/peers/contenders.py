@@ -1,4 +1,4 @@
-"""How each contender of `make bench-peers` is started and asked: the same prompts and lengths."""
+"""How `make bench-peers` starts and measures each contender: with equal prompts and lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import psutil
 import torch
 from tokenizers import Tokenizer
 
-from loadtest.contenders import LlamaCpp, Load
 from loadtest.http_client import Completion, Target, closed_loop, exchange, streamed
 from loadtest.peers.environments import llama_server
 from loadtest.servers import Penstock, Server
@@ -50,10 +49,6 @@ class Job:
     def context(self) -> int:
         """Tokens of the longest request."""
         return max(map(len, self.prompts)) + self.new
-
-    @property
-    def load(self) -> Load:
-        return Load(max(map(len, self.prompts)), self.new)
 
 
 class Contender(Protocol):
@@ -91,6 +86,20 @@ def resident_mb(pid: int) -> float:
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     return sum(each.memory_info().rss for each in family) / 1e6
+
+
+class LlamaCpp(Server):
+    """llama.cpp's server with a slot for each stream of `job`, with room for its longest request.
+
+    `program` is an executable built for this machine, and `model` is a GGUF file.
+    """
+
+    def __init__(self, program: Path, model: Path, job: Job) -> None:
+        threads, context = torch.get_num_threads(), job.streams * (job.context + 1)
+        slots = ["--parallel", str(job.streams), "--ctx-size", str(context)]
+        sizes = ["--threads", str(threads), *slots]
+        command = [str(program), "--model", str(model), *sizes]
+        super().__init__([*command, "--host", "127.0.0.1"], "/health")
 
 
 class OverHttp:
@@ -173,7 +182,7 @@ def penstock(folder: Path) -> Contender:
 
 def llama_cpp(environment: Path, model: Path) -> Contender:
     program = llama_server(environment)
-    return OverHttp(lambda job: LlamaCpp(program, model, job.load, job.streams), {})
+    return OverHttp(lambda job: LlamaCpp(program, model, job), {})
 
 
 def vllm(environment: Path, folder: Path) -> Contender:

@@ -58,7 +58,7 @@ def test_print_table_has_a_column_for_each_contender(capsys: pytest.CaptureFixtu
                 "8": {
                     "penstock": [(200, 30.0), (240, 20.0), (220, 25.0)],
                     "transformers": [(100, 50.0)] * 3,
-                    "llama.cpp": [(110, 45.0)] * 3,
+                    "torch": [(110, 45.0)] * 3,
                 }
             },
         }
@@ -66,4 +66,4 @@ def test_print_table_has_a_column_for_each_contender(capsys: pytest.CaptureFixtu
     head, rule, row, *_ = capsys.readouterr().out.strip().splitlines()
     assert head.count("|") == rule.count("|") == row.count("|")
     cells = [cell.strip() for cell in row.split("|")]
-    assert cells[1:6] == ["8", "220 · 25.0 ms", "100 · 50.0 ms", "110 · 45.0 ms", "2.2 · 1.1"]
+    assert cells[1:6] == ["8", "220 · 25.0 ms", "110 · 45.0 ms", "100 · 50.0 ms", "2.2 · 1.1"]

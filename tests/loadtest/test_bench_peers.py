@@ -84,7 +84,7 @@ def test_peer_that_fails_becomes_a_line_and_the_others_go_on() -> None:
     assert [one.rate for one in results["1 stream"][OURS]] == [100, 200, 300]
     assert len(results["1 stream"]["vllm"]) == 1
     assert good.jobs[0] == bad.jobs[0]
-    assert len(bad.jobs) == 2  # not asked again
+    assert len(bad.jobs) == 2  # and no third time
 
 
 def test_arriving_requests_follow_vllms_rate_of_the_same_run() -> None:

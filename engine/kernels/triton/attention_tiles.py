@@ -33,6 +33,11 @@ class Features:
     def bias_reach(self) -> int | None:
         return None if self.bias is None else self.bias.shape[1] // 2
 
+    @property
+    def constants(self) -> dict[str, float | None]:
+        """The constants of both kernels that these features set."""
+        return {"WINDOW": self.window, "SOFTCAP": self.softcap, "BIAS_REACH": self.bias_reach}
+
 
 def padded(size: int) -> int:
     """Return the power of two that a tile needs for `size` rows or columns; at least MIN_DOT."""

@@ -50,8 +50,10 @@ def splits_of(length, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def store_stats(partial_stats, place, highest, total, real):
-    """Store a split's highest score and sum of weights; the reduction scales its result by them."""
+def store_partial(partial_out, partial_stats, place, values, real, HEAD_DIM: tl.constexpr):
+    """Store a split's result, highest score and sum of weights, which the reduction combines."""
+    result, highest, total = values
+    store_rows(partial_out, place, result, real, HEAD_DIM)
     tl.store(partial_stats + place * 2, highest, mask=real)
     tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
@@ -85,15 +87,14 @@ def decode_kernel(
 ):
     wait_for_inputs(OVERLAP)
     sequence = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
+    kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
     heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
-    query += sequence * query_stride
-    q = load_rows(query + heads[:, None] * head_stride, real, HEAD_DIM, DIMS)
+    query += sequence * query_stride + heads[:, None] * head_stride
+    q = load_rows(query, real, HEAD_DIM, DIMS)
     head_keys: tl.constexpr = BLOCK_SIZE * HEAD_DIM
-    own = kv_head * head_keys
+    keys, values = keys + kv_head * head_keys, values + kv_head * head_keys
     tables += sequence * table_stride
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         begin = tl.maximum(origin + split * size, first)
@@ -101,7 +102,7 @@ def decode_kernel(
         highest, total, result = attend_keys(
             q,
             (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
-            (keys + own, values + own, tables, kv_heads * head_keys, HEAD_DIM),
+            (keys, values, tables, kv_heads * head_keys, HEAD_DIM),
             (begin, end),
             bias,
             scale,
@@ -116,8 +117,8 @@ def decode_kernel(
             store_rows(out, place, mean(result, total), real, HEAD_DIM)
         else:
             place = place * max_splits + split
-            store_rows(partial_out, place, result, real, HEAD_DIM)
-            store_stats(partial_stats, place, highest, total, real)
+            found = (result, highest, total)
+            store_partial(partial_out, partial_stats, place, found, real, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["lengths", "max_splits"])
@@ -194,15 +195,13 @@ def decode_attention(
     _, kv_heads, block_size, _ = keys.shape
     splits = max_splits(tables.shape[1] * block_size, features.window)
     shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
-    partial_out = torch.empty(*shape, dim, dtype=torch.float32, device=query.device)
-    partial_stats = torch.empty(*shape, 2, dtype=torch.float32, device=query.device)
+    partial = [torch.empty(*shape, size, device=query.device) for size in (dim, 2)]  # fp32
     options = launch_options(query.device)
     tile = decode_tile(dim, query.dtype)
     programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
     decode_kernel[sequences, kv_heads, min(splits, programs)](
         out,
-        partial_out,
-        partial_stats,
+        *partial,
         query,
         keys,
         values,
@@ -220,9 +219,7 @@ def decode_attention(
         DIMS=padded(dim),
         TILE=tile.keys,
         BLOCK_SIZE=block_size,
-        WINDOW=features.window,
-        SOFTCAP=features.softcap,
-        BIAS_REACH=features.bias_reach,
+        **features.constants,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **options,
@@ -230,8 +227,7 @@ def decode_attention(
     if splits > 1:
         reduce_kernel[sequences, heads](
             out,
-            partial_out,
-            partial_stats,
+            *partial,
             lengths,
             splits,
             HEAD_DIM=dim,

@@ -201,9 +201,7 @@ def extend_attention(
         TILE=keys_per_tile(dim, query.dtype),
         BLOCK_SIZE=block_size,
         CAUSAL=causal,
-        WINDOW=features.window,
-        SOFTCAP=features.softcap,
-        BIAS_REACH=features.bias_reach,
+        **features.constants,
         num_warps=8,
         num_stages=stages(dim, features, shared_memory(query.device)),
     )
