@@ -19,6 +19,7 @@ from engine.errors import RequestRejectedError
 from engine.protocol import GenerateRequest, KVGroup, SamplingParams
 from tests.engine.scheduling.planted_bugs import PLANTED, Plant
 from tests.engine.scheduling.simulation import VOCAB, Simulation, random_traffic
+from tests.support.thorough import examples
 
 SEEDS = range(2000)  # the first 30 seeds find each planted bug
 MORE_SEEDS = range(2000, 7000)
@@ -117,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestSchedulerMachine = SchedulerMachine.TestCase
 # Deterministic on every machine; a failure prints its steps as code.
 TestSchedulerMachine.settings = settings(
-    derandomize=True, max_examples=300, stateful_step_count=30, deadline=None
+    derandomize=True, max_examples=examples(300), stateful_step_count=30, deadline=None
 )
 
 
