@@ -50,7 +50,10 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
 
 test-slow: setup ## run the tests that take minutes
-	$(BIN)/pytest -m "slow and not gpu"
+	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu"
+	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients"
+	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" tests/server/text/parsers/test_detect.py \
+		tests/faults/test_nth_fault.py
 
 test-clients: setup ## install other people's clients (4 GB) and run them: a table of what each can do
 	$(BIN)/pytest -m clients -s tests/clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -33,12 +34,20 @@ LONG = (
     "tests/fuzz/",
     "tests/server/test_lifetime.py",
     "tests/server/cli/",
+    "tests/server/text/",
+    "tests/engine/test_greedy.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the tests that take long to the front; the order is otherwise kept."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the thousands of collected tests from every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -92,7 +92,16 @@ def test_greedy_any_engine_setting_matches_reference(
 
 
 @modes
-@pytest.mark.parametrize(("budget", "prefix_caching"), [(8, True), (64, False)])
+@pytest.mark.parametrize(
+    ("golden", "budget", "prefix_caching"),
+    [
+        ("stories260K-llama", 8, True),
+        ("stories280K-gpt2", 64, False),
+        pytest.param("stories260K-llama", 64, False, marks=pytest.mark.slow),
+        pytest.param("stories280K-gpt2", 8, True, marks=pytest.mark.slow),
+    ],
+    indirect=["golden"],
+)
 def test_greedy_after_preemption_matches_reference(
     golden: Golden, mode: dict[str, Any], budget: int, prefix_caching: bool
 ) -> None:

@@ -22,6 +22,7 @@ from engine.protocol import (
     ToEngine,
     TokenLogprobs,
 )
+from tests.support.thorough import examples
 
 DIRECTIONS = [ToEngine, FromEngine]
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -58,7 +59,7 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
     return simple[kind]
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=examples(200), deadline=None)
 @given(message=st.one_of(*map(strategy, DIRECTIONS)))
 def test_message_encoded_and_decoded_is_equal(message: Any) -> None:
     direction = ToEngine if isinstance(message, ToEngine) else FromEngine

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from server.text.tokenizer import Tokenizer
 from tests.server.conftest import BOS, TEMPLATE, byte_tokenizer
 from tests.support.driver import tiny_llama
 from tests.support.rig import Served, check_error_body, eventually, serving
+from tests.support.thorough import is_thorough
 from tests.support.thread_engine import ThreadChild
 
 MANY = 200  # no scenario calls a function this often
@@ -213,6 +214,14 @@ def named(seam: Seam) -> str:
     return f"{seam[0].__name__}.{seam[1]}"
 
 
+def calls() -> Iterator[int]:
+    """Yield the number of each call, or of ever fewer calls in the short run."""
+    n = 1
+    while n < MANY:
+        yield n
+        n += 1 if is_thorough() else 1 + n // 4
+
+
 async def suffer(running: Service, scenario: str) -> list[int]:
     async with asyncio.timeout(HANGS_S):
         return await SCENARIOS[scenario](running.served)
@@ -243,7 +252,7 @@ async def test_fault_in_one_request_fails_only_that_request(
 async def test_fault_in_engine_fails_all_requests_with_503(
     config: EngineConfig, loaded: LoadedEngine, scenario: str, seam: Seam
 ) -> None:
-    for n in range(1, MANY):
+    for n in calls():
         async with service(config, loaded) as running:
             with pytest.MonkeyPatch.context() as patch:
                 fault = Fault(patch, seam, n)

@@ -58,8 +58,10 @@ def journal(target: Target, *, store: bool) -> Iterator[mmap.mmap]:
             yield pages
 
 
-async def fuzz(target: Target, seconds: float, seed: int, *, store: bool = True) -> Tally:
-    """Check the kept cases, then seeds and mutated inputs for `seconds`.
+async def fuzz(
+    target: Target, seconds: float, seed: int, *, store: bool = True, least: int = 0
+) -> Tally:
+    """Check the kept cases, then seeds and mutated inputs for `seconds`, at least `least` inputs.
 
     Raises the failure of the first input that fails, after storing the input if `store`.
     """
@@ -71,7 +73,7 @@ async def fuzz(target: Target, seconds: float, seed: int, *, store: bool = True)
         num_kept = len(first)
         began = time.monotonic()
         async with target.opened(Path(folder)) as check:
-            while first or time.monotonic() - began < seconds:
+            while first or tally.inputs < least or time.monotonic() - began < seconds:
                 data = first.pop(0) if first else random.choice(pool)
                 if tally.inputs >= num_kept and random.random() < 0.95:
                     data = target.mutate(random, data)

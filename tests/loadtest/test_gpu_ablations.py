@@ -34,7 +34,14 @@ def test_every_fusion_has_its_kernels_listed() -> None:
     assert FUSIONS.keys() == REMOVED.keys()
 
 
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The kernels of a decode step without an ablation."""
+    return kernels_launched(tmp_path_factory.mktemp("everything"), nullcontext())
+
+
 @pytest.mark.parametrize("name", FUSIONS)
-def test_ablation_removes_only_its_own_kernels(name: str, tmp_path: Path) -> None:
-    everything = kernels_launched(tmp_path, nullcontext())
+def test_ablation_removes_only_its_own_kernels(
+    name: str, tmp_path: Path, everything: set[str]
+) -> None:
     assert everything - kernels_launched(tmp_path, FUSIONS[name]()) == REMOVED[name]

@@ -459,9 +459,11 @@ def every_pair(
         pairs += [(case, equality) for equality in equalities]
         if case.without or case.zeroed or case.replaced:
             pairs.append((case, features_matter))
-    return pytest.mark.parametrize(
-        (fixture, "equality"),
-        pairs,
-        ids=[f"{case.name}-{equality.__name__}" for case, equality in pairs],
-        indirect=[fixture],
-    )
+    parameters = []
+    for case, equality in pairs:
+        # A tape is slow, so that the fast run captures the first and the last case of a model.
+        is_slow = equality is captured and case not in (cases[0], cases[-1])
+        marks = [pytest.mark.slow] if is_slow else []
+        name = f"{case.name}-{equality.__name__}"
+        parameters.append(pytest.param(case, equality, id=name, marks=marks))
+    return pytest.mark.parametrize((fixture, "equality"), parameters, indirect=[fixture])

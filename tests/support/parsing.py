@@ -66,13 +66,21 @@ def parse(
 
 
 def check_cuts(
-    syntax: Syntax, text: str, tools: Mapping[str, Tool], *, start: State = State.CONTENT
+    syntax: Syntax,
+    text: str,
+    tools: Mapping[str, Tool],
+    *,
+    start: State = State.CONTENT,
+    every: int = 1,
 ) -> None:
-    """Check that no split changes an answer, and that a cut one is a beginning of it."""
+    """Check that no split changes an answer, and that a cut one is a beginning of it.
+
+    The splits are `every` characters apart.
+    """
     marked = syntax.marks.encode(text)
     whole = parse(syntax, [marked], tools, start=start)
     assert parse(syntax, list(marked), tools, start=start) == whole
-    for at in range(1, len(marked)):
+    for at in range(1, len(marked), every):
         assert parse(syntax, [marked[:at], marked[at:]], tools, start=start) == whole, at
         cut = parse(syntax, [marked[:at]], tools, start=start, is_cut=True)
         assert cut == parse(syntax, list(marked[:at]), tools, start=start, is_cut=True)

@@ -36,6 +36,23 @@ class QuietServer(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.leave.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down without uvicorn's pause of 0.1 s, unless connections stay open."""
+        state = self.server_state
+        for listening in self.servers:
+            listening.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        for _ in range(20):
+            if not state.connections and not state.tasks:
+                break
+            await asyncio.sleep(0.005)
+        else:
+            return await super().shutdown(sockets)
+        for each in sockets or ():
+            each.close()
+        await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         yield

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.protocol import KVGroup
+from tests.support.thorough import examples
 
 
 def plan(available: int = 10**9, max_model_len: int = 1000, **config: Any) -> tuple[int, int]:
@@ -124,7 +125,7 @@ def test_plan_context_beyond_total_memory_advises_no_larger_cache() -> None:
         plan_for(wanted, 1000, 10**6, 800_000, most=10**6)
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=examples(200), deadline=None)
 @given(
     block_size=st.sampled_from((16, 32, 64, 128)),
     block_bytes=st.integers(1, 10**7),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.protocol import SamplingParams
 from engine.sampling.logits import adjust, adjusts_logits, cut, mask
+from tests.support.thorough import examples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +51,7 @@ def adjusted_by_hand(
 token_ids = st.integers(0, VOCAB - 1)
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=examples(150), deadline=None)
 @given(
     logits=st.lists(st.floats(-30, 30, width=32), min_size=VOCAB, max_size=VOCAB),
     tokens=st.lists(token_ids, min_size=1, max_size=20),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.scheduling.block_pool import BlockHasher, BlockPool
+from tests.support.thorough import examples
 
 NUM_BLOCKS = 9
 
@@ -114,7 +115,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 TestBlockPool = BlockPoolMachine.TestCase
 # Deterministic on every machine; a failure prints its steps as code.
 TestBlockPool.settings = settings(
-    derandomize=True, max_examples=100, stateful_step_count=40, deadline=None
+    derandomize=True, max_examples=examples(100), stateful_step_count=40, deadline=None
 )
 
 

@@ -24,6 +24,7 @@ from server.lifetime import uvicorn_config
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import check_error_body, eventually, serving
+from tests.support.thorough import examples
 
 USER = {"role": "user", "content": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
@@ -318,7 +319,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([ChatBody, CompletionBody, MessagesBody]), st.data())
 def test_random_field_values_are_valid_or_become_400(kind, data):
     names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))

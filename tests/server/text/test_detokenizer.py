@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
+from tests.support.thorough import examples
 
 BYTE_LEVEL = ["tokenizers/gpt2", "tokenizers/qwen2.5"]
 BYTE_FALLBACK = ["tokenizers/llama2", "checkpoints/stories260K-llama"]
@@ -52,14 +53,14 @@ def test_stream_vector_texts_equals_decode(
         assert stream(tokenizer, ids, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(text=st.text(max_size=60), skip=st.booleans())
 def test_stream_any_text_equals_decode(tokenizer: Tokenizer, text: str, skip: bool) -> None:
     ids = tokenizer.encode(text)
     assert stream(tokenizer, ids, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(data=st.data(), skip=st.booleans())
 def test_stream_any_ids_equals_decode(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool
@@ -72,7 +73,7 @@ def test_stream_any_ids_equals_decode(
     assert stream(tokenizer, ids, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     parts=st.lists(
         st.one_of(st.binary(max_size=5), st.text(max_size=2).map(str.encode), st.just(b"special")),

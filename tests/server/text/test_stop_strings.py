@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.text.stop_strings import StopMatcher
+from tests.support.thorough import examples
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
 PIECES = st.lists(st.text("ab\nc", max_size=5), max_size=12)
@@ -32,7 +33,7 @@ def held_back(text: str, stops: list[str]) -> str:
     return max((p for p in prefixes if text.endswith(p)), key=len)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=examples(1500))
 @given(pieces=PIECES, stops=STOPS, include=st.booleans(), early=st.integers(0, 6))
 def test_push_any_cuts_equals_reference(
     pieces: list[str], stops: list[str], include: bool, early: int

@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from server.generation.off_loop import off_loop
 from server.text.generation_config import SAMPLING_DEFAULTS
 from server.text.tokenizer import Tokenizer
+from tests.support.thorough import examples
 
 FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]
 CHECKPOINTS = ["checkpoints/stories260K-llama", "checkpoints/stories280K-gpt2"]
@@ -304,7 +305,11 @@ def test_encode_lone_surrogate_raises_value_error(tokenizer: Tokenizer) -> None:
     parts=st.lists(st.tuples(st.text(min_size=1), st.integers(1, 300)), min_size=1, max_size=5),
     limit=st.integers(100, 125),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=examples(100),
+)
 def test_far_over_reports_only_texts_over_the_limit(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, parts: list[tuple[str, int]], limit: int
 ) -> None:

@@ -110,7 +110,10 @@ async def test_batch_takes_at_most_half_of_the_engine(store: Served) -> None:
     assert (await ended(store, batch.id)).request_counts.completed == 20
 
 
-async def test_batch_refused_by_a_full_queue_is_retried_not_reported(store: Served) -> None:
+async def test_batch_refused_by_a_full_queue_is_retried_not_reported(
+    store: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.batch.sender.LONGEST_WAIT_S", 0.1)  # the server asks for 7 s
     store.engine.overloaded = True
     batch = await create(store, jsonl(line("a")))
     await asyncio.sleep(0.3)

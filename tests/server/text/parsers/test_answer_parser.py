@@ -21,6 +21,7 @@ from server.text.parsers.formats import (
 from server.text.parsers.syntax import State
 from server.text.parsers.tools import Tool
 from tests.support.parsing import Answer, check_cuts, parse, syntax_of
+from tests.support.thorough import examples
 from tests.support.written_calls import written
 
 THINK = REASONING_BY_NAME["think"]
@@ -208,7 +209,7 @@ PLAIN_KEY = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 ANY_TOOL = {"f": Tool("f", {"type": "object"}, {})}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), format=st.sampled_from(CALL_FORMATS))
 def test_any_arguments_and_any_pieces_give_the_call(data, format) -> None:
     """Formats without quotes cannot hold every text: there, words stand for texts."""
@@ -228,7 +229,7 @@ def test_any_arguments_and_any_pieces_give_the_call(data, format) -> None:
     assert called_in(parse(syntax, pieces, ANY_TOOL)) == [("f", arguments)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     text=st.lists(
         st.sampled_from(

@@ -22,6 +22,7 @@ from server.text.parsers.formats import (
 from server.text.parsers.syntax import State, Syntax, literals
 from server.text.parsers.tools import Tool
 from tests.support.parsing import parse, syntax_of
+from tests.support.thorough import examples
 from tests.support.written_calls import written
 
 THINK = REASONING_BY_NAME["think"]
@@ -57,7 +58,7 @@ def attacked(draw: st.DrawFn) -> tuple[Syntax, str, State]:
     return syntax, syntax.marks.encode("".join(parts)), draw(st.sampled_from(starts))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(attack=attacked(), data=st.data())
 def test_any_text_in_any_format_parses_the_same_in_any_pieces(attack, data) -> None:
     syntax, text, start = attack
@@ -75,7 +76,7 @@ def test_any_text_in_any_format_parses_the_same_in_any_pieces(attack, data) -> N
             json.loads(arguments, parse_constant=pytest.fail)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(attack=attacked(), data=st.data())
 def test_cut_answer_in_any_format_is_a_beginning_of_the_whole(attack, data) -> None:
     syntax, text, start = attack
@@ -94,7 +95,7 @@ def test_cut_answer_in_any_format_is_a_beginning_of_the_whole(attack, data) -> N
         assert whole_arguments.startswith(arguments)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(attack=attacked())
 def test_answer_without_calls_loses_no_text(attack) -> None:
     syntax, text, start = attack

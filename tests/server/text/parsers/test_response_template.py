@@ -32,6 +32,7 @@ from server.text.parsers.response_template import TranslatedTemplate, translated
 from server.text.parsers.syntax import State, Syntax, literals, make_syntax
 from server.text.parsers.tools import Tool, ToolUse
 from tests.support.parsing import check_cuts, parse
+from tests.support.thorough import examples
 from tests.support.written_calls import written
 
 BYTES = LLTokenizer("byte")
@@ -335,7 +336,7 @@ FIELDS = st.dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(fields=FIELDS, text=st.text(max_size=50))
 def test_any_object_is_translated_or_named(fields, text) -> None:
     found = translated({"fields": fields})
