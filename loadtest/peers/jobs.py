@@ -14,7 +14,7 @@ from loadtest.workload import poisson
 
 SPACED_WORD = re.compile("Ġ[a-z]{2,}")  # Ġ is a space in a byte-level vocabulary
 LETTER = re.compile("[A-Za-z]")
-ENOUGH_WORDS = 1000
+ENOUGH_WORDS = 100
 
 
 class Closed(NamedTuple):
