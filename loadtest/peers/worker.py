@@ -1,4 +1,4 @@
-"""What all workers share. A worker is a script that runs a library in the library's environment.
+"""Shared by all workers. A worker is a script that runs a library in the library's environment.
 
 It reads a job as JSON from stdin: `model` (path), `prompts` (token ids or texts), `warm` (prompts
 of the warm-up), `new`, `streams`, and `arrivals` (seconds; empty for a closed loop). It prints one
