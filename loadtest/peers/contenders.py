@@ -48,6 +48,8 @@ def figures(times: Times, job: Job) -> Figures:
     length = len(job.prompts[0])
     if wrong := [count for count in times.prompt_tokens if count not in (0, length)]:
         raise RuntimeError(f"{wrong[0]} tokens of prompt instead of {length}")
+    if not all(times.arrivals):
+        raise RuntimeError("an answer has no event with text")
     gaps = [b - a for arrivals in times.arrivals for a, b in pairwise(arrivals)]
     pairs = zip(times.started, times.arrivals, strict=True)
     firsts = [arrivals[0] - started for started, arrivals in pairs]
@@ -209,9 +211,12 @@ def vllm(environment: Path, folder: Path) -> OverHttp:
         command = [str(environment / "bin" / "vllm"), "serve", str(folder), "--dtype", "bfloat16"]
         flags = ["--host", "127.0.0.1", "--served-model-name", "peer", "--max-num-seqs", "64"]
         length = ["--max-model-len", str(max(2048, job.context + 1))]
-        variables = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        settings = [f"{name}={value}" for name, value in variables.items()]
-        threads = [f"OMP_NUM_THREADS={torch.get_num_threads()}"]
-        return Server(["env", *settings, *threads, *command, *flags, *length], "/health")
+        settings = [
+            "VLLM_CPU_KVCACHE_SPACE=2",  # GB
+            "VLLM_CPU_OMP_THREADS_BIND=nobind",
+            "VLLM_NO_USAGE_STATS=1",
+            f"OMP_NUM_THREADS={torch.get_num_threads()}",
+        ]
+        return Server(["env", *settings, *command, *flags, *length], "/health")
 
     return OverHttp(start, {"model": "peer"})

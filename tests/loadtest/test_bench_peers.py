@@ -93,6 +93,10 @@ def test_answer_or_prompt_of_another_length_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="9 tokens of prompt instead of 2"):
         figures(two_streams(prompt_tokens=9), TWO)
     figures(two_streams(prompt_tokens=0), TWO)  # not reported
+    silent = two_streams()
+    silent.arrivals[1] = []
+    with pytest.raises(RuntimeError, match="no event with text"):
+        figures(silent, TWO)
 
 
 @pytest.mark.parametrize(("percent", "due"), [(50, 5), (99, 10), (100, 10), (1, 1)])
