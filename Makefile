@@ -64,7 +64,7 @@ fuzz: setup ## try mutated inputs on everything that reads them: MINUTES (60)
 bench: setup ## measure the tables of docs/performance.md
 	$(BIN)/python -m loadtest.bench_cpu
 
-bench-peers: setup ## compare with llama.cpp, vLLM, mistral.rs and OpenVINO, each in its own environment
+bench-peers: setup ## compare with other servers, each in its own environment: PEERS_FLAGS
 	$(BIN)/python -m loadtest.bench_peers $(PEERS_FLAGS)
 
 demo-eval: ## ask the demo models what they were not trained on, over HTTP

@@ -96,11 +96,13 @@ def bound(
     time of its multiplications, or of reading all weights and the KV cache once if that is longer.
     """
     c = {key: value for key, value in config.items() if isinstance(value, int)}
-    head_dim = c["hidden_size"] // c["num_attention_heads"]
-    attention = c["hidden_size"] * head_dim * (c["num_attention_heads"] + c["num_key_value_heads"])
+    heads = c["num_attention_heads"]
+    kv_heads = c.get("num_key_value_heads", heads)
+    head_dim = c.get("head_dim", c["hidden_size"] // heads)
+    attention = c["hidden_size"] * head_dim * (heads + kv_heads)
     layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
     body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
-    kv = 2 * item * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # bytes per token
+    kv = 2 * item * c["num_hidden_layers"] * kv_heads * head_dim  # bytes per token
     prefill = 2 * body * load.prompt * streams / (gflops * 1e9)
     read = (item * (body + head) + kv * streams * (load.prompt + load.new / 2)) / (gbytes * 1e9)
     step = max(2 * (body + head) * streams / (gflops * 1e9), read)

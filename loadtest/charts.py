@@ -10,7 +10,7 @@ from itertools import pairwise
 
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 12, 34
-COLOURS = ("#2a6fdb", "#d9730d", "#2f9e60", "#a33bb5")
+COLOURS = ("#2a6fdb", "#d9730d", "#2f9e60", "#a33bb5", "#c2334d", "#7a8490")
 LOG_FROM = 30  # ratio of largest to smallest value from which a scale is logarithmic
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--faint:#8a929c;--line:#d5dae0;--paper:#fff}

@@ -15,7 +15,7 @@ from typing import Self
 
 import psutil
 
-START_S = 180  # long enough for a busy machine
+START_S = 400  # vLLM compiles for 100 s on a busy machine, more for larger models
 STOP_S = 30
 
 

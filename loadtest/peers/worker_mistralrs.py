@@ -1,66 +1,77 @@
-"""Run one measurement with mistral.rs, in its environment, which has no HTTP server.
-
-Reads a job as JSON from stdin: model (folder), texts, new, streams. Prints {"wall": seconds,
-"prompt_tokens": [...], "arrivals": [[seconds, ...], ...], "tokens": [...], "started": [...]}.
-"""
+"""A worker for mistral.rs, whose package has no HTTP server. Its prompts are texts."""
 
 from __future__ import annotations
 
-import json
-import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from mistralrs import ChatCompletionRequest, ModelDType, Runner, Which  # type: ignore
 
+from loadtest.peers.worker import Measure, Times, WorkerJob, work
 
-def main() -> None:
-    job = json.load(sys.stdin)
-    which = Which.Plain(model_id=job["model"], dtype=ModelDType.BF16)
-    runner = Runner(which=which, max_seqs=max(job["streams"], 2), prefix_cache_n=0)
-    warm = job["texts"][: job["streams"]]
-    measure(runner, warm, 8, job["streams"])
-    print(json.dumps(measure(runner, job["texts"], job["new"], job["streams"])))
+TEMPLATE = "{{ messages[0]['content'] }}"  # the prompt as it is: only chats can be streamed
 
 
-def measure(runner: Any, texts: list[str], new: int, streams: int) -> dict[str, Any]:
+def load(job: WorkerJob) -> Measure:
+    which = Which.Plain(model_id=job.model, dtype=ModelDType.BF16)
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder) / "plain.jinja"
+        template.write_text(TEMPLATE)
+        runner = Runner(which=which, max_seqs=max(job.streams, 32), jinja_explicit=str(template))
+    return lambda job: measure(runner, job)
+
+
+def measure(runner: Any, job: WorkerJob) -> Times:
+    """Send all requests: from a thread for each stream, or for each request that arrives."""
+    times, began = Times(), time.monotonic()
     queue: SimpleQueue[str] = SimpleQueue()
-    for text in texts:
-        queue.put(text)
-    found: dict[str, Any] = {"started": [], "arrivals": [], "tokens": [], "prompt_tokens": []}
+    for prompt in job.prompts:
+        queue.put(prompt)
 
     def client() -> None:
         while True:
             try:
-                text = queue.get_nowait()
+                prompt = queue.get_nowait()
             except Empty:
                 return
-            started, arrivals, usage = time.monotonic(), [], None
-            request = ChatCompletionRequest(
-                messages=[{"role": "user", "content": text}],
-                model="default",
-                max_tokens=new,
-                temperature=0.0,
-                stream=True,
-                ignore_eos=True,
-            )
-            for chunk in runner.send_chat_completion_request(request):
-                usage = getattr(chunk, "usage", None) or usage
-                arrivals.append(time.monotonic())
-            found["started"].append(started)
-            found["arrivals"].append(arrivals)
-            found["tokens"].append(usage.completion_tokens if usage else len(arrivals))
-            found["prompt_tokens"].append(usage.prompt_tokens if usage else 0)
+            send(runner, prompt, job.new, time.monotonic(), times)
 
-    began = time.monotonic()
-    threads = [threading.Thread(target=client) for _ in range(streams)]
+    def arrive(prompt: str, at: float) -> None:
+        time.sleep(max(0.0, at - time.monotonic()))
+        send(runner, prompt, job.new, at, times)
+
+    threads = [threading.Thread(target=client) for _ in range(job.streams)]
+    if job.arrivals:
+        arriving = zip(job.prompts, job.arrivals, strict=True)
+        threads = [threading.Thread(target=arrive, args=(p, began + at)) for p, at in arriving]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found | {"wall": time.monotonic() - began}
+    return times
 
 
-main()
+def send(runner: Any, prompt: str, new: int, started: float, times: Times) -> None:
+    request = ChatCompletionRequest(
+        messages=[{"role": "user", "content": prompt}],
+        model="default",
+        max_tokens=new,
+        temperature=0.0,
+        stream=True,
+        ignore_eos=True,
+    )
+    usage, arrivals = None, []
+    for chunk in runner.send_chat_completion_request(request):
+        usage = getattr(chunk, "usage", None) or usage
+        arrivals.append(time.monotonic())
+    if usage is None:
+        raise RuntimeError("the last chunk has no usage")
+    times.add(started, arrivals, usage.completion_tokens, usage.prompt_tokens)
+
+
+if __name__ == "__main__":
+    work(load)

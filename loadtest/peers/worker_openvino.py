@@ -1,13 +1,7 @@
-"""Run one measurement with OpenVINO GenAI's continuous batching, in its environment: no HTTP.
-
-Reads a job as JSON from stdin: model (GGUF file), prompts (token ids), new, streams. Prints
-{"wall": seconds, "arrivals": [[seconds, ...], ...], "tokens": [...], "started": [...]}.
-"""
+"""A worker for OpenVINO GenAI's continuous batching, which has no HTTP server."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
@@ -15,44 +9,64 @@ import numpy as np
 import openvino as ov  # type: ignore
 import openvino_genai as genai  # type: ignore
 
+from loadtest.peers.worker import Measure, Times, WorkerJob, work
 
-def main() -> None:
-    job = json.load(sys.stdin)
+
+def load(job: WorkerJob) -> Measure:
     scheduler = genai.SchedulerConfig()
-    scheduler.max_num_seqs = max(job["streams"], 1)
+    scheduler.max_num_seqs = max(job.streams, 32)
     scheduler.max_num_batched_tokens = 2048
     scheduler.cache_size = 2  # GB
-    scheduler.enable_prefix_caching = False
+    scheduler.enable_prefix_caching = True
     pipeline = genai.ContinuousBatchingPipeline(
-        job["model"], scheduler, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}
+        job.model, scheduler, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}
     )
-    measure(pipeline, job["prompts"][: job["streams"]], 8, job["streams"])
-    print(json.dumps(measure(pipeline, job["prompts"], job["new"], job["streams"])))
+    return lambda job: measure(pipeline, job)
 
 
-def measure(pipeline: Any, prompts: list[list[int]], new: int, streams: int) -> dict[str, Any]:
-    config = genai.GenerationConfig(max_new_tokens=new, min_new_tokens=new, ignore_eos=True)
-    waiting = list(enumerate(prompts))
-    running: dict[int, Any] = {}
-    started, arrivals = [0.0] * len(prompts), [[] for _ in prompts]  # type: ignore
-    tokens = [0] * len(prompts)
-    began = time.monotonic()
+def measure(pipeline: Any, job: WorkerJob) -> Times:
+    config = genai.GenerationConfig(max_new_tokens=job.new, min_new_tokens=job.new, ignore_eos=True)
+    config.do_sample = False
+    began, times = time.monotonic(), Times()
+    waiting = list(enumerate(job.prompts))
+    running: dict[int, Request] = {}
     while waiting or running:
-        while waiting and len(running) < streams:
+        while waiting and is_due(job, began, waiting[0][0], len(running)):
             number, ids = waiting.pop(0)
-            started[number] = time.monotonic()
-            running[number] = pipeline.add_request(number, ov.Tensor(np.array([ids])), config)
+            started = began + job.arrivals[number] if job.arrivals else time.monotonic()
+            handle = pipeline.add_request(number, ov.Tensor(np.array([ids])), config)
+            running[number] = Request(handle, started, len(ids))
+        if not running:
+            time.sleep(0.001)
+            continue
         pipeline.step()
-        now = time.monotonic()
-        for number, handle in list(running.items()):
-            while handle.can_read():
-                for output in handle.read().values():
-                    tokens[number] += len(output.generated_ids)
-                arrivals[number].append(now)
-            if handle.get_status() != genai.GenerationStatus.RUNNING:
+        for number, request in list(running.items()):
+            if not request.read():
+                times.add(request.started, request.arrivals, request.tokens, request.prompt_tokens)
                 del running[number]
-    wall = time.monotonic() - began
-    return {"wall": wall, "started": started, "arrivals": arrivals, "tokens": tokens}
+    return times
 
 
-main()
+def is_due(job: WorkerJob, began: float, number: int, running: int) -> bool:
+    if job.arrivals:
+        return time.monotonic() >= began + job.arrivals[number]
+    return running < job.streams
+
+
+class Request:
+    def __init__(self, handle: Any, started: float, prompt_tokens: int) -> None:
+        self.started, self.prompt_tokens = started, prompt_tokens
+        self.arrivals: list[float] = []
+        self.tokens = 0
+        self._handle = handle
+
+    def read(self) -> bool:
+        """Take the tokens of the last step; return whether the request is still running."""
+        while self._handle.can_read():
+            self.tokens += sum(len(out.generated_ids) for out in self._handle.read().values())
+            self.arrivals.append(time.monotonic())
+        return bool(self._handle.get_status() == genai.GenerationStatus.RUNNING)
+
+
+if __name__ == "__main__":
+    work(load)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from loadtest import bench_peers
-from loadtest.bench_peers import ARRIVING, CLOSED, OURS, job, link_model, measure, medians, table
+from loadtest.bench_cpu import bound
+from loadtest.bench_peers import OURS, Plan, bounds, link_model, measure, medians, picture, table
+from loadtest.contenders import Load
+from loadtest.http_client import streamed
 from loadtest.peers import environments
-from loadtest.peers.contenders import Figures, Job, figures, percentile
+from loadtest.peers.contenders import Figures, Worker, figures, open_loop, percentile
 from loadtest.peers.environments import (
     VERSIONS,
     InstallError,
@@ -19,6 +23,33 @@ from loadtest.peers.environments import (
     rename_vllm,
     requirements,
 )
+from loadtest.peers.jobs import (
+    ARRIVING,
+    ARRIVING_S,
+    CLOSED,
+    SATURATING,
+    SHARE,
+    Closed,
+    Job,
+    Words,
+    arriving_job,
+    closed_job,
+    workloads,
+)
+from loadtest.peers.worker import Times, WorkerJob
+from loadtest.random_model import LLAMA_1B, LLAMA_125M, byte_tokenizer
+from tests.support.scripted import scripted
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def words() -> Words:
+    return Words(byte_tokenizer(400))
+
+
+def plan(words: Words, *chosen: str, rate: float | None = None) -> Plan:
+    return Plan(chosen, CLOSED, words, rate)
 
 
 class Peer:
@@ -37,13 +68,35 @@ class Peer:
         return Figures(rate, 10.0, 20.0, 100.0, 200.0)
 
 
+TWO = Job([[5, 6], [7, 8]], 3, 2)
+
+
+def two_streams(tokens: int = 3, prompt_tokens: int = 2) -> Times:
+    """Streams start at 0 and 1; the first has gaps of 1 and 3 seconds, the second of 2."""
+    times = Times(10.0)
+    times.add(0.0, [2.0, 3.0, 6.0], 3, 2)
+    times.add(1.0, [2.0, 4.0], tokens, prompt_tokens)
+    return times
+
+
 def test_figures_of_two_streams() -> None:
-    # Streams start at 0 and 1; the first has gaps of 1 and 3 seconds, the second of 2.
-    found = figures(10.0, [0.0, 1.0], [[2.0, 3.0, 6.0], [2.0, 4.0]], 5)
-    assert found.rate == 0.5
+    found = figures(two_streams(), TWO)
+    assert found.rate == 0.6
     assert found.gap == 2000
     assert found.p99_gap == 3000
     assert (found.ttft, found.p99_ttft) == (1500, 2000)
+
+
+def test_answer_or_prompt_of_another_length_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="2 tokens of output instead of 3"):
+        figures(two_streams(tokens=2), TWO)
+    with pytest.raises(RuntimeError, match="9 tokens of prompt instead of 2"):
+        figures(two_streams(prompt_tokens=9), TWO)
+    figures(two_streams(prompt_tokens=0), TWO)  # not reported
+    silent = two_streams()
+    silent.arrivals[1] = []
+    with pytest.raises(RuntimeError, match="no event with text"):
+        figures(silent, TWO)
 
 
 @pytest.mark.parametrize(("percent", "due"), [(50, 5), (99, 10), (100, 10), (1, 1)])
@@ -51,47 +104,140 @@ def test_percentile_is_the_smallest_value_that_covers_the_share(percent: float, 
     assert percentile([10, 1, 2, 3, 4, 5, 6, 7, 8, 9], percent) == due
 
 
-def test_jobs_of_a_round_are_equal_for_all_and_differ_between_rounds() -> None:
-    one, again, other = (job("8 streams", seed, None) for seed in (1, 1, 2))
+def test_jobs_of_a_round_are_equal_for_all_and_differ_between_rounds(words: Words) -> None:
+    one, again, other = (closed_job(CLOSED["8 streams"], words, seed) for seed in (1, 1, 2))
     assert one == again
-    assert one is not None
-    assert other is not None
     assert one.prompts != other.prompts
     assert (len(one.prompts), one.streams, one.new, one.context) == (16, 8, 64, 192)
+    assert len(one.warm_up) == 8
+    assert not {tuple(p[:16]) for p in one.warm_up} & {tuple(p[:16]) for p in one.prompts}
 
 
-def test_shared_prompts_have_an_equal_start_and_different_ends() -> None:
-    found = job("1050 in, 1000 shared", 1, None)
-    assert found is not None
-    assert {len(prompt) for prompt in found.prompts} == {1050}
-    assert len({tuple(prompt[:1000]) for prompt in found.prompts}) == 1
-    assert len({tuple(prompt[1000:]) for prompt in found.prompts}) == 5
+def test_shared_prompts_have_an_equal_start_and_different_ends(words: Words) -> None:
+    found = closed_job(Closed(1, 50, 4, 5, shared=30), words, 1)
+    assert {len(prompt) for prompt in found.prompts} == {50}
+    assert len({tuple(prompt[:30]) for prompt in found.prompts}) == 1
+    assert len({tuple(prompt[30:]) for prompt in found.prompts}) == 5
 
 
-def test_arrivals_have_the_rate_of_vllm() -> None:
-    assert job(ARRIVING, 1, None) is None
-    found = job(ARRIVING, 1, 20.0)
-    assert found is not None
+def test_prompts_are_the_same_as_text(words: Words) -> None:
+    [prompt] = words.prompts(1, 200, "seed")
+    assert len(prompt) == 200
+    assert len(set(prompt)) > 20
+    assert byte_tokenizer(400).encode(words.text(prompt)).ids == prompt
+    with pytest.raises(ValueError, match="other token ids"):
+        words.text([1, 2])
+
+
+def test_prompts_of_a_vocabulary_with_words_are_words() -> None:
+    tokenizer = Tokenizer.from_file(str(ROOT / "engine" / "demo" / "model" / "tokenizer.json"))
+    [prompt] = Words(tokenizer).prompts(1, 100, "seed")
+    assert tokenizer.encode(Words(tokenizer).text(prompt), add_special_tokens=False).ids == prompt
+
+
+def test_large_model_has_short_answers() -> None:
+    assert workloads("1.1b")["8 streams"] == Closed(8, 128, 32, 2)
+    assert workloads("125m")["8 streams"] == Closed(8, 128, 64, 2)
+
+
+def test_arrivals_have_the_given_rate(words: Words) -> None:
+    found = arriving_job(CLOSED[SATURATING], words, 1, 20.0)
     assert 1000 < len(found.arrivals) == len(found.prompts) < 1400  # 60 seconds
     assert list(found.arrivals) == sorted(found.arrivals)
 
 
-def test_peer_that_fails_becomes_a_line_and_the_others_go_on() -> None:
+def test_peer_that_fails_becomes_a_line_and_the_others_go_on(words: Words) -> None:
     failed: dict[str, str] = {}
     good, bad = Peer(100, 200, 300), Peer(50, None)
-    results = measure({OURS: good, "vllm": bad}, ["1 stream"], 3, failed)
+    kept: list[int] = []
+    results = measure(
+        {OURS: good, "vllm": bad},
+        plan(words, "1 stream"),
+        3,
+        failed,
+        lambda found: kept.append(len(found["1 stream"][OURS])),
+    )
     assert failed == {"vllm, 1 stream": "it ended with exit code 9"}
     assert [one.rate for one in results["1 stream"][OURS]] == [100, 200, 300]
     assert len(results["1 stream"]["vllm"]) == 1
     assert good.jobs[0] == bad.jobs[0]
     assert len(bad.jobs) == 2  # and no third time
+    assert kept == [1, 2, 3]  # each round is written when it ends
 
 
-def test_arriving_requests_follow_vllms_rate_of_the_same_run() -> None:
+def test_arriving_requests_follow_vllms_rate_of_the_same_run(words: Words) -> None:
     peer = Peer(640, 50)
-    measure({"vllm": peer}, ["32 streams", ARRIVING], 1, {})
-    expected = bench_peers.SHARE * 640 / CLOSED["32 streams"].new * bench_peers.ARRIVING_S
+    measure({"vllm": peer}, plan(words, SATURATING, ARRIVING), 1, {})
+    expected = SHARE * 640 / CLOSED[SATURATING].new * ARRIVING_S
     assert len(peer.jobs[1].arrivals) == pytest.approx(expected, rel=0.2)
+
+
+def test_arriving_requests_without_vllm_need_a_rate(words: Words) -> None:
+    failed: dict[str, str] = {}
+    measure({OURS: Peer(50)}, plan(words, ARRIVING), 1, failed)
+    assert "give --rate" in failed[f"{OURS}, {ARRIVING}"]
+    peer = Peer(50)
+    measure({OURS: peer}, plan(words, ARRIVING, rate=2.0), 1, {})
+    assert len(peer.jobs[0].arrivals) == pytest.approx(120, rel=0.3)
+
+
+async def test_open_loop_measures_from_the_intended_arrival() -> None:
+    async with scripted(first_s=0.05, gap_s=0.01) as server:
+        messages = [{"role": "user", "content": "a b"}]
+        body = streamed({"model": "one", "messages": messages, "max_tokens": 3})
+        times = await open_loop(server.url, [body, body], [0.0, 0.1])
+    assert times.started[1] - times.started[0] == pytest.approx(0.1)
+    assert all(a[0] - s >= 0.05 for s, a in zip(times.started, times.arrivals, strict=True))
+    assert times.tokens == [3, 3]
+
+
+FAKE = """
+import time
+from loadtest.peers.worker import Times, work
+def load(job):
+    def measure(job):
+        times = Times()
+        for prompt in job.prompts:
+            now = time.monotonic()
+            times.add(now, [now + 0.1 * (n + 1) for n in range(job.new)], job.new, len(prompt))
+        return times
+    return measure
+work(load)
+"""
+
+
+def test_worker_returns_figures_start_and_memory(words: Words) -> None:
+    worker = Worker(Path(sys.executable), "worker", Path("model"))
+    worker._command[1:] = ["-c", FAKE]
+    found = worker.measure(closed_job(Closed(2, 8, 4, 1), words, 1))
+    assert found.gap == pytest.approx(100)
+    assert found.ttft == pytest.approx(100)
+    assert found.start is not None
+    assert found.start > 0
+    assert found.resident is not None
+    assert found.resident > 5
+
+
+def test_worker_that_fails_says_why(words: Words) -> None:
+    worker = Worker(Path(sys.executable), "worker", Path("model"))
+    worker._command[1:] = ["-c", "raise SystemExit('no such library')"]
+    with pytest.raises(RuntimeError, match="no such library"):
+        worker.measure(closed_job(Closed(1, 8, 4, 1), words, 1))
+
+
+def test_warm_up_of_a_worker_has_few_tokens_and_no_arrivals() -> None:
+    warm = WorkerJob("model", [[1]], [[2]], 64, 3, [0.5]).warm_up()
+    assert (warm.prompts, warm.new, warm.streams, warm.arrivals) == ([[2]], 8, 3, [])
+
+
+def test_bounds_are_of_the_given_model(words: Words) -> None:
+    given = plan(words, "8 streams", "1050 in, 1000 shared", ARRIVING)
+    small, large = (bounds(given, config, 1000.0, 40.0) for config in (LLAMA_125M, LLAMA_1B))
+    assert list(small) == ["8 streams"]
+    assert 7 < small["8 streams"] / large["8 streams"] < 10
+    without = {k: v for k, v in LLAMA_125M.items() if k != "head_dim"}
+    load = Load(128, 64)
+    assert bound(load, 8, 1000.0, 40.0, 2, without) == small["8 streams"]
 
 
 def test_table_has_medians_ratios_and_shares() -> None:
@@ -101,6 +247,15 @@ def test_table_has_medians_ratios_and_shares() -> None:
     lines = table({"1 stream": {OURS: rounds, "vllm": peer}}, {"1 stream": 240}).splitlines()
     assert lines[2] == "| 1 stream | penstock | 120 |  | 10.0, 20 | 100, 200 | 50% | 2.0 | 800 |"
     assert lines[3] == "| 1 stream | vllm | 60 | 2.00 x | 10.0, 20 | 100, 200 | 25% |  |  |"
+    assert "vllm (in process, no HTTP)" in table({"1 stream": {"vllm": peer}}, {}, ["vllm"])
+
+
+def test_chart_has_a_line_for_each_of_six_contenders() -> None:
+    rounds = [Figures(60, 10.0, 20.0, 100.0, 200.0)]
+    names = [OURS, *VERSIONS]
+    page = picture({"1 stream": dict.fromkeys(names, rounds)}, CLOSED)
+    assert page.count("<figure>") == 2
+    assert all(page.count(f">{name}</span>") == 2 for name in names)
 
 
 def test_linked_model_names_rope_theta_where_each_peer_looks(tmp_path: Path) -> None:
