@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
+from engine.memory.report import MARGIN
+from engine.protocol import MemoryEntry
+from loadtest.gpu_bench import Bench
+from loadtest.gpu_device import ledger
 from loadtest.gpu_models import CONFIGS, Chip, Shape
 from loadtest.gpu_sections import DECODE_GOALS, idle_shares
 
@@ -62,3 +69,18 @@ def test_goals_are_shares_and_hold_for_every_chip() -> None:
     """A goal in tokens/s would be one chip's."""
     for goals in DECODE_GOALS.values():
         assert all(0 < share <= 100 for share in goals.values())
+
+
+def test_ledger_leaves_out_the_margin_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = (MemoryEntry("weights", 300, 310), MemoryEntry(MARGIN, 50), MemoryEntry("graphs", 90))
+    facts = SimpleNamespace(memory=entries)
+    runner = SimpleNamespace(device=torch.device("cpu"))
+    engine = SimpleNamespace(loaded=SimpleNamespace(facts=facts), runner=runner, generate=len)
+    free = iter([1000, 600])  # 400 bytes are in use: 310 and 90
+    monkeypatch.setattr("loadtest.gpu_device.available_memory", lambda device: next(free))
+    bench = SimpleNamespace(
+        device="cpu", smoke=True, engine=lambda *a, **k: engine, works=lambda *a: []
+    )
+    measured, planned = ledger(cast(Bench, bench))
+    assert measured.value == 0
+    assert planned.value == pytest.approx(100 * 10 / 400)

@@ -1,26 +1,34 @@
-"""Memory that `release_memory` frees after a measurement."""
+"""What a step takes of a GPU: the allocator's memory, and not only the tensors in it."""
 
 from __future__ import annotations
 
-import weakref
+import pytest
+import torch
 
-from engine.memory.profile import release_memory
-from engine.runner.recorder import _no_collection
-
-
-class Engine:
-    """An object in a reference cycle, like the core and its endpoint."""
-
-    def __init__(self) -> None:
-        self.core = self
+from engine.memory.profile import peak_of
 
 
-def test_release_frees_engine_frozen_by_a_capture() -> None:
-    """Its KV cache has most of the GPU's memory: the next engine of the process would not start."""
-    engine = Engine()
-    with _no_collection():
-        pass
-    gone = weakref.ref(engine)
-    del engine
-    release_memory()
-    assert gone() is None
+@pytest.mark.parametrize(
+    ("allocated", "reserved", "due"),
+    [
+        ((100, 700), (200, 1200), 1000),  # segments have unused ends
+        ((100, 900), (500, 500), 800),  # the step fits into segments that others hold in part
+    ],
+)
+def test_peak_of_counts_what_the_allocator_takes(
+    allocated: tuple[int, int],
+    reserved: tuple[int, int],
+    due: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each pair is (before, at most), in bytes."""
+    calls: list[str] = []
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: calls.append(name))
+    values = dict(zip(("memory_allocated", "max_memory_allocated"), allocated, strict=True))
+    values |= dict(zip(("memory_reserved", "max_memory_reserved"), reserved, strict=True))
+    for name, value in values.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    assert peak_of(lambda: calls.append("compute")) == due
+    assert calls.index("empty_cache") < calls.index("compute")
+    assert calls.index("reset_peak_memory_stats") < calls.index("compute")

@@ -109,3 +109,19 @@ def test_fake_tensor_ellipsis_index_matches_torch() -> None:
 def test_fake_cuda_invalid_op_raises(mistake: Callable[[torch.Tensor], object]) -> None:
     with fake_cuda(), pytest.raises((RuntimeError, AssertionError)):
         mistake(torch.ones(3, 3, device=CUDA))
+
+
+def test_engine_on_cuda_sums_in_fp32(tmp_path: Path) -> None:
+    """By default cuBLAS may add the parts of a 16-bit product in 16 bits."""
+    matmul = torch.backends.cuda.matmul
+    names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
+    before = [getattr(matmul, name) for name in names]
+    try:
+        for name in names:
+            setattr(matmul, name, True)
+        with fake_cuda():
+            engine(QUICK[0], tmp_path)
+        assert [getattr(matmul, name) for name in names] == [False, False]
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(matmul, name, value)
