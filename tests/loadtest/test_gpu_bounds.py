@@ -71,7 +71,7 @@ def test_goals_are_shares_and_hold_for_every_chip() -> None:
         assert all(0 < share <= 100 for share in goals.values())
 
 
-def test_ledger_leaves_out_the_margin_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_leaves_out_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = (MemoryEntry("weights", 300, 310), MemoryEntry(MARGIN, 50), MemoryEntry("graphs", 90))
     facts = SimpleNamespace(memory=entries)
     runner = SimpleNamespace(device=torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What a step takes of a GPU: the allocator's memory, and not only the tensors in it."""
+"""The memory that a step takes on a GPU: what the allocator holds, not only its tensors."""
 
 from __future__ import annotations
 
