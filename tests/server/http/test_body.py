@@ -69,17 +69,17 @@ async def test_burst_of_requests_tokenises_only_those_with_queue_place(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The requests arrive together, so the queue is still empty when each one is first checked."""
-    encode, encoded = Tokenizer.encode, []
+    encode, encoded, let_go = Tokenizer.encode, [], threading.Event()
 
-    def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
+    def held(self: Tokenizer, text: str, **options: Any) -> list[int]:
         encoded.append(len(text))
-        time.sleep(0.2)
+        let_go.wait(20)
         return encode(self, text[-5:], **options)
 
     engine = FakeEncoder(lambda r: []) if kind == "embedding" else FakeEngine(says("x"))
     engine.queue = AdmissionControl(EngineConfig(max_num_queued_reqs=3))
     async with serving(engine, model) as served:
-        monkeypatch.setattr(Tokenizer, "encode", slow)
+        monkeypatch.setattr(Tokenizer, "encode", held)
         text = "a" * 2 * INLINE_CHARS
         messages = [{"role": "user", "content": text}]
         path, body = {
@@ -87,9 +87,10 @@ async def test_burst_of_requests_tokenises_only_those_with_queue_place(
             "completion": ("/v1/completions", {"prompt": text}),
             "embedding": ("/v1/embeddings", {"input": text}),
         }[kind]
-        asked = [served.http.post(path, json=body) for _ in range(12)]
-        answers = await asyncio.gather(*asked)
-        codes = sorted(answer.status_code for answer in answers)
+        asked = [asyncio.create_task(served.http.post(path, json=body)) for _ in range(12)]
+        await eventually(lambda: sum(task.done() for task in asked) == 9, "the rest is refused")
+        let_go.set()
+        codes = sorted(answer.status_code for answer in await asyncio.gather(*asked))
         assert codes == [200] * 3 + [503] * 9
         assert len(encoded) == 3
         assert (await served.http.post(path, json=body)).status_code == 200
