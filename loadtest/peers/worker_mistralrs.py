@@ -11,23 +11,23 @@ from typing import Any
 
 from mistralrs import ChatCompletionRequest, ModelDType, Runner, Which  # type: ignore
 
-from loadtest.peers.worker import Measure, Times, WorkerJob, work
+from loadtest.peers.worker import Measure, Setup, Times, WorkerJob, work
 
 TEMPLATE = "{{ messages[0]['content'] }}"  # the prompt as it is: only chats can be streamed
 
 
-def load(job: WorkerJob) -> Measure:
-    which = Which.Plain(model_id=job.model, dtype=ModelDType.BF16)
+def load(setup: Setup) -> Measure:
+    which = Which.Plain(model_id=setup.model, dtype=ModelDType.BF16)
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "plain.jinja"
         template.write_text(TEMPLATE)
-        runner = Runner(which=which, max_seqs=max(job.streams, 32), jinja_explicit=str(template))
+        runner = Runner(which=which, max_seqs=max(setup.streams, 32), jinja_explicit=str(template))
     return lambda job: measure(runner, job)
 
 
 def measure(runner: Any, job: WorkerJob) -> Times:
     """Send all requests: from a thread for each stream, or for each request that arrives."""
-    times, began = Times(), time.monotonic()
+    times, lock, began = Times(), threading.Lock(), time.monotonic()
     queue: SimpleQueue[str] = SimpleQueue()
     for prompt in job.prompts:
         queue.put(prompt)
@@ -38,11 +38,16 @@ def measure(runner: Any, job: WorkerJob) -> Times:
                 prompt = queue.get_nowait()
             except Empty:
                 return
-            send(runner, prompt, job.new, time.monotonic(), times)
+            send(prompt, time.monotonic())
 
     def arrive(prompt: str, at: float) -> None:
         time.sleep(max(0.0, at - time.monotonic()))
-        send(runner, prompt, job.new, at, times)
+        send(prompt, at)
+
+    def send(prompt: str, started: float) -> None:
+        arrivals, usage = stream(runner, prompt, job.new)
+        with lock:  # Times has several lists
+            times.add(started, arrivals, usage.completion_tokens, usage.prompt_tokens)
 
     threads = [threading.Thread(target=client) for _ in range(job.streams)]
     if job.arrivals:
@@ -55,7 +60,8 @@ def measure(runner: Any, job: WorkerJob) -> Times:
     return times
 
 
-def send(runner: Any, prompt: str, new: int, started: float, times: Times) -> None:
+def stream(runner: Any, prompt: str, new: int) -> tuple[list[float], Any]:
+    """Return the times of a response's chunks, and its usage."""
     request = ChatCompletionRequest(
         messages=[{"role": "user", "content": prompt}],
         model="default",
@@ -70,7 +76,7 @@ def send(runner: Any, prompt: str, new: int, started: float, times: Times) -> No
         arrivals.append(time.monotonic())
     if usage is None:
         raise RuntimeError("the last chunk has no usage")
-    times.add(started, arrivals, usage.completion_tokens, usage.prompt_tokens)
+    return arrivals, usage
 
 
 if __name__ == "__main__":

@@ -9,17 +9,17 @@ import numpy as np
 import openvino as ov  # type: ignore
 import openvino_genai as genai  # type: ignore
 
-from loadtest.peers.worker import Measure, Times, WorkerJob, work
+from loadtest.peers.worker import Measure, Setup, Times, WorkerJob, work
 
 
-def load(job: WorkerJob) -> Measure:
+def load(setup: Setup) -> Measure:
     scheduler = genai.SchedulerConfig()
-    scheduler.max_num_seqs = max(job.streams, 32)
+    scheduler.max_num_seqs = max(setup.streams, 32)
     scheduler.max_num_batched_tokens = 2048
     scheduler.cache_size = 2  # GB
     scheduler.enable_prefix_caching = True
     pipeline = genai.ContinuousBatchingPipeline(
-        job.model, scheduler, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}
+        setup.model, scheduler, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}
     )
     return lambda job: measure(pipeline, job)
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from loadtest.peers.worker import Measure, Times, WorkerJob, work
+from loadtest.peers.worker import Measure, Setup, Times, WorkerJob, work
 
 
-def load(job: WorkerJob) -> Measure:
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16).eval()
+def load(setup: Setup) -> Measure:
+    model = AutoModelForCausalLM.from_pretrained(setup.model, dtype=torch.bfloat16).eval()
     return lambda job: measure(model, job)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from loadtest.bench_cpu import bound
-from loadtest.bench_peers import OURS, Plan, bounds, link_model, measure, medians, picture, table
+from loadtest.bench_peers import Plan, link_model, measure, parse
 from loadtest.contenders import Load
 from loadtest.http_client import streamed
-from loadtest.peers import environments
-from loadtest.peers.contenders import Figures, Worker, figures, open_loop, percentile
+from loadtest.peers import environments, in_process
+from loadtest.peers.contenders import OverHttp, open_loop
 from loadtest.peers.environments import (
     VERSIONS,
     InstallError,
@@ -23,21 +24,27 @@ from loadtest.peers.environments import (
     rename_vllm,
     requirements,
 )
+from loadtest.peers.figures import Figures, Measure, figures, medians, percentile
+from loadtest.peers.in_process import Worker
 from loadtest.peers.jobs import (
     ARRIVING,
     ARRIVING_S,
     CLOSED,
     SATURATING,
     SHARE,
+    WARM_NEW,
     Closed,
     Job,
+    Room,
     Words,
     arriving_job,
     closed_job,
     workloads,
 )
-from loadtest.peers.worker import Times, WorkerJob
+from loadtest.peers.report import OURS, Facts, bounds, notes, picture, table, write
+from loadtest.peers.worker import Times
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, byte_tokenizer
+from loadtest.servers import Server
 from tests.support.scripted import scripted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +64,14 @@ class Peer:
 
     http = True
 
-    def __init__(self, *rates: float | None) -> None:
-        self.rates, self.jobs = list(rates), list[Job]()
+    def __init__(self, *rates: float | None, sized: bool = False) -> None:
+        self.rates, self.jobs, self.rooms = list(rates), list[Job](), list[Room]()
+        self.sized = sized
+
+    @contextmanager
+    def running(self, room: Room) -> Iterator[Measure]:
+        self.rooms.append(room)
+        yield self.measure
 
     def measure(self, job: Job) -> Figures:
         self.jobs.append(job)
@@ -93,6 +106,8 @@ def test_answer_or_prompt_of_another_length_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="9 tokens of prompt instead of 2"):
         figures(two_streams(prompt_tokens=9), TWO)
     figures(two_streams(prompt_tokens=0), TWO)  # not reported
+    with pytest.raises(RuntimeError, match="2 answers to 3 requests"):
+        figures(two_streams(), Job([[1, 2]] * 3, 3, 2))
     silent = two_streams()
     silent.arrivals[1] = []
     with pytest.raises(RuntimeError, match="no event with text"):
@@ -105,16 +120,35 @@ def test_percentile_is_the_smallest_value_that_covers_the_share(percent: float, 
 
 
 def test_jobs_of_a_round_are_equal_for_all_and_differ_between_rounds(words: Words) -> None:
-    one, again, other = (closed_job(CLOSED["8 streams"], words, seed) for seed in (1, 1, 2))
+    one, again, other = (closed_job(CLOSED["8 streams"], words, seed) for seed in "112")
     assert one == again
     assert one.prompts != other.prompts
-    assert (len(one.prompts), one.streams, one.new, one.context) == (16, 8, 64, 192)
-    assert len(one.warm_up) == 8
-    assert not {tuple(p[:16]) for p in one.warm_up} & {tuple(p[:16]) for p in one.prompts}
+    assert (len(one.prompts), one.streams, one.new) == (16, 8, 64)
+
+
+def test_warm_up_has_few_tokens_and_no_prefix_of_the_job(words: Words) -> None:
+    job = arriving_job(CLOSED["8 streams"], words, "1", 2.0)
+    warm = job.warm_up
+    assert (len(warm.prompts), warm.new, warm.streams, warm.arrivals) == (8, WARM_NEW, 8, ())
+    assert not {tuple(p[:16]) for p in warm.prompts} & {tuple(p[:16]) for p in job.prompts}
+
+
+def test_workloads_of_a_round_share_no_prompt(words: Words) -> None:
+    """They run in one server, which may have a prefix cache."""
+    chosen = plan(words, *CLOSED, ARRIVING, rate=2.0)
+    jobs = [chosen.job(name, number, {}) for name in chosen.chosen for number in (1, 2)]
+    starts = [{tuple(prompt[:16]) for prompt in job.prompts} for job in jobs]
+    assert len(set.union(*starts)) == sum(map(len, starts))
+
+
+def test_room_is_for_the_largest_workload(words: Words) -> None:
+    chosen = plan(words, "8 streams, 1700 in", ARRIVING)
+    assert chosen.room(chosen.chosen) == Room(32, 1828)
+    assert chosen.room(["8 streams, 1700 in"]) == Room(8, 1828)
 
 
 def test_shared_prompts_have_an_equal_start_and_different_ends(words: Words) -> None:
-    found = closed_job(Closed(1, 50, 4, 5, shared=30), words, 1)
+    found = closed_job(Closed(1, 50, 4, 5, shared=30), words, "1")
     assert {len(prompt) for prompt in found.prompts} == {50}
     assert len({tuple(prompt[:30]) for prompt in found.prompts}) == 1
     assert len({tuple(prompt[30:]) for prompt in found.prompts}) == 5
@@ -141,8 +175,8 @@ def test_large_model_has_short_answers() -> None:
 
 
 def test_arrivals_have_the_given_rate(words: Words) -> None:
-    found = arriving_job(CLOSED[SATURATING], words, 1, 20.0)
-    assert 1000 < len(found.arrivals) == len(found.prompts) < 1400  # 60 seconds
+    found = arriving_job(CLOSED[SATURATING], words, "1", 20.0)
+    assert 500 < len(found.arrivals) == len(found.prompts) < 700  # 30 seconds
     assert list(found.arrivals) == sorted(found.arrivals)
 
 
@@ -165,6 +199,28 @@ def test_peer_that_fails_becomes_a_line_and_the_others_go_on(words: Words) -> No
     assert kept == [1, 2, 3]  # each round is written when it ends
 
 
+def test_workloads_of_a_round_have_one_process_until_one_fails(words: Words) -> None:
+    failed: dict[str, str] = {}
+    peer, sized = Peer(1, None, 3, 4, 5), Peer(1, 2, 3, 4, 5, 6, sized=True)
+    names = ["1 stream", "8 streams", SATURATING]
+    results = measure({"vllm": peer, "llama.cpp": sized}, plan(words, *names), 2, failed)
+    assert list(failed) == ["vllm, 8 streams"]
+    assert [room.streams for room in peer.rooms] == [32, 32, 32]  # a new one after the failure
+    assert [room.streams for room in sized.rooms] == [1, 8, 32, 1, 8, 32]
+    assert [len(results[name]["vllm"]) for name in (names[0], names[2])] == [2, 2]
+
+
+def test_peer_that_does_not_start_is_left_out(words: Words) -> None:
+    def start(room: Room) -> Server:
+        return Server([sys.executable, "-c", "import sys; sys.exit('no such model')"], "/")
+
+    failed: dict[str, str] = {}
+    contenders = {"vllm": OverHttp(start, {}), OURS: Peer(1, 2)}
+    results = measure(contenders, plan(words, "1 stream"), 2, failed)
+    assert "no such model" in failed["vllm"]
+    assert list(results["1 stream"]) == [OURS]
+
+
 def test_arriving_requests_follow_vllms_rate_of_the_same_run(words: Words) -> None:
     peer = Peer(640, 50)
     measure({"vllm": peer}, plan(words, SATURATING, ARRIVING), 1, {})
@@ -178,7 +234,7 @@ def test_arriving_requests_without_vllm_need_a_rate(words: Words) -> None:
     assert "give --rate" in failed[f"{OURS}, {ARRIVING}"]
     peer = Peer(50)
     measure({OURS: peer}, plan(words, ARRIVING, rate=2.0), 1, {})
-    assert len(peer.jobs[0].arrivals) == pytest.approx(120, rel=0.3)
+    assert len(peer.jobs[0].arrivals) == pytest.approx(2 * ARRIVING_S, rel=0.3)
 
 
 async def test_open_loop_measures_from_the_intended_arrival() -> None:
@@ -191,10 +247,57 @@ async def test_open_loop_measures_from_the_intended_arrival() -> None:
     assert times.tokens == [3, 3]
 
 
-FAKE = """
+def test_server_is_warmed_up_and_measured(words: Words) -> None:
+    found = run_one(OverHttp(lambda room: fake_server(), {"model": "fake"}), words)
+    assert found.rate > 0
+    assert found.start is not None
+    assert found.start > 0
+    assert found.resident is not None
+    assert found.resident > 5
+
+
+def test_server_with_answers_of_another_length_is_an_error(words: Words) -> None:
+    with pytest.raises(RuntimeError, match="3 tokens of output instead of 4"):
+        run_one(OverHttp(lambda room: fake_server(missing=1), {}), words)
+
+
+# A server of /v1/completions that answers with max_tokens events, less the first argument.
+FAKE_SERVER = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["ignore_eos"] and body["temperature"] == 0 and body["stream"]
+        count = body["max_tokens"] - int(sys.argv[1])
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        for event in [{"choices": [{"text": "a"}]}] * count + [{"choices": [], "usage": usage}]:
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+        self.wfile.write(b"data: [DONE]\\n\\n")
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+def fake_server(missing: int = 0) -> Server:
+    return Server([sys.executable, "-c", FAKE_SERVER, str(missing)], "/")
+
+
+def run_one(contender: OverHttp | Worker, words: Words) -> Figures:
+    job = closed_job(Closed(2, 8, 4, 1), words, "1")
+    with contender.running(Room(2, 12)) as figures_of:
+        return figures_of(job)
+
+
+FAKE_WORKER = """
 import time
 from loadtest.peers.worker import Times, work
-def load(job):
+def load(setup):
+    print("loading", setup.model)
     def measure(job):
         times = Times()
         for prompt in job.prompts:
@@ -206,10 +309,14 @@ work(load)
 """
 
 
-def test_worker_returns_figures_start_and_memory(words: Words) -> None:
+def fake_worker(code: str) -> Worker:
     worker = Worker(Path(sys.executable), "worker", Path("model"))
-    worker._command[1:] = ["-c", FAKE]
-    found = worker.measure(closed_job(Closed(2, 8, 4, 1), words, 1))
+    worker._command[1:] = ["-c", code]
+    return worker
+
+
+def test_worker_returns_figures_start_and_memory(words: Words) -> None:
+    found = run_one(fake_worker(FAKE_WORKER), words)
     assert found.gap == pytest.approx(100)
     assert found.ttft == pytest.approx(100)
     assert found.start is not None
@@ -219,19 +326,29 @@ def test_worker_returns_figures_start_and_memory(words: Words) -> None:
 
 
 def test_worker_that_fails_says_why(words: Words) -> None:
-    worker = Worker(Path(sys.executable), "worker", Path("model"))
-    worker._command[1:] = ["-c", "raise SystemExit('no such library')"]
     with pytest.raises(RuntimeError, match="no such library"):
-        worker.measure(closed_job(Closed(1, 8, 4, 1), words, 1))
+        run_one(fake_worker("raise SystemExit('no such library')"), words)
 
 
-def test_warm_up_of_a_worker_has_few_tokens_and_no_arrivals() -> None:
-    warm = WorkerJob("model", [[1]], [[2]], 64, 3, [0.5]).warm_up()
-    assert (warm.prompts, warm.new, warm.streams, warm.arrivals) == ([[2]], 8, 3, [])
+def test_worker_that_takes_too_long_is_ended(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "START_S", 0.2)
+    with pytest.raises(RuntimeError, match=r"longer than 0\.2 s"):
+        run_one(fake_worker("import time; time.sleep(60)"), words)
 
 
-def test_bounds_are_of_the_given_model(words: Words) -> None:
-    given = plan(words, "8 streams", "1050 in, 1000 shared", ARRIVING)
+def test_peer_of_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--peers", "llama.cp"])
+    assert "invalid choice: 'llama.cp'" in capsys.readouterr().err
+
+
+def test_default_workloads_depend_on_the_model() -> None:
+    assert parse([]).workloads == [*CLOSED, ARRIVING]
+    assert parse(["--model", "1.1b"]).workloads == ["1 stream", "8 streams"]
+
+
+def test_bounds_are_of_the_given_model() -> None:
+    given = {name: CLOSED[name] for name in ("8 streams", "1050 in, 1000 shared")}
     small, large = (bounds(given, config, 1000.0, 40.0) for config in (LLAMA_125M, LLAMA_1B))
     assert list(small) == ["8 streams"]
     assert 7 < small["8 streams"] / large["8 streams"] < 10
@@ -248,6 +365,21 @@ def test_table_has_medians_ratios_and_shares() -> None:
     assert lines[2] == "| 1 stream | penstock | 120 |  | 10.0, 20 | 100, 200 | 50% | 2.0 | 800 |"
     assert lines[3] == "| 1 stream | vllm | 60 | 2.00 x | 10.0, 20 | 100, 200 | 25% |  |  |"
     assert "vllm (in process, no HTTP)" in table({"1 stream": {"vllm": peer}}, {}, ["vllm"])
+
+
+def test_report_has_every_round_the_versions_and_the_failures(tmp_path: Path) -> None:
+    facts = Facts("make", "2026-11-26", "2 x CPU", "float32", {"vllm": "1"}, [], {"vllm": "no"})
+    facts.gflops, facts.gbytes = [900.0, 1000.0, 950.0], [40.0]
+    rounds = [Figures(rate, 10.0, 20.0, 100.0, 200.0) for rate in (1, 2)]
+    write(tmp_path / "new" / "a.json", facts, {"1 stream": 9.0}, {"1 stream": {OURS: rounds}}, "p")
+    found = json.loads((tmp_path / "new" / "a.json").read_text())
+    assert [each["rate"] for each in found["rows"]["1 stream"][OURS]] == [1, 2]
+    assert (found["versions"], found["failed"]) == ({"vllm": "1"}, {"vllm": "no"})
+    assert (tmp_path / "new" / "a.html").read_text() == "p"
+    first, warning, failure = notes(facts)
+    assert "950 GFLOP/s" in first
+    assert "float32" in warning
+    assert failure == "FAILED vllm: no"
 
 
 def test_chart_has_a_line_for_each_of_six_contenders() -> None:
