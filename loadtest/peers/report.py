@@ -22,7 +22,7 @@ Results = dict[str, dict[str, list[Figures]]]  # workload -> contender -> a roun
 
 @dataclass
 class Facts:
-    """What is needed to judge or repeat a run. Rates are measured after each round."""
+    """The circumstances of a run, to judge or repeat it. Rates are measured after each round."""
 
     command: str
     date: str

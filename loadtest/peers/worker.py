@@ -2,7 +2,7 @@
 
 It reads lines of JSON from stdin and answers each with a line of JSON on stdout. The first line is
 a Setup; its answer, {}, says that the model is loaded. Each later line is a WorkerJob; its answer
-has the fields of Times. What the library prints goes to stderr.
+has the fields of Times. The library's own output goes to stderr.
 
 This file is imported in environments without Penstock's packages, so it needs only Python.
 """
@@ -55,7 +55,7 @@ Measure = Callable[[WorkerJob], Times]
 def work(load: Callable[[Setup], Measure]) -> None:
     """Load the model with `load`, and answer jobs until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints goes to stderr
+    os.dup2(2, 1)  # the library's own output goes to stderr
 
     def answer(message: object) -> None:
         print(json.dumps(message), file=answers, flush=True)
