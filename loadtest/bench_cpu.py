@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -82,6 +82,27 @@ def weight_rate(dtype: torch.dtype) -> float:
     return weights.nbytes / min(timeit.repeat(multiply, number=1, repeat=5)) / 1e9
 
 
+class Counts(NamedTuple):
+    """Weights that a token is multiplied by: in all layers, in the LM head; and KV values."""
+
+    body: int
+    head: int
+    kv: int  # of a token in all layers
+
+
+def counts(config: Mapping[str, object]) -> Counts:
+    """Return the counts of a Llama with this config."""
+    c = {key: value for key, value in config.items() if isinstance(value, int)}
+    heads = c["num_attention_heads"]
+    kv_heads = c.get("num_key_value_heads", heads)
+    head_dim = c.get("head_dim", c["hidden_size"] // heads)
+    attention = c["hidden_size"] * head_dim * (heads + kv_heads)
+    layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
+    layers = c["num_hidden_layers"]
+    head = c["hidden_size"] * c["vocab_size"]
+    return Counts(layer * layers, head, 2 * layers * kv_heads * head_dim)
+
+
 def bound(
     load: Load,
     streams: int,
@@ -95,16 +116,10 @@ def bound(
     `config` is a Llama's. Prefill takes the time of its multiplications. A decode step takes the
     time of its multiplications, or of reading all weights and the KV cache once if that is longer.
     """
-    c = {key: value for key, value in config.items() if isinstance(value, int)}
-    heads = c["num_attention_heads"]
-    kv_heads = c.get("num_key_value_heads", heads)
-    head_dim = c.get("head_dim", c["hidden_size"] // heads)
-    attention = c["hidden_size"] * head_dim * (heads + kv_heads)
-    layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
-    body, head = layer * c["num_hidden_layers"], c["hidden_size"] * c["vocab_size"]
-    kv = 2 * item * c["num_hidden_layers"] * kv_heads * head_dim  # bytes per token
+    body, head, kv = counts(config)
     prefill = 2 * body * load.prompt * streams / (gflops * 1e9)
-    read = (item * (body + head) + kv * streams * (load.prompt + load.new / 2)) / (gbytes * 1e9)
+    values = body + head + kv * streams * (load.prompt + load.new / 2)
+    read = item * values / (gbytes * 1e9)
     step = max(2 * (body + head) * streams / (gflops * 1e9), read)
     return streams * load.new / (prefill + load.new * step)
 

@@ -97,10 +97,14 @@ class Engine:
         while len(self.steps) <= steps:
             self.core.turn()
         times = self.steps[: steps + 1]
+        self.abort(ids)
+        return [b - a for a, b in pairwise(times)]
+
+    def abort(self, ids: list[int]) -> None:
+        """Abort these requests, and run until no work is left."""
         self._inbox.append(Abort(ids))
         while self.busy:
             self.core.turn()
-        return [b - a for a, b in pairwise(times)]
 
     @property
     def busy(self) -> bool:
