@@ -59,6 +59,7 @@ class EngineCore:
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_num_encoder_tokens=facts.max_num_encoder_tokens,
+            context_cost=facts.context_cost,
             groups=facts.kv_groups,
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,

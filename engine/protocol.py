@@ -227,6 +227,7 @@ class Ready(Message, frozen=True):
     batch_variance: BatchVariance = None
     emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
+    context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1
     memory: tuple[MemoryEntry, ...] = ()
 
 

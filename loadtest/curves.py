@@ -1,8 +1,8 @@
 """Cost curves of Penstock on this CPU: `python -m loadtest.curves`.
 
 Each curve is measured at several points and compared with the law that it should follow. A law has
-one or two constants, fitted to the medians. A curve that leaves its law shows a cost that nobody
-planned. Speeds are those of a server over HTTP, as installed.
+one or two constants, fitted to the medians. A curve that leaves its law shows an unplanned
+cost. Speeds are those of a server over HTTP, as installed.
 
 The command also measures shares of the machine's rates in process: the weights read in a decode
 step of one sequence, and the multiplications of a prompt of 256 tokens. The last measurement is the
@@ -186,7 +186,7 @@ def over_queue() -> list[Curve]:
         for _ in range(STEPS):
             engine.core.turn()
         assert len(engine.core.scheduler.running) == SEQUENCES
-        took[waiting] = parts["schedule"]
+        took[waiting] = list(parts["schedule"])
         engine.abort(ids)
     law = "the same for any queue"
     return [Curve.fitted("Scheduling", "µs a step", "waiting requests", took, law, constant)]

@@ -34,6 +34,7 @@ from engine.ops.kernels import select_kernels
 from engine.protocol import BATCH_VARIANCE
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
+ATTENTION_SLOWNESS = 4.0  # of a multiplication on a CPU, relative to that in a linear layer
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
 UNBOUNDED_CONTEXT_TOKENS = 512  # default context of a model without a longest position
 
@@ -104,6 +105,18 @@ class ModelPlan:
     def prepacks(self) -> bool:
         """Whether linear weights will be kept in oneDNN's packed layout."""
         return self.config.prepack and onednn_has_matmul(self.device, self.dtype)
+
+    @property
+    def context_cost(self) -> float:
+        """The cost of a prompt token for each token of its context; all other costs are 1.
+
+        0 on a GPU, where steps with a chunk are short.
+        """
+        if self.device.type != "cpu":
+            return 0.0
+        causal = [s for s in self.attention_specs if s.kind == "causal" and s.window is None]
+        attended = 2 * sum(spec.num_heads * spec.head_dim for spec in causal)
+        return ATTENTION_SLOWNESS * attended / self.num_parameters
 
     @property
     def captures_graphs(self) -> bool:

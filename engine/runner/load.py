@@ -86,6 +86,7 @@ def load_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_num_encoder_tokens=plan.max_num_encoder_tokens,
+        context_cost=plan.context_cost,
         parameters=plan.num_parameters,
         weight_bytes=loaded_bytes,
         kv_cache_bytes=runner.kv.num_bytes,

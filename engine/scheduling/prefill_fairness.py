@@ -1,4 +1,4 @@
-"""Prefill fairness: share a step's token budget between a long prompt and other prompts."""
+"""Prefill fairness: what a long prompt leaves of a step to decodes and to other prompts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,28 @@ from itertools import chain, takewhile
 
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.sequence import Sequence
+
+SMALLEST_CHUNK = 16  # tokens, of a prompt with any context
+
+
+def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> int:
+    """Return the token budget of the next step, at most `most`.
+
+    Decodes wait until the step's chunk of a prompt is computed, and a chunk costs more the more
+    context it attends to. So while there are decodes, chunks with context get smaller. Then all of
+    a long prompt's steps take about the same time. `context_cost` is the cost of attending to one
+    token of context, as a share of the other costs of a token.
+    """
+    decodes = context = 0
+    for sequence in running:
+        if sequence.num_uncomputed == 1:
+            decodes += 1
+        else:
+            context = max(context, sequence.num_computed)
+    if not decodes:
+        return most
+    chunk = int((most - decodes) / (1 + context * context_cost))
+    return min(most, decodes + max(SMALLEST_CHUNK, chunk))
 
 
 def tokens_for_others(

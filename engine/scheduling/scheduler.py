@@ -35,7 +35,7 @@ from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
-from engine.scheduling.prefill_fairness import tokens_for_others
+from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 from engine.scheduling.step_builder import StepBuilder
@@ -57,6 +57,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_num_encoder_tokens: int = 1 << 30,
+        context_cost: float = 0.0,
         groups: Seq[KVGroup] = (KVGroup(1),),
         prefix_caching: bool = True,
         hash_key: bytes | None = None,
@@ -66,6 +67,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_encoder_tokens = max_num_encoder_tokens
+        self.context_cost = context_cost  # see step_budget
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
         self.tables = BlockTables(self.pool, hasher, groups, block_size, max_num_batched_tokens)
@@ -116,7 +118,8 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Return the next step, or None if there is nothing to launch now."""
-        builder = StepBuilder(self.max_num_batched_tokens, self.max_num_encoder_tokens)
+        budget = step_budget(self.running, self.max_num_batched_tokens, self.context_cost)
+        builder = StepBuilder(budget, self.max_num_encoder_tokens)
         texts = self.embeds.take(self.max_num_encoder_tokens)
         builder.encoder_inputs += texts
         self._admitted += [(text.id, 0) for text in texts]

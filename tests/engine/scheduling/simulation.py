@@ -365,6 +365,7 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         max_num_seqs=rng.choice((1, 2, 4, 8)),
         max_num_batched_tokens=rng.choice((1, 2, 5, 8, 32)),
         prefix_caching=rng.random() < 0.8,
+        context_cost=seed % 3 / 2,
     )
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):

@@ -155,8 +155,8 @@ def test_planted_bug_is_found_and_replays(plant: Plant, monkeypatch: pytest.Monk
 # ---- single rules ---------------------------------------------------------------------------
 
 
-def small(**limits: int | bool) -> Simulation:
-    defaults: dict[str, int | bool] = {
+def small(**limits: float) -> Simulation:
+    defaults: dict[str, float] = {
         "num_blocks": 16,
         "block_size": 4,
         "max_model_len": 65,
@@ -195,6 +195,24 @@ def test_schedule_chunk_of_higher_priority_leaves_decodes_their_tokens() -> None
         assert [s.id for s in step.slices if s.count == 1] == ordinary
         assert [(s.id, s.count) for s in step.slices if s.count > 1] == [(urgent, count)]
         simulation._retire(step)
+
+
+def test_schedule_chunks_in_steps_with_decodes_shrink_with_their_context() -> None:
+    """So that steps take about the same time, and the gaps of streams stay even."""
+    limits = {"num_blocks": 200, "max_model_len": 400, "max_num_batched_tokens": 65}
+    simulation = small(**limits, context_cost=1 / 64)
+    simulation.add([1, 2], max_tokens=50)
+    simulation.turn()
+    simulation.add(list(range(300)), max_tokens=2)
+    counts = [max(count for _, count in step) for step in shapes(simulation, 9)]
+    assert counts == [64, 32, 25, 22, 19, 18, 16, 16, 16]
+
+
+def test_schedule_chunks_without_decodes_use_the_whole_budget() -> None:
+    limits = {"num_blocks": 200, "max_model_len": 400, "max_num_batched_tokens": 64}
+    simulation = small(**limits, context_cost=1 / 64)
+    simulation.add(list(range(300)), max_tokens=2)
+    assert [step[0][1] for step in shapes(simulation, 5)] == [64, 64, 64, 64, 44]
 
 
 def steps_to_the_first_token(simulation: Simulation, *ids: int) -> list[int]:
