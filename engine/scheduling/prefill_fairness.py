@@ -9,7 +9,7 @@ from itertools import chain, takewhile
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.sequence import Sequence
 
-SMALLEST_CHUNK = 16  # tokens, of a prompt with any context
+SMALLEST_CHUNK = 16  # tokens; smaller ones would multiply the steps of a long prompt
 
 
 def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> int:
@@ -17,14 +17,19 @@ def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> 
 
     Decodes wait until the step's chunk of a prompt is computed, and a chunk costs more the more
     context it attends to. So while there are decodes, chunks with context get smaller. Then all of
-    a long prompt's steps take about the same time. `context_cost` is the cost of attending to one
-    token of context, as a share of the other costs of a token.
+    a long prompt's steps take about the same time. A prompt that this step admits is not counted:
+    the next step is the first to see its context, which a cached prefix can make long at once.
+
+    `context_cost` is the cost of attending to one token of context, as a share of the other costs
+    of a token. With 0 every step has the whole budget.
     """
+    if not context_cost:
+        return most
     decodes = context = 0
     for sequence in running:
         if sequence.num_uncomputed == 1:
             decodes += 1
-        else:
+        elif sequence.num_uncomputed:  # 0 if it awaits the results of a step
             context = max(context, sequence.num_computed)
     if not decodes:
         return most

@@ -31,18 +31,21 @@ from engine.kernels.numba.source.intrinsics import (
     to_fp32,
     total,
 )
-from engine.kernels.numba.source.sum_rows import sum_rows
+from engine.kernels.numba.source.sum_rows import MAX_ROWS, sum_rows
 
 
 class Softmax(NamedTuple):
-    """The softmax of a task, in fp32. A token has a row for each of the `shared` query heads."""
+    """The softmax of a task, in fp32. A token has a row for each of the `shared` query heads.
+
+    `keep` and `scores` are of the rows that see a block together.
+    """
 
     queries: np.ndarray  # [rows, dim], scaled
     outputs: np.ndarray  # [rows, dim]: sums of weighted values
     tops: np.ndarray  # [rows]: highest scores so far
     totals: np.ndarray  # [rows]: sums of weights
-    keep: np.ndarray  # [shared]: factors of older sums once a token's highest scores have risen
-    scores: np.ndarray  # [shared, block_size]: a token's scores in one block, then their weights
+    keep: np.ndarray  # [rows]: factors of older sums once the highest scores have risen
+    scores: np.ndarray  # [rows, block_size]: scores in one block, then their weights
 
 
 class Block(NamedTuple):
@@ -82,41 +85,48 @@ def to_weights(scores, top):
 
 
 @njit(inline="always")
-def store_token(call, token, head, dim, block_size, kind):
+def store_token(call, token, head, dim, block_size, half):
     """Store one head of the token's key and value in the token's slot."""
     blocks = array_at(call.token_blocks, (1,), np.int64)
     offsets = array_at(call.token_offsets, (1,), np.int64)
     block = blocks[token]
     offset = offsets[token]
-    key = array_at(call.key, (1,), kind)
-    value = array_at(call.value, (1,), kind)
-    keys = array_at(call.keys, (1, call.heads, dim, block_size), kind)
-    values = array_at(call.values, (1, call.heads, block_size, dim), kind)
+    item = 2 if half else 4
+    kind = np.uint16 if half else np.float32
+    begin = item * dim * block_size * (block * call.heads + head)
+    key = array_at(call.key + item * (token * call.key_stride + head * dim), (dim,), kind)
+    value = array_at(call.value + item * (token * call.value_stride + head * dim), (dim,), kind)
+    keys = array_at(call.keys + begin + item * offset, (dim * block_size,), kind)
+    values = array_at(call.values + begin + item * offset * dim, (dim,), kind)
     for d in range(dim):
-        place = token * call.key_stride + head * dim + d
-        keys[block, head, d, offset] = key[place]
+        keys[d * block_size] = key[d]
     for d in range(dim):
-        place = token * call.value_stride + head * dim + d
-        values[block, head, offset, d] = value[place]
+        values[d] = value[d]
 
 
 def store_kernel(dim: int, block_size: int, half: bool):
-    """Return the kernel that stores the keys and values that other tasks may read."""
+    """Return the kernel that stores the keys and values that other tasks may read.
+
+    A thread stores about a block at a time: neighbouring keys of a block share cache lines.
+    """
     kind = np.uint16 if half else np.float32
+    at_once = max(1, block_size // TILE)  # tasks
 
     def store(pointer):
         call = carray(pointer, 1)[0]
         tasks = array_at(call.tasks, (1,), TASK)
         while True:
             number = take(call.counter)
-            if number >= call.num_tasks * call.heads:
-                return
-            task = tasks[number // call.heads]
+            begin = number // call.heads * at_once
             head = number % call.heads
-            if task.is_stored_ahead:
-                end = task.first_token + task.num_tokens
-                for token in range(task.first_token, end):
-                    store_token(call, token, head, dim, block_size, kind)
+            if begin >= call.num_tasks:
+                return
+            for index in range(begin, min(begin + at_once, call.num_tasks)):
+                task = tasks[index]
+                if task.is_stored_ahead:
+                    end = task.first_token + task.num_tokens
+                    for token in range(task.first_token, end):
+                        store_token(call, token, head, dim, block_size, half)
 
     return store, AttentionCall
 
@@ -157,26 +167,51 @@ def visible_keys(task, t, index, window, block_size):
 
 
 @njit(inline="always")
-def see_block(softmax, row, block, begin, end, softcap, shape):
-    """Let a token's queries, from `row` on, attend to the keys [begin, end) of a block."""
+def all_see(task, t, index, window, shape):
+    """Whether the task has the shape's tokens, from `t` on, and each sees a key of block `index`.
+
+    An earlier token sees no later keys, and a later one no earlier keys.
+    """
+    tokens, _, _, _, block_size, _ = shape
+    last = t + tokens - 1
+    _, end = visible_keys(task, t, index, window, block_size)
+    begin, _ = visible_keys(task, last, index, window, block_size)
+    return last < task.num_tokens and begin < block_size and end > 0
+
+
+@njit(inline="always")
+def see_block(softmax, task, t, index, block, window, softcap, shape):
+    """Let the queries of the shape's tokens, from `t` on, attend to the sequence's block `index`.
+
+    Each of the tokens sees at least one key of the block.
+    """
     queries, outputs, tops, totals, keep, scores = softmax
-    shared, dim, block_size, _ = shape
+    tokens, _, shared, dim, block_size, _ = shape
+    row = t * shared
     query = queries.ctypes.data + 4 * dim * row
     output = outputs.ctypes.data + 4 * dim * row
     sum_scores(scores.ctypes.data, query, block, shape)
-    for r in range(shared):
-        if softcap > 0:
-            cap(scores[r], softcap)
-        scores[r, :begin] = -np.inf
-        scores[r, end:] = -np.inf
-        weigh(scores[r], tops, totals, keep, row, r, block_size)
-    sum_values(output, keep.ctypes.data, scores.ctypes.data, block, begin, end, shape)
+    first, _ = visible_keys(task, t, index, window, block_size)
+    _, last = visible_keys(task, t + tokens - 1, index, window, block_size)
+    for i in range(tokens):
+        begin, end = visible_keys(task, t + i, index, window, block_size)
+        for g in range(shared):
+            r = i * shared + g
+            if softcap > 0:
+                cap(scores[r], softcap)
+            scores[r, :begin] = -np.inf
+            scores[r, end:] = -np.inf
+            weigh(scores[r], tops, totals, keep, row, r, block_size)
+            scores[r, first:begin] = np.float32(0)
+            scores[r, end:last] = np.float32(0)
+    weights = scores.ctypes.data
+    sum_values(output, keep.ctypes.data, weights, block, first, last, shape)
 
 
 @njit(inline="always")
 def sum_scores(scores, query, block, shape):
-    """Compute a token's scores for all keys of the block; arguments are addresses."""
-    shared, dim, block_size, half = shape
+    """Compute the tokens' scores for all keys of the block; arguments are addresses."""
+    _, rows, _, dim, block_size, half = shape
     sum_rows(
         out=scores,
         keep=0,
@@ -185,7 +220,7 @@ def sum_scores(scores, query, block, shape):
         matrix=block.keys,
         ahead=block.values,
         count=dim,
-        rows=shared,
+        rows=rows,
         width=block_size,
         half=half,
     )
@@ -194,7 +229,7 @@ def sum_scores(scores, query, block, shape):
 @njit(inline="always")
 def sum_values(output, keep, weights, block, begin, end, shape):
     """Add the weighted values of the keys [begin, end) to the outputs; arguments are addresses."""
-    shared, dim, block_size, half = shape
+    _, rows, _, dim, block_size, half = shape
     item = 2 if half else 4
     first_value = block.values + item * dim * begin
     sum_rows(
@@ -205,7 +240,7 @@ def sum_values(output, keep, weights, block, begin, end, shape):
         matrix=first_value,
         ahead=block.next_keys,
         count=end - begin,
-        rows=shared,
+        rows=rows,
         width=dim,
         half=half,
     )
@@ -238,6 +273,15 @@ def write_outputs(call, task, head, outputs, totals, shared, dim, kind):
                 out[token, head, g, d] = to_element(number, out)
 
 
+def tokens_together(shared: int) -> int:
+    """Return how many of a task's tokens see a block together: as many as have few enough rows.
+
+    `sum_rows` then loads each number of the block once for all of them. Their number divides TILE.
+    """
+    fitting = [n for n in range(1, TILE + 1) if TILE % n == 0 and n * shared <= MAX_ROWS]
+    return max(fitting, default=1)
+
+
 def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
     """Return the kernel that attends, and stores the KV that only its own task reads.
 
@@ -247,11 +291,14 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
     kind = np.uint16 if half else np.float32
     item = 2 if half else 4
     block_bytes = item * dim * block_size
-    shape = (shared, dim, block_size, half)
+    together = tokens_together(shared)
     # A constant of the kernel must be a name: Numba compiles a product of names as a number.
     rows = TILE * shared
+    rows_together = together * shared
     row_numbers = rows * dim
-    score_numbers = shared * block_size
+    score_numbers = rows_together * block_size
+    several = (together, rows_together, shared, dim, block_size, half)
+    single = (1, shared, shared, dim, block_size, half)
 
     def attend(pointer):
         call = carray(pointer, 1)[0]
@@ -262,17 +309,17 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
         outputs = array_at(on_stack(row_numbers), (rows, dim), np.float32)
         tops = array_at(on_stack(rows), (rows,), np.float32)
         totals = array_at(on_stack(rows), (rows,), np.float32)
-        keep = array_at(on_stack(shared), (shared,), np.float32)
-        scores = array_at(on_stack(score_numbers), (shared, block_size), np.float32)
+        keep = array_at(on_stack(rows_together), (rows_together,), np.float32)
+        scores = array_at(on_stack(score_numbers), (rows_together, block_size), np.float32)
         softmax = Softmax(queries, outputs, tops, totals, keep, scores)
         while True:
             number = take(call.counter)
             if number >= call.num_attended * call.heads:
                 return
-            task = tasks[number // call.heads]
+            task = tasks[call.num_attended - 1 - number // call.heads]  # the longest first
             head = number % call.heads
             if not task.is_stored_ahead:
-                store_token(call, task.first_token, head, dim, block_size, kind)
+                store_token(call, task.first_token, head, dim, block_size, half)
             load_queries(call, task, head, queries, shared, dim, kind)
             used = task.num_tokens * shared
             outputs[:used] = np.float32(0)
@@ -283,10 +330,15 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
             last = (task.position + task.num_tokens - 1) // block_size
             for index in range(first, last + 1):
                 block = block_at(call, table, head, index, last, block_bytes)
-                for t in range(task.num_tokens):
-                    begin, end = visible_keys(task, t, index, call.window, block_size)
-                    if begin < end:
-                        see_block(softmax, t * shared, block, begin, end, softcap, shape)
+                t = 0
+                while t < task.num_tokens:
+                    if all_see(task, t, index, call.window, several):
+                        see_block(softmax, task, t, index, block, call.window, softcap, several)
+                        t += together
+                        continue
+                    if all_see(task, t, index, call.window, single):
+                        see_block(softmax, task, t, index, block, call.window, softcap, single)
+                    t += 1
             write_outputs(call, task, head, outputs, totals, shared, dim, kind)
 
     return attend, AttentionCall

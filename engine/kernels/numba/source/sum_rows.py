@@ -6,6 +6,7 @@ every kernel.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,12 +29,14 @@ from engine.kernels.numba.source.llvm import (
     widen_vector,
 )
 
+MAX_ROWS = 6  # of a tile
+
 
 class Tile(NamedTuple):
     """The sums that registers hold: rows of `columns` vectors of `lanes` fp32."""
 
     lanes: int
-    rows: int
+    rows: int  # at most
     columns: int
 
 
@@ -45,7 +48,7 @@ def register_tile(width: int) -> Tile:
     if not has_avx512():
         return Tile(lanes=8, rows=4, columns=2)
     lanes = 16 if width % 16 == 0 else 8
-    return Tile(lanes, rows=4, columns=4)
+    return Tile(lanes, rows=MAX_ROWS, columns=4)
 
 
 @intrinsic(prefer_literal=True)
@@ -135,9 +138,11 @@ class _Sums:
 
     def emit(self):
         width = self._tile.columns * self._tile.lanes
-        for top in range(0, self._shape.rows, self._tile.rows):
+        tiles = math.ceil(self._shape.rows / self._tile.rows)
+        height = math.ceil(self._shape.rows / tiles)  # of tiles of about equal height
+        for top in range(0, self._shape.rows, height):
             for left in range(0, self._shape.width, width):
-                bottom = min(self._shape.rows, top + self._tile.rows)
+                bottom = min(self._shape.rows, top + height)
                 right = min(self._shape.width, left + width)
                 rows = range(top, bottom)
                 columns = range(left, right, self._tile.lanes)
