@@ -258,7 +258,9 @@ def shares(folder: Path, config: Mapping[str, object]) -> dict[str, float]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="smollm2, 125m, 1.1b, or a folder of a Llama")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, 125m, 1.1b, or a folder of a Llama"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only-shares", action="store_true", help="without curves and arrivals")
     parser.add_argument("--environments", type=Path, default=Path("build/peers"))

@@ -34,7 +34,7 @@ from engine.ops.kernels import select_kernels
 from engine.protocol import BATCH_VARIANCE
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
-ATTENTION_SLOWNESS = 4.0  # of a multiplication on a CPU, relative to that in a linear layer
+ATTENTION_SLOWNESS = 2.5  # of a multiplication on a CPU, relative to that in a linear layer
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
 UNBOUNDED_CONTEXT_TOKENS = 512  # default context of a model without a longest position
 

@@ -16,9 +16,10 @@ def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> 
     """Return the token budget of the next step, at most `most`.
 
     Decodes wait until the step's chunk of a prompt is computed, and a chunk costs more the more
-    context it attends to. So while there are decodes, chunks with context get smaller. Then all of
-    a long prompt's steps take about the same time. A prompt that this step admits is not counted:
-    the next step is the first to see its context, which a cached prefix can make long at once.
+    context it attends to. So while there are decodes, chunks with more context than `most` get
+    smaller. Then the steps of a long prompt take about the same time. A prompt that this step
+    admits is not counted: the next step is the first to see its context, which a cached prefix can
+    make long at once.
 
     `context_cost` is the cost of attending to one token of context, as a share of the other costs
     of a token. With 0 every step has the whole budget.
@@ -33,7 +34,8 @@ def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> 
             context = max(context, sequence.num_computed)
     if not decodes:
         return most
-    chunk = int((most - decodes) / (1 + context * context_cost))
+    share = (1 + most * context_cost) / (1 + max(most, context) * context_cost)
+    chunk = int((most - decodes) * share)
     return min(most, decodes + max(SMALLEST_CHUNK, chunk))
 
 

@@ -220,6 +220,17 @@ def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -
         assert f"{flag} requests" in done.stderr
 
 
+def test_plan_context_costs_prompts_of_a_cpu_and_not_of_a_gpu(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ModelPlan(EngineConfig(model=str(checkpoint), **CONFIG))
+    # A layer multiplies each query with a key and a value for each token of context.
+    attended = sum(2 * each.num_heads * each.head_dim for each in plan.attention_specs)
+    assert plan.context_cost == pytest.approx(2.5 * attended / plan.num_parameters)
+    monkeypatch.setattr(plan, "device", torch.device("cuda"))
+    assert plan.context_cost == 0
+
+
 @pytest.mark.parametrize(
     ("config", "variance", "why"),
     [

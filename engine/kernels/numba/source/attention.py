@@ -109,7 +109,6 @@ def store_kernel(dim: int, block_size: int, half: bool):
 
     A thread stores about a block at a time: neighbouring keys of a block share cache lines.
     """
-    kind = np.uint16 if half else np.float32
     at_once = max(1, block_size // TILE)  # tasks
 
     def store(pointer):
