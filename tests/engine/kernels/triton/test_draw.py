@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+import engine.kernels.triton.draw as kernels
 from engine.kernels.triton.noise import log_noise, noise_bits, noise_key
 from engine.protocol import SamplingParams
 from engine.sampling import noise
@@ -93,9 +94,13 @@ LIMITS = [
 ]
 
 
+@pytest.mark.parametrize("chunk", [16, 512])
 @pytest.mark.parametrize("kind", ["distinct", "ties", "one value", "masked"])
-def test_draw_kernel_every_filter_threshold_equals_reference(kind: str) -> None:
-    """The threshold falls among distinct, equal and masked logits."""
+def test_draw_kernel_every_filter_threshold_equals_reference(
+    kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threshold falls among distinct, equal and masked logits, in one chunk or many."""
+    monkeypatch.setattr(kernels, "CHUNK", chunk)
     logits = torch.stack([logits_of(300, 1.5, seed) for seed in range(2 * len(LIMITS))])
     if kind == "ties":
         logits = logits.round()
@@ -107,6 +112,36 @@ def test_draw_kernel_every_filter_threshold_equals_reference(kind: str) -> None:
     params = params_of([row(7, seed=n, **limits) for n, limits in enumerate(LIMITS * 2)])
     due = draw(logits, params, static=True)
     assert draw(logits, params, "triton").tolist() == due.tolist()
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"top_k": 20}, 3),
+        ({"top_p": 0.95}, 4),
+        ({"top_k": 20, "top_p": 0.95}, 5),
+        ({"min_p": 0.1}, 3),
+    ],
+)
+def test_draw_kernel_search_reads_few_chunks(
+    limits: dict[str, float], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filtered rows read at most `most` times the vocabulary, the first launch included."""
+    chunks, size = 64, 64
+    reads = []
+    load = kernels._load_logits
+
+    def counting(*arguments):
+        reads.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(kernels, "CHUNK", size)
+    monkeypatch.setattr(kernels, "_load_logits", counting)
+    logits = logits_of(chunks * size, 3.0, 1)[None]
+    params = params_of([row(7, seed=1, **limits)])
+    due = draw(logits, params, static=True)
+    assert draw(logits, params, "triton").tolist() == due.tolist()
+    assert chunks < len(reads) <= most * chunks
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
