@@ -145,7 +145,7 @@ def _survey(row, bound, CHUNK: tl.constexpr):
 
 @triton.jit
 def _low_by_count(tops, count):
-    """Return an order that at least `count` logits reach: so many chunks have one. Else LOWEST."""
+    """Return an order that the highest logits of `count` chunks reach, or LOWEST."""
     low = tl.full([], LOWEST, tl.int64)
     high = tl.max(tops).to(tl.int64) + 1
     while high - low > 1:

@@ -126,7 +126,10 @@ def test_draw_kernel_every_filter_threshold_equals_reference(
 def test_draw_kernel_search_reads_few_chunks(
     limits: dict[str, float], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Filtered rows read at most `most` times the vocabulary, the first launch included."""
+    """Filtered rows read at most `most` times the vocabulary, the first launch included.
+
+    A few tokens are likely, as in most answers. Top-p reads more where the likely ones are many.
+    """
     chunks, size = 64, 64
     reads = []
     load = kernels._load_logits
@@ -138,6 +141,7 @@ def test_draw_kernel_search_reads_few_chunks(
     monkeypatch.setattr(kernels, "CHUNK", size)
     monkeypatch.setattr(kernels, "_load_logits", counting)
     logits = logits_of(chunks * size, 3.0, 1)[None]
+    logits[0, [5, 700, 3000]] = 24.0
     params = params_of([row(7, seed=1, **limits)])
     due = draw(logits, params, static=True)
     assert draw(logits, params, "triton").tolist() == due.tolist()
