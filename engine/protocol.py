@@ -1,9 +1,9 @@
 """Every message that crosses between the API process and the engine process.
 
-This module documents that boundary. A message is a frozen msgspec struct, encoded as msgpack;
-nothing is pickled. Each direction has one tagged union: `ToEngine` and `FromEngine`.
-`engine/client/channel.py` carries the messages over zmq and numbers them, so a lost or repeated
-message is detected.
+This module documents that boundary. A message is a frozen msgspec struct, encoded as msgpack
+(`engine/message.py`); nothing is pickled. Each direction has one tagged union: `ToEngine` and
+`FromEngine`. `engine/client/channel.py` carries the messages over zmq and numbers them, so that a
+lost or repeated message is detected.
 
 The engine sends Progress while it loads the model and Ready when it can serve. The API process
 then sends GenerateRequest and EmbedRequest messages. The engine sends one StepOutputs per step. A
@@ -19,7 +19,9 @@ from __future__ import annotations
 import signal
 from typing import Literal
 
-import msgspec
+from msgspec import field
+
+from engine.message import Message, Record, TokenIds
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
 DUMP_STACKS = signal.SIGUSR1
@@ -42,15 +44,6 @@ BATCH_VARIANCE: dict[BatchVariance, tuple[str, str]] = {
     ),
     "gpu": ("a GPU chooses the order of a sum by the tokens in a step", "use --device cpu"),
 }
-TokenIds = list[int]
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """Base of all messages: an array of the class name and the fields in declaration order."""
-
-
-class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of the parts of messages: an array of the fields in declaration order, without a tag."""
 
 
 class Grammar(Record, frozen=True):
@@ -112,7 +105,7 @@ class GenerateRequest(Message, frozen=True):
     arrival: float  # when the HTTP request arrived
     priority: int = 0
     salt: str = ""  # tenant: only requests with an equal salt share cached prefixes
-    encoder_prompt: TokenIds = []
+    encoder_prompt: TokenIds = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -291,7 +284,8 @@ class EngineStats(Record, frozen=True):
     step_seconds: float = 0.0  # wall time of this step
     step_prefill_tokens: int = 0  # tokens of prompts and of encoded texts
     step_decode_tokens: int = 0
-    gauges: dict[str, float] = {}  # named measurements of the runner, exported by /metrics
+    # Named measurements of the runner, exported by /metrics.
+    gauges: dict[str, float] = field(default_factory=dict)
 
 
 class StepOutputs(Message, frozen=True):
@@ -301,9 +295,10 @@ class StepOutputs(Message, frozen=True):
     tokens: list[TokenOutput]
     admitted: list[Admission]
     stats: EngineStats
-    embeddings: list[EmbedOutput] = []
-    prefills: list[PrefillChunk] = []
-    lookups: dict[int, int] = {}  # tokens in the prefix cache, by the id of the CacheLookup
+    embeddings: list[EmbedOutput] = field(default_factory=list)
+    prefills: list[PrefillChunk] = field(default_factory=list)
+    # Tokens in the prefix cache, by the id of the CacheLookup.
+    lookups: dict[int, int] = field(default_factory=dict)
 
 
 class Rejected(Message, frozen=True):

@@ -20,6 +20,7 @@ from starlette.routing import Match, Route
 from engine.checkpoint.folder import model_folder
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from server.api import capabilities, docs, ops
 from server.api.anthropic import messages
 from server.api.openai import (
@@ -42,6 +43,7 @@ from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, ApiError
+from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
@@ -86,10 +88,12 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     answers, hermes = answer_formats(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
+    keys = ApiKeys(config)
+    _check_ui(config, keys)
     state = AppState(
         config=config,
         client=client,
-        keys=ApiKeys(config),
+        keys=keys,
         tokenizer=tokenizer,
         template=template,
         answers=answers,
@@ -117,6 +121,15 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
         app.add_middleware(CrossOrigin, state=state)
     return app
+
+
+def _check_ui(config: ServerConfig, keys: ApiKeys) -> None:
+    """Raise ConfigError if the network could open the pages without a key."""
+    if config.ui and not keys and not is_loopback(config.host):
+        raise ConfigError(
+            f"--ui needs an API key if the server listens on {config.host}, because the pages show "
+            "what the server computes. Set --api-key-file, or listen on 127.0.0.1."
+        )
 
 
 def _batches(config: ServerConfig, client: EngineClient) -> BatchRunner | None:

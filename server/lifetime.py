@@ -123,7 +123,7 @@ class Lifetime:
         loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        if self._state.config.api_key_file:
+        if self._state.config.api_key_file or self._state.config.admin_key_file:
             loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)

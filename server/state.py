@@ -17,6 +17,7 @@ from server.cli.config import ServerConfig
 from server.http.auth import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
+from server.http.listener import is_loopback
 from server.http.openapi import Task
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -103,6 +104,12 @@ class AppState:
         info = self.loaded()
         own = info.max_model_len
         return self.pooling.limit(own) if info.kind == "encoder" else own
+
+    @property
+    def serves_ui(self) -> bool:
+        """Whether the built-in pages and /ui/api are served: --ui, by default on loopback only."""
+        ui = self.config.ui
+        return is_loopback(self.config.host) if ui is None else ui
 
     def api_error(self, error: BaseException) -> ApiError:
         """Return the error response for any exception."""

@@ -59,7 +59,7 @@ class EngineClient(Protocol):
     state: State
     info: Ready | None  # None until the model is loaded
     progress: Progress
-    on_step: Callable[[StepOutputs], None] | None  # called for every step, for metrics
+    step_listeners: list[Callable[[StepOutputs], None]]  # called for every step, in this order
     config_error: bool  # the engine died because its configuration cannot be served
 
     @property
@@ -120,7 +120,7 @@ class ProcessClient:
         self.info: Ready | None = None
         self.progress = Progress("starting", 0.0)
         self._stats = EngineStats()
-        self.on_step: Callable[[StepOutputs], None] | None = None
+        self.step_listeners: list[Callable[[StepOutputs], None]] = []
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
         self._lookups: dict[int, asyncio.Future[int]] = {}
@@ -249,8 +249,8 @@ class ProcessClient:
             self._deliver(outputs.at, output)
         for vector in outputs.embeddings:
             self._deliver(outputs.at, vector)
-        if self.on_step is not None:
-            self.on_step(outputs)
+        for listen in self.step_listeners:
+            listen(outputs)
 
     def _deliver(self, at: float, output: TokenOutput | EmbedOutput) -> None:
         if stream := self._streams.get(output.id):

@@ -62,7 +62,7 @@ def base_url(host: str, port: int) -> str:
 def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
     config = state.config
-    has_keys = bool(config.api_key or config.api_key_file)
+    has_keys = bool(state.keys)
     access = "on" if has_keys else "off"
     key = shell_key(config, os.environ) if has_keys else ""
     url = base_url(config.host, port)

@@ -78,6 +78,23 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(HTTP, "File of API keys, one per line; # begins a comment. SIGHUP rereads it."),
     ] = None
+    ui: Annotated[
+        bool | None,
+        setting(
+            HTTP,
+            "Serve the built-in pages at / and their data at /ui/api. Default: only if --host is a "
+            "loopback address. On a network they need an API key.",
+        ),
+    ] = None
+    admin_key_file: Annotated[
+        str | None,
+        setting(
+            HTTP,
+            "File of admin keys, written as in --api-key-file. They are API keys, too, and only "
+            "their owners see the steps, the KV cache and the requests of all clients. Without "
+            "any key, each local client does. SIGHUP rereads it.",
+        ),
+    ] = None
     allowed_origins: Annotated[
         tuple[Annotated[str, msgspec.Meta(pattern=ORIGIN)], ...],
         setting(

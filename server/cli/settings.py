@@ -74,11 +74,13 @@ class Setting:
 
     @property
     def default_text(self) -> str:
+        if self.default in (None, ()):
+            return ""
         if self.is_switch:
             return str(self.default).lower()
         if isinstance(self.default, float):
             return f"{self.default:g}"
-        return "" if self.default in (None, ()) else str(self.default)
+        return str(self.default)
 
     @property
     def allowed(self) -> str:

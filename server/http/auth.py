@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -27,6 +27,7 @@ class ApiKey:
 
     text: str
     limits: KeyLimits = NO_LIMITS
+    is_admin: bool = False
 
     @property
     def digest(self) -> bytes:
@@ -34,7 +35,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """SHA-256 digests of the keys of --api-key and --api-key-file, and a limiter for each key.
+    """SHA-256 digests of the keys of --api-key and of both key files, and a limiter for each key.
 
     Without these settings, requests need no key. Raises ConfigError if the file contains no key,
     which would open the server to everyone, or if a client could not send one of the keys.
@@ -43,6 +44,7 @@ class ApiKeys:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._digests: list[bytes] = []
+        self._admins: frozenset[str] = frozenset()  # names of the owners of admin keys
         self._limiters: dict[str, RateLimiter] = {}  # by name of the owner
         self.reload()
 
@@ -50,7 +52,7 @@ class ApiKeys:
         return len(self._digests)
 
     def reload(self) -> None:
-        """Read the file again. If that raises ConfigError, the keys are unchanged.
+        """Read the files again. If that raises ConfigError, the keys are unchanged.
 
         A key whose limits are the same as before keeps its counts.
         """
@@ -64,7 +66,12 @@ class ApiKeys:
             elif key.limits != NO_LIMITS:
                 limiters[name] = RateLimiter(key.limits)
         self._digests = [key.digest for key in keys]
+        self._admins = frozenset(key.digest.hex() for key in keys if key.is_admin)
         self._limiters = limiters
+
+    def is_admin(self, name: str | None) -> bool:
+        """Whether the owner that `find` has named has an admin key; without keys, everyone."""
+        return not self._digests or name in self._admins
 
     def find(self, key: bytes) -> str | None:
         """Return a name for the owner of `key` (its hex digest), or None if the key is invalid.
@@ -90,6 +97,9 @@ def read_limited_keys(config: ServerConfig) -> list[ApiKey]:
     keys = {f"--api-key, key {place}": ApiKey(key) for place, key in enumerate(config.api_key, 1)}
     if config.api_key_file is not None:
         keys |= _keys_in(Path(config.api_key_file))
+    if config.admin_key_file is not None:
+        for where, key in _keys_in(Path(config.admin_key_file)).items():
+            keys[where] = replace(key, is_admin=True)
     for where, key in keys.items():
         if not key.text or not key.text.isprintable() or " " in key.text:
             raise _invalid_key(where)
@@ -208,6 +218,7 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> RateLimiter | None:
         """Return the limiter of the request's key, if the key has limits."""
         if not self._keys:
+            scope["state"]["is_admin"] = True
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -221,6 +232,7 @@ class Gate:
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = name
+        scope["state"]["is_admin"] = self._keys.is_admin(name)
         return self._keys.limiter(name)
 
     async def _limited(

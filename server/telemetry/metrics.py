@@ -87,7 +87,7 @@ class Metrics:
         self.registry.register(self.tokens)
         self.registry.register(EngineSeries(client, self._labels, version))
         ProcessCollector(registry=self.registry)
-        client.on_step = self._on_step
+        client.step_listeners.append(self._on_step)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
         family = Histogram(

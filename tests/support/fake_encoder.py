@@ -66,8 +66,8 @@ class FakeEncoder(FakeEngine):
             stream.admissions[request_id] = Admission(request_id, at, 0)
             stream.deliver(at, outputs[0])
         self.stats = EngineStats(step=self.stats.step + 1, running=len(self.waiting))
-        if self.on_step is not None:
-            self.on_step(StepOutputs(at, [], [], self.stats, outputs))
+        for listen in self.step_listeners:
+            listen(StepOutputs(at, [], [], self.stats, outputs))
 
     async def _run(self) -> None:
         while True:

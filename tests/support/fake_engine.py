@@ -93,7 +93,7 @@ class FakeEngine:
     reject: RequestRejectedError | None = None
     progress: Progress = field(default_factory=lambda: Progress("ready", 1.0))
     stats: EngineStats = field(default_factory=EngineStats)
-    on_step: Callable[[StepOutputs], None] | None = None
+    step_listeners: list[Callable[[StepOutputs], None]] = field(default_factory=list)
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
@@ -228,8 +228,8 @@ class FakeEngine:
             prefix_hits=old.prefix_hits + 1,
             step_seconds=0.001,
         )
-        if self.on_step is not None:
-            self.on_step(StepOutputs(at, outputs, [], self.stats))
+        for listen in self.step_listeners:
+            listen(StepOutputs(at, outputs, [], self.stats))
 
     def _sample(self, running: Running) -> TokenOutput:
         params = running.request.params

@@ -163,9 +163,9 @@ async def test_last_step_age_counts_only_while_there_is_work(client: Client) -> 
     stream.close()
 
 
-async def test_client_on_step_gets_every_step(client: Client) -> None:
+async def test_client_step_listeners_get_every_step(client: Client) -> None:
     seen: list[StepOutputs] = []
-    client.on_step = seen.append
+    client.step_listeners.append(seen.append)
     client.step(stats=EngineStats(step=7))
     assert client.stats.step == 7
     assert [outputs.stats.step for outputs in seen] == [7]

@@ -125,8 +125,7 @@ async def test_metrics_iteration_sum_is_that_of_prompt_and_generated_tokens(
     compatible: Served,
 ) -> None:
     before = value_of(await families(compatible), "vllm:iteration_tokens_total_sum")
-    observe = compatible.engine.on_step
-    assert observe is not None
+    [observe] = compatible.engine.step_listeners
     tokens = [TokenOutput(1, 5), TokenOutput(2, 6)]
     stats = EngineStats(step=10**6, step_prefill_tokens=20, step_decode_tokens=1)
     observe(StepOutputs(0.0, tokens, [Admission(1, 0.0, 64)], stats))

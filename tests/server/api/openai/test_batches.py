@@ -196,7 +196,7 @@ async def test_batch_with_a_bad_field_is_refused_by_name(
 async def test_cancelled_batch_keeps_its_results_and_names_the_other_lines(store: Served) -> None:
     batch = await create(store, jsonl(*(line(str(place)) for place in range(50))))
     engine = store.engine
-    engine.on_step = lambda _: engine.gate.clear() if len(engine.requests) > 20 else None
+    engine.step_listeners = [lambda _: engine.gate.clear() if len(engine.requests) > 20 else None]
     await eventually(lambda: len(engine.requests) > 20, "some lines are sent")
     cancelled = await store.openai.batches.cancel(batch.id)
     assert cancelled.status == "cancelling"
