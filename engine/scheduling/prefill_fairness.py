@@ -12,8 +12,10 @@ from engine.scheduling.sequence import Sequence
 SMALLEST_CHUNK = 16  # tokens; smaller ones would multiply the steps of a long prompt
 
 
-def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> int:
+def step_budget(running: Seq[tuple[Sequence, int]], most: int, context_cost: float) -> int:
     """Return the token budget of the next step, at most `most`.
+
+    `running` has each running sequence with its number of uncomputed tokens.
 
     Decodes wait until the step's chunk of a prompt is computed, and a chunk costs more the more
     context it attends to. So while there are decodes, chunks with more context than `most` get
@@ -26,15 +28,12 @@ def step_budget(running: Iterable[Sequence], most: int, context_cost: float) -> 
     """
     if not context_cost:
         return most
-    decodes = context = 0
-    for sequence in running:
-        if sequence.num_uncomputed == 1:
-            decodes += 1
-        elif sequence.num_uncomputed:  # 0 if it awaits the results of a step
-            context = max(context, sequence.num_computed)
-    if not decodes:
+    # A sequence that awaits the results of a step has no uncomputed tokens.
+    context = max([sequence.num_computed for sequence, due in running if due > 1], default=0)
+    decodes = [due for _, due in running].count(1)
+    if not decodes or context <= most:
         return most
-    share = (1 + most * context_cost) / (1 + max(most, context) * context_cost)
+    share = (1 + most * context_cost) / (1 + context * context_cost)
     chunk = int((most - decodes) * share)
     return min(most, decodes + max(SMALLEST_CHUNK, chunk))
 

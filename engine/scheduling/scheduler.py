@@ -118,13 +118,14 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Return the next step, or None if there is nothing to launch now."""
-        budget = step_budget(self.running, self.max_num_batched_tokens, self.context_cost)
+        running = [(sequence, sequence.num_uncomputed) for sequence in self.running]
+        budget = step_budget(running, self.max_num_batched_tokens, self.context_cost)
         builder = StepBuilder(budget, self.max_num_encoder_tokens)
         texts = self.embeds.take(self.max_num_encoder_tokens)
         builder.encoder_inputs += texts
         self._admitted += [(text.id, 0) for text in texts]
         preemptions = self._preemptions
-        self._schedule_running(builder)
+        self._schedule_running(builder, running)
         # After a preemption no sequence is admitted: it would be preempted in the next step.
         if self._preemptions == preemptions:
             self._admit_waiting(builder)
@@ -133,8 +134,8 @@ class Scheduler:
             self._steps += 1
         return step
 
-    def _schedule_running(self, builder: StepBuilder) -> None:
-        running = [(sequence, sequence.num_uncomputed) for sequence in self.running]
+    def _schedule_running(self, builder: StepBuilder, running: Seq[tuple[Sequence, int]]) -> None:
+        """Schedule running sequences, given with their numbers of uncomputed tokens."""
         # A chunk of any rank leaves one token to each decode. There are never more decodes than the
         # budget, because each of them took a token of the previous step.
         decodes = [due for _, due in running].count(1)

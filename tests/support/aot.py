@@ -41,6 +41,12 @@ TYPES = {
     torch.bool: "i1",
 }
 LIMITS = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a program may use
+# Of one SM, in both chips (CUDA programming guide, table "Technical specifications per compute
+# capability"). A program also takes RESERVED bytes of shared memory.
+SM_REGISTERS, SM_THREADS, SM_PROGRAMS, RESERVED = 65536, 2048, 32, 1024
+# Loads in PTX: into shared memory behind the program's back, and into registers.
+COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global .*, (0x\w+)(?:, \S+)?;")
+LOAD = re.compile(r"ld\.global(?:\.\w+)*?(?:\.v(\d))?\.b(\d+) ")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -71,7 +77,25 @@ class Report:
     registers: int  # per thread
     local: int  # bytes of local memory per thread: spilled registers
     shared: int  # bytes of shared memory per program
+    threads: int  # per program
+    loads: int  # bytes that a program loads if it runs each load of its code once
     used_by: str
+
+    @property
+    def programs(self) -> int:
+        """Programs that an SM holds at once."""
+        registers = -(-self.registers // 8) * 8 * self.threads
+        by_memory = (LIMITS[self.arch] + RESERVED) // (self.shared + RESERVED)
+        return min(SM_REGISTERS // registers, by_memory, SM_THREADS // self.threads, SM_PROGRAMS)
+
+    @property
+    def in_flight(self) -> int:
+        """Estimate of the bytes that an SM can have under way from memory.
+
+        Each load of each program's code is counted once: those of a pipelined loop are then all its
+        stages, and those of other loops one iteration.
+        """
+        return self.programs * self.loads
 
 
 def specialised(kernel: JITFunction, args: Any, options: dict[str, Any]) -> Launch:
@@ -134,7 +158,20 @@ def compiled(launch: Launch, arch: int, used_by: str) -> Report:
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
     local = usage["STACK"] + usage["LOCAL"]
     shared = binary.metadata.shared
-    return Report(launch.kernel.__name__, arch, usage["REG"], local, shared, used_by)
+    threads = 32 * binary.metadata.num_warps
+    loads = threads * bytes_loaded(binary.asm["ptx"], shared // threads)
+    name = launch.kernel.__name__
+    return Report(name, arch, usage["REG"], local, shared, threads, loads, used_by)
+
+
+def bytes_loaded(ptx: str, most_copied: int) -> int:
+    """Return the bytes that a thread loads if it runs each load of its code once.
+
+    Copies to shared memory are under way at most as its part of the memory allows, `most_copied`.
+    """
+    copied = sum(int(size, 16) for size in COPY.findall(ptx))
+    loaded = sum(int(width or 1) * int(bits) // 8 for width, bits in LOAD.findall(ptx))
+    return min(copied, most_copied) + loaded
 
 
 def main(module: str, function: str) -> None:
@@ -150,10 +187,17 @@ def compile_ahead(module: str, function: str) -> list[Report]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     reports = [Report(**json.loads(line)) for line in done.stdout.splitlines()]
-    print(f"{'kernel':16} {'arch':>4} {'registers':>9} {'local':>5} {'shared':>7}  used by")
+    print(
+        f"{'kernel':18} {'arch':>4} {'registers':>9} {'local':>5} {'shared':>7} {'programs':>8} "
+        f"{'in flight':>9}  used by"
+    )
     for r in reports:
-        print(f"{r.kernel:16} {r.arch:4} {r.registers:9} {r.local:5} {r.shared:7}  {r.used_by}")
+        print(
+            f"{r.kernel:18} {r.arch:4} {r.registers:9} {r.local:5} {r.shared:7} {r.programs:8} "
+            f"{r.in_flight:9}  {r.used_by}"
+        )
     for report in reports:
+        assert report.in_flight > 0, f"loads nothing: {report}"
         assert report.local == 0, f"spills: {report}"
         assert report.shared <= LIMITS[report.arch], f"too much shared memory: {report}"
     return reports

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.memory.model_plan import ModelPlan
+from engine.memory.model_plan import ATTENTION_SLOWNESS, ModelPlan
 from engine.memory.profile import largest_step
 from engine.memory.report import (
     KV_CACHE,
@@ -226,7 +226,8 @@ def test_plan_context_costs_prompts_of_a_cpu_and_not_of_a_gpu(
     plan = ModelPlan(EngineConfig(model=str(checkpoint), **CONFIG))
     # A layer multiplies each query with a key and a value for each token of context.
     attended = sum(2 * each.num_heads * each.head_dim for each in plan.attention_specs)
-    assert plan.context_cost == pytest.approx(2.5 * attended / plan.num_parameters)
+    cost = ATTENTION_SLOWNESS * attended / plan.num_parameters
+    assert plan.context_cost == pytest.approx(cost)
     monkeypatch.setattr(plan, "device", torch.device("cuda"))
     assert plan.context_cost == 0
 

@@ -169,7 +169,8 @@ def visible_keys(task, t, index, window, block_size):
 def all_see(task, t, index, window, shape):
     """Whether the task has the shape's tokens, from `t` on, and each sees a key of block `index`.
 
-    An earlier token sees no later keys, and a later one no earlier keys.
+    The first token sees the fewest keys at the end of the block. With a window, the last token sees
+    the fewest at its beginning.
     """
     tokens, _, _, _, block_size, _ = shape
     last = t + tokens - 1
@@ -182,7 +183,8 @@ def all_see(task, t, index, window, shape):
 def see_block(softmax, task, t, index, block, window, softcap, shape):
     """Let the queries of the shape's tokens, from `t` on, attend to the sequence's block `index`.
 
-    Each of the tokens sees at least one key of the block.
+    Each of the tokens sees at least one key of the block. A key that only some tokens see gets the
+    weight 0 for the others. Its value is stored already, because it belongs to the same sequence.
     """
     queries, outputs, tops, totals, keep, scores = softmax
     tokens, _, shared, dim, block_size, _ = shape

@@ -115,20 +115,22 @@ def test_draw_kernel_every_filter_threshold_equals_reference(
 
 
 @pytest.mark.parametrize(
-    ("limits", "most"),
+    ("limits", "likely", "most"),
     [
-        ({"top_k": 20}, 3),
-        ({"top_p": 0.95}, 4),
-        ({"top_k": 20, "top_p": 0.95}, 5),
-        ({"min_p": 0.1}, 3),
+        ({"top_k": 20}, True, 3),
+        ({"top_p": 0.95}, True, 4),
+        ({"top_k": 20, "top_p": 0.95}, True, 5),
+        ({"min_p": 0.1}, True, 3),
+        ({"top_p": 0.95}, False, 20),
     ],
 )
 def test_draw_kernel_search_reads_few_chunks(
-    limits: dict[str, float], most: int, monkeypatch: pytest.MonkeyPatch
+    limits: dict[str, float], likely: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Filtered rows read at most `most` times the vocabulary, the first launch included.
 
-    A few tokens are likely, as in most answers. Top-p reads more where the likely ones are many.
+    With `likely` three tokens have nearly all of the mass, as in most answers. Otherwise top-p
+    keeps most tokens, and reads more.
     """
     chunks, size = 64, 64
     reads = []
@@ -141,7 +143,8 @@ def test_draw_kernel_search_reads_few_chunks(
     monkeypatch.setattr(kernels, "CHUNK", size)
     monkeypatch.setattr(kernels, "_load_logits", counting)
     logits = logits_of(chunks * size, 3.0, 1)[None]
-    logits[0, [5, 700, 3000]] = 24.0
+    if likely:
+        logits[0, [5, 700, 3000]] = 24.0
     params = params_of([row(7, seed=1, **limits)])
     due = draw(logits, params, static=True)
     assert draw(logits, params, "triton").tolist() == due.tolist()
