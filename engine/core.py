@@ -27,6 +27,9 @@ from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
+# In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
+COPIED_PART = 16
+
 
 class Endpoint(Protocol):
     """The engine's end of the channel: a zmq endpoint, or lists in a test."""
@@ -63,6 +66,7 @@ class EngineCore:
             groups=facts.kv_groups,
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,
+            part_size=COPIED_PART if facts.device == "cpu" else 0,
         )
         self.facts = facts
         self.runner = runner

@@ -45,6 +45,8 @@ class AttentionBackend(Protocol):
     supports_capture: bool
     # Whether it reads keys that it then masks. NaN in such a key would pass the mask, as 0 * NaN.
     reads_masked_keys: bool
+    # Whether it stores the keys of one head in a block as [head_dim, block_size].
+    transposes_keys: bool
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         """Return the reason why this backend does not support the layer, or None if it does."""

@@ -26,7 +26,7 @@ from engine.protocol import KVGroup
 class LayerKV:
     """One layer's blocks. The part of one head in a block is contiguous: [block_size, head_dim]."""
 
-    # The Numba kernels store each key block transposed, as [head_dim, block_size].
+    # A backend may store each key block transposed: see AttentionBackend.transposes_keys.
     keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is null
     values: torch.Tensor  # same shape
     group: int  # index of the KV group whose block tables refer to these blocks
@@ -131,6 +131,31 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         return sum(blocks.nbytes for blocks in self._keys + self._values)
+
+    def copy_parts(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        tokens: Sequence[int],
+        *,
+        transposed_keys: bool,
+    ) -> None:
+        """Copy the first `tokens` of each source block to a target block, in all layers.
+
+        The rest of a target is filled with zeros. All sources of a layer are read before a target
+        is written.
+        """
+        source, target, count = to_device([sources, targets, tokens], self._keys[0].device)
+        places = torch.arange(self.block_size, device=count.device)
+        is_rest = (places >= count[:, None])[:, None, :, None]  # [copies, 1, block_size, 1]
+        for slots, is_transposed in ((self._keys, transposed_keys), (self._values, False)):
+            for blocks in slots:
+                copies = blocks.index_select(0, source)
+                of_tokens = copies
+                if is_transposed:
+                    of_tokens = copies.view(*copies.shape[:2], -1, self.block_size).transpose(2, 3)
+                of_tokens.masked_fill_(is_rest, 0)
+                blocks.index_copy_(0, target, copies)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with zeros in all layers."""

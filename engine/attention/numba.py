@@ -51,6 +51,7 @@ class NumbaBackend:
 
     name = "numba"
     supports_capture = False  # it needs the sequence lengths on the host
+    transposes_keys = True
 
     def __init__(self, device: torch.device) -> None:
         """Raises ImportError if kernels can be neither loaded nor compiled."""

@@ -29,6 +29,7 @@ class TritonBackend:
     name = "triton"
     supports_capture = True
     reads_masked_keys = False
+    transposes_keys = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

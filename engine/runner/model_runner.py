@@ -31,7 +31,7 @@ from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.sampler import draw, sample
-from engine.scheduling.step import EncoderInput, ScheduledSlice, Step
+from engine.scheduling.step import BlockCopy, EncoderInput, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class ModelRunner:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
         launched_at = time.monotonic()
         self._openmp_wait.poll(launched_at)
+        if step.copies:
+            self._copy_blocks(step.copies)
         # Scrubbing takes two launches a layer, and large batches allocate in nearly every step.
         if step.scrub and self.backend.reads_masked_keys:
             self.kv.scrub(step.scrub)
@@ -100,6 +102,14 @@ class ModelRunner:
         )
         self.matchers.launched(pending)
         return pending
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.kv.copy_parts(
+            [copy.source for copy in copies],
+            [copy.target for copy in copies],
+            [copy.tokens for copy in copies],
+            transposed_keys=self.backend.transposes_keys,
+        )
 
     def _compute(self, step: Step) -> tuple[torch.Tensor, bool, list[PendingLogprobs]]:
         """Return logits [R, V] of the slices that sample, whether a graph left them, and the prompt

@@ -6,6 +6,7 @@ has a reference count above zero. Block 0 is the null block that pads tables. It
 
 A prefix is identified by a chain of keyed hashes over full blocks, so a hash identifies a block's
 tokens and all tokens before them. Two blocks may hold the same content; only the first is findable.
+A block is also found by its first tokens, which can be copied to another block.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class BlockHasher:
             parent = hashes[-1] if hashes else root
             hashes.append(self._digest(tokens[index * size : (index + 1) * size], parent))
 
+    def parts(self, tokens: Sequence[int], size: int, parent: bytes) -> list[bytes]:
+        """Return the hashes of the first `size` tokens, of the first 2 * `size`, and so on."""
+        ends = range(size, len(tokens) + 1, size)
+        return [self._digest(tokens[:end], parent) for end in ends]
+
     def _digest(self, tokens: Sequence[int], parent: bytes) -> bytes:
         digest = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16, key=self._key)
         digest.update(parent)
@@ -53,6 +59,8 @@ class BlockPool:
         self._references = [0] * (num_blocks + 1)
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._parts_of: dict[int, Sequence[bytes]] = {}  # hashes of a block's first tokens
+        self._block_with: dict[bytes, int] = {}  # the last registered block of each of these
 
     @property
     def num_available(self) -> int:
@@ -73,6 +81,10 @@ class BlockPool:
     def find(self, digest: bytes) -> int:
         """Return the block with this hash without holding it, or 0 if there is none."""
         return self._block_of.get(digest, 0)
+
+    def find_part(self, digest: bytes) -> int:
+        """Return a block whose first tokens have this hash, or 0 if there is none."""
+        return self._block_with.get(digest, 0)
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are cached: holding them would reduce num_available."""
@@ -113,17 +125,23 @@ class BlockPool:
     def is_shared(self, block: int) -> bool:
         return self._references[block] > 1
 
-    def register(self, block: int, digest: bytes) -> None:
-        """Make a held block, full of known tokens, findable by its hash."""
+    def register(self, block: int, digest: bytes, parts: Sequence[bytes] = ()) -> None:
+        """Make a held block, full of known tokens, findable by its hash and its `parts`."""
         if digest not in self._block_of and block not in self._hash_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
+            if parts:
+                self._parts_of[block] = parts
+                self._block_with.update(dict.fromkeys(parts, block))
 
     def forget(self, block: int) -> None:
         """Forget the content of a block, so that it is not found again."""
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
+        for part in self._parts_of.pop(block, ()):
+            if self._block_with.get(part) == block:
+                del self._block_with[part]
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)
@@ -147,3 +165,6 @@ class BlockPool:
         assert {b: h for h, b in self._block_of.items()} == self._hash_of, (
             "hashes and blocks differ"
         )
+        assert self._parts_of.keys() <= self._hash_of.keys(), "a part of a block without a hash"
+        for part, block in self._block_with.items():
+            assert part in self._parts_of[block], "a part is not in its block"

@@ -9,15 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from engine.protocol import KVGroup
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import NewBlocks
+from engine.scheduling.step import BlockCopy, NewBlocks
+
+
+class Match(NamedTuple):
+    """The beginning of a sequence that is in the prefix cache."""
+
+    blocks: int  # whole blocks
+    tables: list[list[int]]  # these blocks, per KV group
+    part: int = 0  # tokens behind them that the first tokens of other blocks equal
+    sources: Seq[int] = ()  # those blocks, one per group of the sequence's own tokens
 
 
 class BlockTables:
-    """The block tables of all sequences. A step computes at most `step_tokens` tokens."""
+    """The block tables of all sequences. A step computes at most `step_tokens` tokens.
+
+    With a `part_size`, a sequence whose next block begins like a cached one takes a copy of that
+    beginning, in multiples of this many tokens. With 0 it computes them.
+    """
 
     def __init__(
         self,
@@ -26,12 +40,15 @@ class BlockTables:
         groups: Seq[KVGroup],
         block_size: int,
         step_tokens: int,
+        part_size: int = 0,
     ) -> None:
         self.pool = pool
         self.hasher = hasher  # None: prefixes are not shared
         self.groups = groups
         self.block_size = block_size
         self.step_tokens = step_tokens
+        self.part_size = part_size
+        self._just_registered: set[int] = set()  # blocks whose KV the step in the making computes
         numbered = list(enumerate(groups))
         # Groups that keep the sequence's own tokens, by number and group; and the cross groups.
         self._own = [(number, group) for number, group in numbered if not group.is_cross]
@@ -52,7 +69,8 @@ class BlockTables:
         nothing, unless all known tokens can be computed with `spare` blocks left over.
         """
         num_tokens, num_source = len(sequence.tokens), len(sequence.encoder_prompt)
-        matched, tables = self._matched(sequence)
+        match = self._matched(sequence)
+        tables = match.tables
         self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]
         missing = self.max_blocks(num_tokens, num_source) - len(found)
@@ -64,12 +82,21 @@ class BlockTables:
             if group.window is None:
                 length = num_source if group.is_cross else num_tokens
                 table += self.pool.allocate(self._num_blocks(length) - len(table))
+            elif match.part:
+                table += self.pool.allocate(1)
         sequence.tables = tables
-        sequence.num_computed = matched * self.block_size
-        sequence.num_matched = matched
-        sequence.num_registered = matched
+        sequence.num_computed = self._num_tokens(match)
+        sequence.num_matched = match.blocks
+        sequence.num_registered = match.blocks
+        for (number, _), source in zip(self._own, match.sources, strict=bool(match.part)):
+            target = tables[number][match.blocks]
+            sequence.copies.append(BlockCopy(source, target, match.part))
+        self.release_unseen(sequence)  # the tables keep what a query behind whole blocks sees
         self._register_source(sequence)
         return True
+
+    def _num_tokens(self, match: Match) -> int:
+        return match.blocks * self.block_size + match.part
 
     def _num_blocks(self, tokens: int) -> int:
         """Return the number of blocks that hold `tokens` tokens."""
@@ -83,8 +110,7 @@ class BlockTables:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Return the number of leading tokens of a waiting sequence that need not be computed."""
-        matched, _ = self._matched(sequence)
-        return matched * self.block_size
+        return self._num_tokens(self._matched(sequence))
 
     def shares_next_block(self, waiting: Sequence, running: Sequence) -> bool:
         """Return whether `waiting` could reuse the next block that `running` computes."""
@@ -95,11 +121,38 @@ class BlockTables:
             return False
         return waiting.hashes[index] == running.hashes[index]
 
-    def _matched(self, sequence: Sequence) -> tuple[int, list[list[int]]]:
-        """Return (number of leading blocks that need not be computed, tables with these blocks)."""
+    def _matched(self, sequence: Sequence) -> Match:
+        """Return the leading tokens of a waiting sequence that need not be computed."""
         self._hash(sequence)
         tables = self._match(sequence.hashes[: sequence.num_skippable // self.block_size])
-        return max(map(len, tables)), tables
+        blocks = max(map(len, tables))
+        if not self.part_size or self.hasher is None:
+            return Match(blocks, tables)
+        return Match(blocks, tables, *self._match_part(sequence, blocks))
+
+    def _match_part(self, sequence: Sequence, blocks: int) -> tuple[int, Seq[int]]:
+        """Return how many tokens behind `blocks` whole ones other blocks begin with, and those."""
+        begin = blocks * self.block_size
+        end = min(sequence.num_skippable, begin + self.block_size - 1)
+        tokens = sequence.tokens[begin:end]
+        for index, digest in reversed(list(enumerate(self._parts(sequence, blocks, tokens), 1))):
+            keys = [_cache_key(digest, number) for number, _ in self._own]
+            sources = [self.pool.find_part(key) for key in keys]
+            # A copy is made before the step, so the tokens must have been computed before it.
+            if all(sources) and self._just_registered.isdisjoint(sources):
+                return index * self.part_size, sources
+        return 0, ()
+
+    def _parts(self, sequence: Sequence, index: int, tokens: Seq[int]) -> list[bytes]:
+        """Return the hashes of the beginnings of block `index`, which begins with `tokens`."""
+        if not self.part_size or self.hasher is None:
+            return []
+        parent = sequence.hashes[index - 1] if index else sequence.hash_root
+        return self.hasher.parts(tokens, self.part_size, parent)
+
+    def begin_step(self) -> None:
+        """Note that the KV of all registered blocks is computed before the next step."""
+        self._just_registered.clear()
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Return the tables of the longest cached prefix.
@@ -197,11 +250,12 @@ class BlockTables:
         return appended
 
     def fresh(self, sequence: Sequence) -> list[int]:
-        """Return the blocks of a newly opened sequence that did not come from the prefix cache."""
+        """Return the blocks of a newly opened sequence that the prefix cache did not fill."""
+        copied = {copy.target for copy in sequence.copies}
         fresh: list[int] = []
         for group, table in zip(self.groups, sequence.tables, strict=True):
             if not group.is_cross:
-                fresh += table[sequence.num_registered :]
+                fresh += [b for b in table[sequence.num_registered :] if b not in copied]
             elif sequence.needs_encoding:
                 fresh += table
         return fresh
@@ -222,10 +276,15 @@ class BlockTables:
             return
         self._hash(sequence)
         for index in range(sequence.num_registered, known):
+            first = index * self.block_size
+            tokens = sequence.tokens[first : first + self.block_size - 1]
+            parts = self._parts(sequence, index, tokens)
             for number, _ in self._own:
                 block = sequence.tables[number][index]
                 if block:
-                    self.pool.register(block, _cache_key(sequence.hashes[index], number))
+                    keys = [_cache_key(part, number) for part in parts]
+                    self.pool.register(block, _cache_key(sequence.hashes[index], number), keys)
+                    self._just_registered.add(block)
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:

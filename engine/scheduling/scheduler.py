@@ -60,6 +60,7 @@ class Scheduler:
         context_cost: float = 0.0,
         groups: Seq[KVGroup] = (KVGroup(1),),
         prefix_caching: bool = True,
+        part_size: int = 0,
         hash_key: bytes | None = None,
     ) -> None:
         self.block_size = block_size
@@ -70,7 +71,9 @@ class Scheduler:
         self.context_cost = context_cost  # see step_budget
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
-        self.tables = BlockTables(self.pool, hasher, groups, block_size, max_num_batched_tokens)
+        self.tables = BlockTables(
+            self.pool, hasher, groups, block_size, max_num_batched_tokens, part_size
+        )
         # Blocks left free at admission, so that it does not cause a preemption in the next step.
         self.watermark = max(1, num_blocks // 100)
         self.waiting: list[Sequence] = []  # sorted by rank
@@ -118,6 +121,7 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Return the next step, or None if there is nothing to launch now."""
+        self.tables.begin_step()
         running = [(sequence, sequence.num_uncomputed) for sequence in self.running]
         budget = step_budget(running, self.max_num_batched_tokens, self.context_cost)
         builder = StepBuilder(budget, self.max_num_encoder_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol import GenerateRequest, SamplingParams, TokenLogprobs
+from engine.scheduling.step import BlockCopy
 
 
 class Sequence:
@@ -31,6 +32,7 @@ class Sequence:
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
         self.num_matched: int = 0  # blocks of each table found in the prefix cache at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
+        self.copies: list[BlockCopy] = []  # due before its first slice
         self.last_was_chunk: bool = False  # its last slice had several tokens
         self.row: int = -1
         self.epoch: int = 0

@@ -62,6 +62,15 @@ class NewBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The KV of the first `tokens` of block `source` is copied to the new block `target`."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One launch: rows and blocks are written, then texts encoded, then slices computed."""
 
@@ -71,6 +80,8 @@ class Step:
     # Newly allocated blocks. They are zeroed if attention reads masked entries, because a NaN of an
     # earlier owner would pass the mask: 0 * NaN is NaN.
     scrub: tuple[int, ...] = ()
+    # All sources are read before a block is written: one may be allocated in this step, too.
+    copies: tuple[BlockCopy, ...] = ()
     encoder_inputs: tuple[EncoderInput, ...] = ()
     # The slices that are prompt chunks, for metrics and traces.
     prefills: tuple[PrefillChunk, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.protocol import PrefillChunk
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import BlockCopy, EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 
 class StepBuilder:
@@ -17,6 +17,7 @@ class StepBuilder:
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[NewBlocks] = []
         self.scrub: list[int] = []
+        self.copies: list[BlockCopy] = []
         self.encoder_inputs: list[EncoderInput] = []
         self.prefills: list[PrefillChunk] = []
         self.cut_prompts: list[Sequence] = []  # prompts too long for this step
@@ -34,7 +35,7 @@ class StepBuilder:
     def add_row(self, sequence: Sequence, fresh: list[int]) -> None:
         """Add the row and the block tables of an admitted sequence.
 
-        Its `fresh` blocks are newly allocated; the others are cached.
+        Its `fresh` blocks are newly allocated; the others are cached, or copied from cached ones.
         """
         row = NewRow(
             sequence.row,
@@ -47,6 +48,8 @@ class StepBuilder:
         for group, table in enumerate(sequence.tables):
             self.new_blocks.append(NewBlocks(sequence.row, group, 0, tuple(table)))
         self.scrub += fresh
+        self.copies += sequence.copies
+        sequence.copies = []
 
     def add_encoder_prompt(self, sequence: Sequence, cross_groups: list[int]) -> None:
         """Let the step encode a sequence's encoder prompt into its cross-attention blocks."""
@@ -65,6 +68,7 @@ class StepBuilder:
             tuple(self.new_rows),
             tuple(self.new_blocks),
             tuple(self.scrub),
+            tuple(self.copies),
             tuple(self.encoder_inputs),
             tuple(self.prefills),
         )

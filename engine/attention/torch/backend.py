@@ -27,6 +27,7 @@ class TorchBackend:
     name = "torch"
     supports_capture = False  # it needs the sequence lengths on the host
     reads_masked_keys = True  # it gathers whole blocks
+    transposes_keys = False
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         return None

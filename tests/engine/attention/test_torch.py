@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -376,6 +377,36 @@ def test_kv_cache_scrub_zeroes_blocks_and_sizes_match() -> None:
                 True,
                 False,
             ]
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_kv_cache_copy_parts_keeps_sources_and_clears_the_rest(is_transposed: bool) -> None:
+    specs = [PLAIN, AttentionSpec(4, 1, 16, scale=1.0)]
+    cache = KVCache(specs, 5, 16, torch.bfloat16, torch.device("cpu"))
+
+    def by_token(blocks: torch.Tensor, *, is_keys: bool) -> torch.Tensor:
+        """Return blocks as [blocks, tokens, values]."""
+        if is_keys and is_transposed:
+            num, heads, size, dim = blocks.shape
+            blocks = blocks.reshape(num, heads, dim, size).transpose(2, 3)
+        return blocks.transpose(1, 2).flatten(2)
+
+    tensors = [t for kv in cache.layers for t in (kv.keys, kv.values)]
+    for tensor in tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+        tensor[3] = math.nan  # a target's earlier content
+    before = [tensor.clone() for tensor in tensors]
+    # Block 2 is a source and a target: its content of before is copied.
+    cache.copy_parts([1, 2], [2, 3], [8, 5], transposed_keys=is_transposed)
+    for index, (found, old) in enumerate(zip(tensors, before, strict=True)):
+        is_keys = index % 2 == 0
+        now, was = by_token(found, is_keys=is_keys), by_token(old, is_keys=is_keys)
+        assert torch.equal(now[2, :8], was[1, :8])
+        assert torch.equal(now[3, :5], was[2, :5])
+        assert not now[2, 8:].any()
+        assert not now[3, 5:].any()
+        for block in (0, 1, 4, 5):
+            assert torch.equal(now[block], was[block])
 
 
 def test_select_backend_on_cpu_supports_every_feature() -> None:

@@ -97,6 +97,49 @@ def a_source_found_is_scrubbed(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def parts_are_copied_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
+    class Forgetful(set[int]):
+        def add(self, block: int) -> None:
+            pass
+
+    def begin_step(self: BlockTables) -> None:
+        self._just_registered = Forgetful()
+
+    patch.setattr(BlockTables, "begin_step", begin_step)
+
+
+def parts_are_found_for_all_tenants(patch: pytest.MonkeyPatch) -> None:
+    original = BlockHasher.parts
+    patch.setattr(
+        BlockHasher, "parts", lambda self, tokens, size, parent: original(self, tokens, size, b"")
+    )
+
+
+def copies_are_scrubbed(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.fresh
+
+    def fresh(self: BlockTables, sequence: Sequence) -> list[int]:
+        return original(self, sequence) + [copy.target for copy in sequence.copies]
+
+    patch.setattr(BlockTables, "fresh", fresh)
+
+
+def evicted_parts_are_found(patch: pytest.MonkeyPatch) -> None:
+    original = BlockPool.register
+
+    class Kept(dict[bytes, int]):
+        def __delitem__(self, part: bytes) -> None:
+            pass
+
+    def register(self: BlockPool, block: int, digest: bytes, parts: tuple[bytes, ...] = ()) -> None:
+        if not isinstance(self._block_with, Kept):
+            self._block_with = Kept(self._block_with)
+        original(self, block, digest, parts)
+
+    patch.setattr(BlockPool, "register", register)
+    patch.setattr(BlockPool, "check", lambda self, tables: None)
+
+
 def evicted_blocks_keep_their_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "forget", lambda self, block: None)
 
@@ -155,6 +198,10 @@ PLANTED: tuple[Plant, ...] = (
     groups_find_each_others_blocks,
     sources_are_shared_by_tenants,
     a_source_found_is_scrubbed,
+    parts_are_copied_before_they_are_computed,
+    parts_are_found_for_all_tenants,
+    copies_are_scrubbed,
+    evicted_parts_are_found,
     evicted_blocks_keep_their_names,
     tokens_in_flight_survive_a_preemption,
     the_oldest_is_preempted,

@@ -87,6 +87,10 @@ class Device:
         self._kv: dict[int, list[int | None]] = {}  # block -> tag of each slot
 
     def execute(self, step: Step) -> list[SampledToken]:
+        copies = {copy.target: self._kv[copy.source][: copy.tokens] for copy in step.copies}
+        for target, tags in copies.items():
+            assert None not in tags, "KV is copied before it is computed"
+            self._kv[target] = [*tags, *[None] * (self.block_size - len(tags))]
         for block in step.scrub:
             self._kv[block] = [None] * self.block_size
         self._take_rows(step)
@@ -294,7 +298,8 @@ class Simulation:
             if admission.id not in encoded:
                 cached -= len(request.encoder_prompt)
             assert 0 <= cached < len(request.prompt)
-            assert cached % self.scheduler.block_size == 0
+            tables = self.scheduler.tables
+            assert cached % tables.block_size % (tables.part_size or tables.block_size) == 0
 
     def _retire(self, step: Step) -> None:
         self.most_preemptions = max(
@@ -365,6 +370,7 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         max_num_seqs=rng.choice((1, 2, 4, 8)),
         max_num_batched_tokens=rng.choice((1, 2, 5, 8, 32)),
         prefix_caching=rng.random() < 0.8,
+        part_size=rng.choice((0, 1, 1, 2)),
         context_cost=seed % 3 / 2,
     )
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts

@@ -158,6 +158,21 @@ def test_allocate_evicts_recently_used_prefix_last() -> None:
     assert pool.allocate(1) == new
 
 
+def test_find_part_returns_the_last_registered_block_that_is_still_known() -> None:
+    pool = BlockPool(3)
+    old, new, duplicate = pool.allocate(3)
+    pool.register(old, b"old", [b"first", b"second"])
+    pool.register(new, b"new", [b"first", b"other"])
+    pool.register(duplicate, b"new", [b"first", b"other"])
+    parts = (b"first", b"second", b"other", b"unknown")
+    assert [pool.find_part(part) for part in parts] == [new, old, new, 0]
+    pool.forget(new)
+    assert [pool.find_part(part) for part in parts] == [0, old, 0, 0]
+    pool.forget(old)
+    assert [pool.find_part(part) for part in parts] == [0, 0, 0, 0]
+    pool.check([[old, new, duplicate]])
+
+
 def hashes(tokens: list[int], salt: str = "", key: bytes = b"key", size: int = 4) -> list[bytes]:
     result: list[bytes] = []
     BlockHasher(size, key).extend(result, tokens, salt.encode())

@@ -495,6 +495,33 @@ def test_prefix_cache_hits_running_and_finished_prompts() -> None:
     assert (stats.prefix_queries, stats.prefix_hits) == (4 * 11 + 8, 8 + 8 + 4)
 
 
+def test_prefix_cache_copies_the_beginning_of_a_block() -> None:
+    simulation = small(block_size=8, part_size=2)
+    stem = list(range(13))
+    simulation.add([*stem, 50, 51, 52, 53], 3)  # its second block ends behind 52
+    simulation.drain()
+    for own, cached in (([60], 12), ([61, 62, 63], 12), ([50, 51, 60], 14), ([50, 51, 52, 60], 16)):
+        request = simulation.add([*stem, *own], 3)
+        simulation.drain()  # the device checks that the copied KV is right
+        assert request
+        assert simulation.admitted[request] == cached
+    foreign = simulation.add([*stem, 60], 3, salt="tenant")
+    simulation.drain()
+    assert foreign
+    assert simulation.admitted[foreign] == 0
+
+
+def test_prefix_cache_copies_nothing_that_the_same_step_computes() -> None:
+    simulation = small(block_size=8, part_size=2, max_num_batched_tokens=64)
+    first = simulation.add(list(range(20)), 3)
+    other = simulation.add([*range(12), 50, 51], 3)
+    simulation.turn()
+    assert first
+    assert other
+    assert (simulation.admitted[first], simulation.admitted[other]) == (0, 8)
+    simulation.drain()
+
+
 def test_prompt_logprobs_compute_a_cached_prompt_in_full() -> None:
     simulation = small()
     prompt = list(range(11))
