@@ -1,7 +1,7 @@
 """The step model: how long a step takes, given what it computes for which requests.
 
-A step takes D = a + b * prefill + c * decode + d * context: a constant (reading the weights), prompt
-tokens, decoded tokens, and pairs of a query and a key. The coefficients are not negative; they are
+A step takes D = a + b * prefill + c * decode + d * context: a constant (reading the weights), then
+prompt tokens, decoded tokens, and pairs of a query and a key. The coefficients are >= 0, and
 fitted to the recorded steps by least squares.
 """
 

@@ -21,6 +21,7 @@ FIT_STEPS = 2048  # steps that the step model is fitted to
 MAX_REQUESTS = 64
 STEP_BYTES = 6 << 20  # of all steps kept
 REQUEST_BYTES = 2 << 20  # of all requests kept, without their steps
+MOST_LENGTHS = 1024  # lengths of sequences that are not in the current step
 GONE = 0  # stands for sequences that left during a step; the client's ids begin at 1
 
 
@@ -203,7 +204,7 @@ class Recorder:
         for _ in range(stats.step_decode_tokens - len(decode_ids) - num_last_tokens):
             decode_ids.append(GONE)
             keys.append(0)
-        self._contexts = contexts  # a sequence that decodes takes part in every step
+        self._note(contexts)
         in_chunks = sum(chunk.count for chunk in outputs.prefills)
         tokens = stats.step_prefill_tokens + stats.step_decode_tokens
         encoded_tokens = max(0, tokens - in_chunks - len(decode_ids))
@@ -221,6 +222,12 @@ class Recorder:
             encoded_ids=encoded_ids,
             encoded_tokens=encoded_tokens,
         )
+
+    def _note(self, contexts: dict[int, int]) -> None:
+        """Note how long the sequences of a step are now. Those that were aborted never end."""
+        self._contexts |= contexts
+        if len(self._contexts) > MOST_LENGTHS + 2 * len(contexts):
+            self._contexts = contexts
 
     def _forget_steps(self) -> None:
         """Forget the oldest steps: those that no request needs, and all beyond STEP_BYTES."""
