@@ -36,6 +36,7 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
+from server.api.ui import requests as ui_requests
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
 from server.cli.config import ServerConfig, served_names
@@ -45,6 +46,7 @@ from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
+from server.observe.recorder import Recorder
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
@@ -67,6 +69,7 @@ ROUTE_FILES = (
     tokenize,
     capabilities,
     ops,
+    ui_requests,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
@@ -101,6 +104,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
         metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
         tracing=Tracing.from_environment(os.environ) if config.tracing else None,
+        recorder=Recorder(client.step_listeners),
         names=names,
         created=int(time.time()),
         batches=_batches(config, client),

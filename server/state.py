@@ -19,6 +19,7 @@ from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
+from server.observe.recorder import Recorder
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
@@ -41,6 +42,7 @@ class AppState:
     pooling: PoolingConfig  # used by encoders only
     metrics: Metrics
     tracing: Tracing | None
+    recorder: Recorder  # of steps and requests, for the built-in pages
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir

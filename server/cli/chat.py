@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from server.http.listener import is_loopback
+from server.cli.api_client import ApiClient, ClientError, check
 
 # With fewer pieces or in less time, a rate would measure network packets instead of generation.
 RATE_PIECES = 4
@@ -26,23 +26,17 @@ COMMANDS = (
 )
 
 
-class ChatError(Exception):
-    """An error that is shown to the user in one line."""
-
-
 class Chat:
     """A conversation with one model.
 
     Every question sends all messages of the conversation and `options`, parameters of the API.
-    Options that are None are not sent. Raises ChatError if an argument cannot be sent to a server.
+    Options that are None are not sent. Raises ClientError if an argument cannot be sent.
     """
 
     def __init__(
         self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
         self.summary = ""  # statistics of the last answer; empty if it had no text
-        full = url if "://" in url else f"http://{url}"
-        self._url = full.rstrip("/").removesuffix("/v1")
         self._model = model
         self._remembers = True
         self._start = [{"role": "system", "content": system}] if system else []
@@ -50,64 +44,34 @@ class Chat:
         self._options = {name: value for name, value in options.items() if value is not None}
         for name, value in self._options.items():
             if not math.isfinite(value):
-                raise ChatError(f"--{name.replace('_', '-')}: {value} is not a finite number.")
-        if not (key.isascii() and key.isprintable()):
-            raise ChatError(
-                "The API key has characters that are not allowed in an HTTP header; "
-                "correct --api-key or PENSTOCK_API_KEY."
-            )
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # No read timeout: the first token of a long prompt may take minutes on a busy server.
-        timeout = httpx2.Timeout(10, read=None)
-        with self._errors():
-            address = httpx2.URL(self._url)
-        try:
-            address.host.encode("idna")
-        except UnicodeError as error:
-            raise ChatError(f"{url}: {error}. Give --url one like http://127.0.0.1:8000.") from None
-        if address.scheme not in ("http", "https") or not address.host:
-            raise ChatError(
-                f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
-            )
-        # No proxy can reach a loopback server, so proxy settings are ignored for it. With TLS the
-        # environment is still read for certificates. Names are resolved by the proxy, not here.
-        here, tls = is_loopback(address.host, look_up=False), address.scheme == "https"
-        try:
-            self._http = httpx2.Client(
-                base_url=address,
-                headers=headers,
-                timeout=timeout,
-                transport=httpx2.HTTPTransport(trust_env=tls) if here else None,
-            )
-        except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
-            raise ChatError(
-                "A proxy or certificate setting in the environment (HTTP_PROXY, HTTPS_PROXY, "
-                f"ALL_PROXY, SSL_CERT_FILE) is not valid: {error}"
-            ) from None
+                raise ClientError(f"--{name.replace('_', '-')}: {value} is not a finite number.")
+        self._client = ApiClient(url, key)
 
     def close(self) -> None:
-        self._http.close()
+        self._client.close()
 
     def reset(self) -> None:
         """Forget the conversation, except for the system message."""
         self._messages = list(self._start)
 
     def connect(self) -> str:
-        """Return the name of the model. Raises ChatError if the server has no usable model."""
-        with self._errors():
-            response = self._http.get("/v1/models")
-            _check(response)
+        """Return the name of the model. Raises ClientError if the server has no usable model."""
+        with self._client.errors():
+            response = self._client.http.get("/v1/models")
+            check(response)
         try:
             kinds = {entry["id"]: entry.get("kind") for entry in response.json()["data"]}
             self._model = self._model or next(iter(kinds))
         except (ValueError, LookupError, TypeError, StopIteration):
-            raise ChatError(f"{self._url}/v1/models lists no models; check --url.") from None
+            raise ClientError(
+                f"{self._client.url}/v1/models lists no models; check --url."
+            ) from None
         if self._model not in kinds:
-            raise ChatError(
+            raise ClientError(
                 f"The server has no model {self._model}; give one of: {', '.join(kinds)}."
             )
         if kinds[self._model] == "encoder":
-            raise ChatError(
+            raise ClientError(
                 f"{self._model} computes embeddings (POST /v1/embeddings) and cannot chat."
             )
         self._remembers = kinds[self._model] != "encoder-decoder"  # it accepts a single message
@@ -150,31 +114,13 @@ class Chat:
             **self._options,
         }
         with (
-            self._errors(),
-            self._http.sse("/v1/chat/completions", method="POST", json=body) as source,
+            self._client.errors(),
+            self._client.http.sse("/v1/chat/completions", method="POST", json=body) as source,
         ):
             if source.response.status_code != 200:
                 source.response.read()
-            _check(source.response)
+            check(source.response)
             yield from _chunks(source)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise ChatError(
-                f"No server answers at {self._url} ({error}). Start one with `penstock serve`, "
-                "or give the URL of another with --url."
-            ) from None
-        except httpx2.HTTPError as error:
-            raise ChatError(f"The connection to {self._url} failed: {error}") from None
-        except httpx2.InvalidURL as error:
-            raise ChatError(
-                f"{self._url}: {error}. Give --url one like http://127.0.0.1:8000."
-            ) from None
-        except UnicodeEncodeError:
-            raise ChatError("The input is not valid UTF-8 and cannot be sent.") from None
 
 
 def _summary(tokens: int, moments: list[float]) -> str:
@@ -185,21 +131,10 @@ def _summary(tokens: int, moments: list[float]) -> str:
     return f"{tokens} tokens,{rate} first after {moments[0]:.2f} s"
 
 
-def _check(response: httpx2.Response) -> None:
-    if response.status_code == 200:
-        return
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = response.text[:200]
-    hint = " Set PENSTOCK_API_KEY or --api-key." if response.status_code == 401 else ""
-    raise ChatError(f"The server returned {response.status_code}: {message}{hint}")
-
-
 def _chunks(events: Iterable[httpx2.ServerSentEvent]) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each event before [DONE].
 
-    Raises ChatError for an error event, an invalid event or a stream that ends early.
+    Raises ClientError for an error event, an invalid event or a stream that ends early.
     """
     for event in events:
         if event.data == "[DONE]":
@@ -209,16 +144,16 @@ def _chunks(events: Iterable[httpx2.ServerSentEvent]) -> Iterator[dict[str, Any]
         try:
             chunk = json.loads(event.data)
         except ValueError as error:
-            raise ChatError(f"The answer was cut off: an event is not JSON ({error}).") from None
+            raise ClientError(f"The answer was cut off: an event is not JSON ({error}).") from None
         if not isinstance(chunk, dict):
-            raise ChatError(
+            raise ClientError(
                 f"The answer was cut off: an event is not a JSON object ({chunk!r:.99})."
             )
         if cause := chunk.get("error"):
             message = cause.get("message") if isinstance(cause, dict) else cause
-            raise ChatError(f"The answer was cut off: {message}")
+            raise ClientError(f"The answer was cut off: {message}")
         yield chunk
-    raise ChatError("The answer was cut off: the stream ended without [DONE].")
+    raise ClientError("The answer was cut off: the stream ended without [DONE].")
 
 
 def converse(chat: Chat, quick: str | None) -> int:
@@ -236,7 +171,7 @@ def converse(chat: Chat, quick: str | None) -> int:
         if quick is not None:
             _answer(chat, quick)
             return 0
-    except ChatError as error:
+    except ClientError as error:
         return _complain(error)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -251,7 +186,7 @@ def converse(chat: Chat, quick: str | None) -> int:
                 break
             try:
                 _obey(chat, text)
-            except ChatError as error:
+            except ClientError as error:
                 status = _complain(error)
     except (EOFError, KeyboardInterrupt):
         if interactive:  # so that the shell's prompt begins on a new line
@@ -266,12 +201,12 @@ def _obey(chat: Chat, text: str) -> None:
     elif text in ("/help", "/?"):
         sys.stderr.write(f"{COMMANDS}\n")
     elif text.startswith("/") and text.split()[0][1:].isalpha():
-        raise ChatError(f"There is no command {text.split()[0]}. {COMMANDS}")
+        raise ClientError(f"There is no command {text.split()[0]}. {COMMANDS}")
     elif text:
         _answer(chat, text)
 
 
-def _complain(error: ChatError) -> int:
+def _complain(error: ClientError) -> int:
     sys.stderr.write(f"penstock: {error}\n")
     return 1
 

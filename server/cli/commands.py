@@ -66,15 +66,38 @@ def _chat(
     options: dict[str, float | None],
 ) -> int:
     """Chat, or ask one question; return the exit status."""
-    from server.cli.chat import Chat, ChatError, converse
+    from server.cli.api_client import ClientError
+    from server.cli.chat import Chat, converse
     from server.cli.servers import ServerChoiceError, default_url
 
     try:
         partner = Chat(default_url() if url is None else url, key, model, system, **options)
-    except (ChatError, ServerChoiceError) as error:
+    except (ClientError, ServerChoiceError) as error:
         raise fail(error, 1) from None
     with closing(partner):
         return converse(partner, question)
+
+
+def inspect(
+    text: Annotated[str, typer.Argument(metavar="REQUEST_ID|PROMPT", show_default=False)],
+    url: ServerUrl = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Show why a request took its time, or how a prompt is tokenised.
+
+    REQUEST_ID is the x-request-id of a recorded response: one whose request had the header
+    X-Penstock-UI, or came while the Engine page was open. Any other text is a prompt. Its tokens
+    are printed with their ids, those in the prefix cache, and warnings.
+    """
+    from server.cli.api_client import ApiClient, ClientError
+    from server.cli.inspect import show
+    from server.cli.servers import ServerChoiceError, default_url
+
+    try:
+        with closing(ApiClient(default_url() if url is None else url, _api_key(api_key))) as client:
+            show(client, text)
+    except (ClientError, ServerChoiceError) as error:
+        raise fail(error, 1) from None
 
 
 def run(

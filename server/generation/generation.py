@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from itertools import pairwise
 
 import msgspec
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import Admission, GenerateRequest, PrefillChunk, SamplingParams, TokenOutput
+from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
-from server.generation.trace import ChoiceRecord, trace_of
+from server.generation.trace import trace_of
+from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
+from server.observe.choice_record import ChoiceRecord, num_preemptions
+from server.observe.recorder import OpenRequest
 from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
-
-
-def num_preemptions(chunks: Sequence[PrefillChunk]) -> int:
-    """Return how often a sequence was preempted: how often its prefill began again.
-
-    A preemption after which the cache still holds all tokens is not counted.
-    """
-    return sum(chunk.start != last.start + last.count for last, chunk in pairwise(chunks))
 
 
 class Generation(Submission[TokenOutput]):
@@ -39,6 +33,9 @@ class Generation(Submission[TokenOutput]):
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self._tracing = state.tracing
+        self._recorder = state.recorder
+        self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
+        self._recorded: OpenRequest | None = None  # None: nobody watches
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]
@@ -55,6 +52,11 @@ class Generation(Submission[TokenOutput]):
         if self._limiter is not None:
             self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
         self._metrics.request_n.observe(self.prepared.options.n)
+        if self._wants_record or self._recorder.is_leased:
+            prepared = self.prepared
+            self._recorded = self._recorder.begin(
+                prepared.request_id, prepared.tenant, prepared.arrival, list(self._by_id)
+            )
         return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
@@ -223,16 +225,30 @@ class Generation(Submission[TokenOutput]):
         return self._stream.admissions.get(request_id)
 
     def _on_close(self, reason: AbortReason | None) -> None:
-        if self._tracing is None:
+        recorded, self._recorded = self._recorded, None
+        if self._tracing is None and recorded is None:
             return
+        now = time.monotonic()
         records = [self._record(request_id, choice) for request_id, choice in self._by_id.items()]
-        self._tracing.record(trace_of(self.prepared, records, self.usage(), reason))
+        if recorded is not None:
+            self._recorder.end(recorded, now, records, reason)
+        if self._tracing is not None:
+            self._tracing.record(trace_of(self.prepared, records, self.usage(), reason, now))
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
+        admission = self._admission(request_id)
+        timeline = self._timelines[choice.index]
         return ChoiceRecord(
-            choice=choice,
+            id=request_id,
+            index=choice.index,
+            prompt_tokens=len(self.prepared.prompts[choice.prompt]),
+            cached_tokens=0 if admission is None else admission.cached_tokens,
+            num_tokens=choice.num_tokens,
+            finish=choice.finish,
             submitted=self._submitted_at,
-            admission=self._admission(request_id),
+            admitted=None if admission is None else admission.at,
             prefills=self._stream.prefills[request_id],
-            timeline=self._timelines[choice.index],
+            first_token=timeline.first_token,
+            last_token=timeline.last_token,
+            text_end=timeline.text_end,
         )

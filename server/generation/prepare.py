@@ -50,6 +50,7 @@ class PreparedRequest:
     request_id: str
     headers: Headers  # of the request; they may name the trace that it belongs to
     salt: str  # only requests of equal salt share cached prefixes
+    tenant: str = ""  # the owner of the request's key; "" if there is at most one key
     parsing: Parsing | None = None  # None: the answers are plain text
     limiter: RateLimiter | None = None  # of the request's key, if it has limits
 
@@ -132,6 +133,7 @@ def prepare(
         request_id=request.state.request_id,
         headers=request.headers,
         salt=request.state.tenant + options.cache_salt,
+        tenant=request.state.tenant,
         limiter=request.state.limiter,
     )
 

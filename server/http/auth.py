@@ -140,6 +140,9 @@ def _key_in(line: str, where: str) -> ApiKey:
         raise ConfigError(f"{where}: {error}.") from error
 
 
+# The built-in pages send it. A page of another origin cannot do so without a preflight, which is
+# refused.
+UI_HEADER = "x-penstock-ui"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 UPLOAD_PATH = "/v1/files"  # its bodies are written to the disk as they arrive
 FORM_BYTES = 64 << 10  # of an upload, in addition to its file

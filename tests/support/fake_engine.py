@@ -201,7 +201,7 @@ class FakeEngine:
 
     def _step(self) -> None:
         at = time.monotonic()
-        outputs = []
+        outputs, prefills = [], []
         for running in list(self.running.values()):
             if self.reject is not None:
                 running.stream.fail(self.reject)
@@ -213,6 +213,7 @@ class FakeEngine:
                 prefill = PrefillChunk(running.request.id, 0, len(running.request.prompt))
                 begin = max(at - 0.001, running.request.arrival)  # not before the request's arrival
                 running.stream.prefills[running.request.id].append((begin, at, prefill))
+                prefills.append(prefill)
             output = self._sample(running)
             running.stream.deliver(at, output)
             outputs.append(output)
@@ -229,7 +230,7 @@ class FakeEngine:
             step_seconds=0.001,
         )
         for listen in self.step_listeners:
-            listen(StepOutputs(at, outputs, [], self.stats))
+            listen(StepOutputs(at, outputs, [], self.stats, prefills=prefills))
 
     def _sample(self, running: Running) -> TokenOutput:
         params = running.request.params

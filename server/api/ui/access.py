@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from server.http.auth import UI_HEADER
 from server.http.errors import ApiError
 from server.state import AppState, state_of
-
-# A page of another origin cannot send this header without a preflight, which is refused.
-HEADER = "x-penstock-ui"
 
 
 def state_for_ui(request: Request) -> AppState:
@@ -20,7 +18,7 @@ def state_for_ui(request: Request) -> AppState:
     if not state.serves_ui:
         message = "The built-in pages are off; start the server with --ui and an API key."
         raise ApiError(404, "not_found", message)
-    if HEADER not in request.headers:
+    if UI_HEADER not in request.headers:
         message = "Requests to /ui/api need the header `X-Penstock-UI: 1`."
         raise ApiError(403, "missing_header", message)
     return state

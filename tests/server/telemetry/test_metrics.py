@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 
 from engine.protocol import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from loadtest.step_time import Scrape
-from server.generation.generation import num_preemptions
+from server.observe.choice_record import num_preemptions
 from server.telemetry import metrics
 from server.telemetry.metrics import RUNNER_GAUGES
 from server.text.parsers import deltas
