@@ -14,11 +14,12 @@ from engine.protocol import Admission, GenerateRequest, PrefillChunk, SamplingPa
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
+from server.generation.recording import Recording
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
 from server.generation.trace import ChoiceRecord, trace_of
 from server.http.errors import numerical_error
-from server.state import AppState
+from server.state import VERSION, AppState
 from server.telemetry.metrics import AbortReason, Stamps
 
 
@@ -39,6 +40,9 @@ class Generation(Submission[TokenOutput]):
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self._tracing = state.tracing
+        self._recording: Recording | None = None  # None without --record
+        if state.record is not None:
+            self._recording = Recording(state.record, prepared, VERSION)
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]
@@ -52,6 +56,8 @@ class Generation(Submission[TokenOutput]):
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
         stream = self._client.submit(requests)
+        if self._recording is not None:
+            self._recording.begin(requests)
         if self._limiter is not None:
             self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
         self._metrics.request_n.observe(self.prepared.options.n)
@@ -141,6 +147,8 @@ class Generation(Submission[TokenOutput]):
             self._timelines[choice.index].add_token(at)
             if output.logprobs is not None:
                 self._logprob_sums[choice.index] += output.logprobs.logprob
+            if self._recording is not None:
+                self._recording.add(output)
             changed[choice.index] = choice
             reason = choice.add(output)
             if reason is not None:
@@ -223,6 +231,8 @@ class Generation(Submission[TokenOutput]):
         return self._stream.admissions.get(request_id)
 
     def _on_close(self, reason: AbortReason | None) -> None:
+        if self._recording is not None and reason is None:
+            self._recording.write(self._choices)
         if self._tracing is None:
             return
         records = [self._record(request_id, choice) for request_id, choice in self._by_id.items()]
