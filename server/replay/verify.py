@@ -32,8 +32,8 @@ class Plan:
 class Difference:
     """The first token of a replayed answer that is not the recorded one.
 
-    A token is None where an answer has ended. `company` are the lines that were in flight when
-    the request was sent.
+    A token is None where an answer has ended. `company` are the lines that were in flight at some
+    time while this one was.
     """
 
     line: int
@@ -86,7 +86,7 @@ class Verification:
         self._answers = answers
         self._plan = plan
         self._seen = seen
-        self._in_flight: set[int] = set()
+        self._company: dict[int, set[int]] = {}  # of each line in flight
 
     async def run(self) -> Report:
         """Run all rounds. Raises CannotVerify, Refused or ServerAway."""
@@ -143,8 +143,10 @@ class Verification:
 
     async def _send(self, replay: _Replay, number: int) -> None:
         report = self.report
-        company = tuple(sorted(self._in_flight))
-        self._in_flight.add(replay.line)
+        for line, others in self._company.items():
+            if line != replay.line:
+                others.add(replay.line)
+        self._company[replay.line] = self._company.keys() - {replay.line}
         try:
             answer = await self._api.post("/v1/completions", replay.body)
         except Refused as error:
@@ -152,16 +154,16 @@ class Verification:
                 report.refusals[replay.line] = str(error)
             return
         finally:
-            self._in_flight.discard(replay.line)
+            company = self._company.pop(replay.line)
         report.sent += 1
         tokens = replayed_tokens(replay.recorded, answer)
         if tokens != replay.recorded.tokens and replay.line not in report.differences:
-            found = await self._difference(replay, tokens, number, company)
+            found = await self._difference(replay, tokens, number, sorted(company))
             report.differences[replay.line] = found
         self._seen(report)
 
     async def _difference(
-        self, replay: _Replay, tokens: list[int], number: int, company: tuple[int, ...]
+        self, replay: _Replay, tokens: list[int], number: int, company: Sequence[int]
     ) -> Difference:
         recorded = replay.recorded.tokens
         index = first_difference(recorded, tokens)
@@ -175,7 +177,7 @@ class Verification:
             before=await self._api.text_of(recorded[max(0, index - AROUND) : index]),
             expected_text=await self._api.text_of([] if expected is None else [expected]),
             got_text=await self._api.text_of([] if got is None else [got]),
-            company=company,
+            company=tuple(company),
         )
 
 

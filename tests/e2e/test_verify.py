@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tests.support.process import ROOT, eventually
-from tests.support.recorded_requests import send_all
+from tests.support.recorded_requests import draw, send_all
 from tests.support.serve import Server, serving
 
 FEW, MANY = 30, 500
@@ -49,7 +49,7 @@ def verify(file: Path, server: Server, *flags: object) -> tuple[int, list[dict[s
 def recorded(server: Server, record: Path, numbers: range, file: Path) -> Path:
     """Send requests in company and return a file with their records alone."""
     before = record.read_bytes() if record.exists() else b""
-    asyncio.run(send_all(server.base_url, numbers, at_once=8))
+    asyncio.run(send_all(server.base_url, map(draw, numbers), at_once=8))
     # One line per choice. Each request has at least one, and its lines come together.
     eventually(
         lambda: len({line["id"] for line in lines_of(record, before)}) == len(numbers),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import httpx2
@@ -76,14 +77,21 @@ def draw(number: int) -> tuple[str, Body]:
     return "/v1/completions", body
 
 
-async def send_all(url: str, numbers: range, at_once: int) -> None:
-    """Send the requests with these numbers, `at_once` at a time. Fails if one is refused."""
-    waiting = iter(numbers)
+def draw_uncertain(number: int) -> tuple[str, Body]:
+    """Return a request whose tokens are close calls: small changes of logits change some."""
+    rng = random.Random(number)
+    prompt = [rng.randrange(3, 1500) for _ in range(rng.randint(1, 40))]
+    body = {"prompt": prompt, "temperature": 1.8, "seed": number, "max_tokens": 40}
+    return "/v1/completions", body | {"ignore_eos": True}
+
+
+async def send_all(url: str, requests: Iterable[tuple[str, Body]], at_once: int) -> None:
+    """Send the requests, `at_once` at a time. Fails if one is refused."""
+    waiting = iter(enumerate(requests))
     async with httpx2.AsyncClient(base_url=url, timeout=120, verify=False) as http:
 
         async def work() -> None:
-            for number in waiting:
-                path, body = draw(number)
+            for number, (path, body) in waiting:
                 body |= {"stream": number % 2 == 0 and "prompt_logprobs" not in body}
                 answer = await http.post(path, json=body)
                 assert answer.status_code == 200, (number, body, answer.text)
