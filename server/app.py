@@ -47,6 +47,7 @@ from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.observe.recorder import Recorder
+from server.replay.record_file import RecordFile
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
@@ -108,6 +109,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         created=int(time.time()),
         batches=_batches(config, client),
+        record=RecordFile(config.record) if config.record else None,
     )
     app = _routed(
         keyed=bool(state.keys),
@@ -214,6 +216,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.client.stop()
         if state.batches:
             state.batches.storage.folder.close()
+        if state.record:
+            await asyncio.to_thread(state.record.close)
         if state.template:
             state.template.close()
         if state.tracing:

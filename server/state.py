@@ -20,6 +20,7 @@ from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
 from server.observe.recorder import Recorder
+from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
@@ -46,6 +47,7 @@ class AppState:
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir
+    record: RecordFile | None = None  # None without --record
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))

@@ -75,6 +75,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         *answers(state.answers),
         *memory(ready),
         f"  access    API key {access}",
+        *recording(config),
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
         f"  try       {curl(state, ready, url, key)}",
     ]
@@ -87,6 +88,13 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
             "this machine can use it; set --api-key-file"
         )
     return "\n".join(lines)
+
+
+def recording(config: ServerConfig) -> list[str]:
+    """Return a line that says where prompts and answers are recorded, if they are."""
+    if config.record is None:
+        return []
+    return [f"  record    on: the tokens of all prompts and answers go to {config.record}"]
 
 
 def vectors(state: AppState, ready: Ready) -> list[str]:

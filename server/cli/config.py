@@ -226,6 +226,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             le=1,
         ),
     ] = 1.0
+    record: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1)] | None,
+        setting(
+            LOGGING,
+            "File to which every finished generation is appended, for `penstock verify`: the "
+            "tokens of prompt and answer, and all sampling parameters. Nothing is recorded "
+            "without it.",
+            extra={"form": "the path of a file"},
+        ),
+    ] = None
     metrics_compat: Annotated[
         MetricsCompat,
         setting(METRICS, "vllm: also export the series of /metrics under vLLM's names."),

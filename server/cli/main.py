@@ -16,6 +16,7 @@ from server.cli import commands
 from server.cli.command import standard_streams
 from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
+from server.cli.verify import Verify, verify
 
 
 class Penstock(TyperGroup):
@@ -49,6 +50,7 @@ app.command()(commands.doctor)
 app.command()(commands.flags)
 app.command()(commands.api)
 app.command()(commands.merge)
+app.command(cls=Verify)(verify)
 app.add_typer(importing, name="import", help="Convert another program's checkpoint.")
 app.add_typer(bench, name="bench", help="Measure an OpenAI-compatible server under load.")
 

@@ -13,6 +13,7 @@ from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOut
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
+from server.generation.recording import Recording
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
 from server.generation.trace import trace_of
@@ -20,7 +21,7 @@ from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
 from server.observe.choice_record import ChoiceRecord, num_preemptions
 from server.observe.recorder import OpenRequest
-from server.state import AppState
+from server.state import VERSION, AppState
 from server.telemetry.metrics import AbortReason, Stamps
 
 
@@ -35,7 +36,10 @@ class Generation(Submission[TokenOutput]):
         self._tracing = state.tracing
         self._recorder = state.recorder
         self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
-        self._recorded: OpenRequest | None = None  # None: nobody watches
+        self._recorded: OpenRequest | None = None  # None: not recorded
+        self._recording: Recording | None = None  # None without --record
+        if state.record is not None:
+            self._recording = Recording(state.record, prepared, VERSION)
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]
@@ -49,6 +53,8 @@ class Generation(Submission[TokenOutput]):
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
         stream = self._client.submit(requests)
+        if self._recording is not None:
+            self._recording.begin(requests)
         if self._limiter is not None:
             self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
         self._metrics.request_n.observe(self.prepared.options.n)
@@ -143,6 +149,8 @@ class Generation(Submission[TokenOutput]):
             self._timelines[choice.index].add_token(at)
             if output.logprobs is not None:
                 self._logprob_sums[choice.index] += output.logprobs.logprob
+            if self._recording is not None:
+                self._recording.add(output)
             changed[choice.index] = choice
             reason = choice.add(output)
             if reason is not None:
@@ -225,6 +233,8 @@ class Generation(Submission[TokenOutput]):
         return self._stream.admissions.get(request_id)
 
     def _on_close(self, reason: AbortReason | None) -> None:
+        if self._recording is not None and reason is None:
+            self._recording.write(self._choices)
         recorded, self._recorded = self._recorded, None
         if self._tracing is None and recorded is None:
             return

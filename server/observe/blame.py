@@ -118,7 +118,7 @@ def _without_stalls(features: Floats, seconds: Floats) -> np.ndarray[tuple[int],
     """Return which steps to fit the model to.
 
     One stall of a second would outweigh hundreds of steps. So a first fit minimises relative
-    errors, of which a stall has at most 1, and finds the steps that took far longer.
+    errors; a stall has at most 1, and finds the steps that took far longer.
     """
     relative = nnls(features / seconds[:, None], np.ones(len(seconds)))
     ratio = seconds / np.maximum(features @ relative, 1e-9)

@@ -27,7 +27,7 @@ GONE = 0  # stands for sequences that left during a step; the client's ids begin
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """What one step computed for which requests. Times are CLOCK_MONOTONIC seconds.
+    """The tokens that one step computed, by request. Times are CLOCK_MONOTONIC seconds.
 
     A step begins at the end of the last one if that left work, else at its launch. So the steps of
     a busy engine leave no gaps, and the time between two launches belongs to the later one.
@@ -167,7 +167,7 @@ class Recorder:
         return list(islice(self._steps, max(0, len(self._steps) - FIT_STEPS), None))
 
     def steps_of(self, request: RecordedRequest) -> list[RecordedStep]:
-        """Return the steps from a request's submission to its end, as far as they are kept."""
+        """Return the steps from a request's submission to its end that are kept."""
         first = max(0, request.opened.first_step - self._first_place)
         return list(islice(self._steps, first, max(0, request.past_step - self._first_place)))
 

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 class Reader:
     """Which requests a reader may see.
 
-    `names` has their x-request-ids by the engine's ids, as far as they are recorded.
+    `names` has the recorded x-request-ids by the engine's ids.
     """
 
     sees_all: bool

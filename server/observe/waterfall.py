@@ -23,12 +23,12 @@ Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool]]
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What another request cost this one."""
+    """The time that another request cost this one."""
 
     id: int  # the engine's; GONE for sequences that left during a step
     others_us: int  # of the part "others"
     queue_us: int  # of the part "queue": its share of the steps that ran meanwhile
-    prompt_tokens: int | None  # as far as known from its chunks; None: no chunk was seen
+    prompt_tokens: int | None  # from its chunks that were seen; None: none was
     num_decodes: int  # its decodes in the steps of this request and while this one waited
 
 
@@ -133,7 +133,7 @@ class _Split:
         model: StepModel,
     ) -> None:
         self._steps, self._begins, self._ends = steps, begins, ends
-        self.prompt_tokens: dict[int, int] = {}  # as far as known, by request
+        self.prompt_tokens: dict[int, int] = {}  # known ones, by request
         for step in steps:
             for chunk in step.chunks:
                 known = self.prompt_tokens.get(chunk.id, 0)

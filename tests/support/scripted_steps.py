@@ -33,7 +33,7 @@ class Job:
 
 @dataclass
 class Ledger:
-    """What one step was spent on, by the double's own books. Seconds."""
+    """Seconds of one step by their cause, as the double computed them."""
 
     begin: float
     end: float

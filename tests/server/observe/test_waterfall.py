@@ -231,7 +231,7 @@ def test_waterfall_of_request_submitted_during_a_step_counts_its_rest(
 
 
 def test_waterfall_without_steps_is_queue_and_unexplained(recorder: Recorder) -> None:
-    engine = ScriptedSteps([])  # nobody listens
+    engine = ScriptedSteps([])  # without a listener
     job = engine.submit(OWN, 50)
     opened = recorder.begin("req_a", "", engine.now, [OWN])
     engine.wait(0.02)

@@ -1,4 +1,4 @@
-"""GET /ui/api/requests: what is recorded, for whom, and that the parts sum to the wall time."""
+"""GET /ui/api/requests: what is recorded, who sees it, and that parts sum to the wall time."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_plain_key_sees_its_own_requests_only(shared: Served) -> None:
     assert seen["root"] == ["of-bob", "of-alice"]
 
 
-async def test_requests_of_one_id_are_told_apart_by_their_owner(shared: Served) -> None:
+async def test_requests_of_one_id_differ_by_their_owner(shared: Served) -> None:
     await chat(shared, "same", "alice", max_tokens=3)
     await chat(shared, "same", "bob", max_tokens=5)
     for key, tokens in (("alice", 3), ("bob", 5), ("root", 5)):
