@@ -52,7 +52,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Replay recorded answers on a running server, and compare every token.
+    """Replay recorded answers and compare their tokens.
 
     Each request is sent alone, then in random order with others. Its answer must not depend on
     them.
