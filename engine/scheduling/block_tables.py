@@ -88,10 +88,11 @@ class BlockTables:
         sequence.num_computed = self._num_tokens(match)
         sequence.num_matched = match.blocks
         sequence.num_registered = match.blocks
-        for (number, _), source in zip(self._own, match.sources, strict=bool(match.part)):
-            target = tables[number][match.blocks]
-            sequence.copies.append(BlockCopy(source, target, match.part))
-        self.release_unseen(sequence)  # the tables keep what a query behind whole blocks sees
+        if match.part:
+            for (number, _), source in zip(self._own, match.sources, strict=True):
+                target = tables[number][match.blocks]
+                sequence.copies.append(BlockCopy(source, target, match.part))
+            self.release_unseen(sequence)  # a query behind the part sees fewer blocks
         self._register_source(sequence)
         return True
 
@@ -134,8 +135,12 @@ class BlockTables:
         """Return how many tokens behind `blocks` whole ones other blocks begin with, and those."""
         begin = blocks * self.block_size
         end = min(sequence.num_skippable, begin + self.block_size - 1)
-        tokens = sequence.tokens[begin:end]
-        for index, digest in reversed(list(enumerate(self._parts(sequence, blocks, tokens), 1))):
+        # Queued sequences are looked up in many steps.
+        if sequence.part_range != (begin, end):
+            sequence.part_range = begin, end
+            sequence.part_hashes = self._parts(sequence, blocks, sequence.tokens[begin:end])
+        for index in range(len(sequence.part_hashes), 0, -1):
+            digest = sequence.part_hashes[index - 1]
             keys = [_cache_key(digest, number) for number, _ in self._own]
             sources = [self.pool.find_part(key) for key in keys]
             # A copy is made before the step, so the tokens must have been computed before it.

@@ -32,6 +32,9 @@ class Sequence:
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
         self.num_matched: int = 0  # blocks of each table found in the prefix cache at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
+        # Hashes of the beginnings of its next block, whose tokens are those of the range.
+        self.part_hashes: list[bytes] = []
+        self.part_range: tuple[int, int] = (0, 0)
         self.copies: list[BlockCopy] = []  # due before its first slice
         self.last_was_chunk: bool = False  # its last slice had several tokens
         self.row: int = -1

@@ -1,9 +1,10 @@
-"""The HTTP client of commands that use a running server."""
+"""The HTTP clients of commands that use a running server."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import httpx2
 
@@ -14,6 +15,80 @@ class ClientError(Exception):
     """An error that is shown to the user in one line."""
 
 
+# No read timeout: the first token of a long prompt may take minutes on a busy server.
+TIMEOUT = httpx2.Timeout(10, read=None, pool=None)
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """The URL of a server without /v1, and how a client connects to it."""
+
+    url: httpx2.URL
+    headers: dict[str, str]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a loopback address, for which proxy settings are ignored.
+
+        No proxy can reach it. Names are resolved by the proxy, not here.
+        """
+        return is_loopback(self.url.host, look_up=False)
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the environment is read for certificates, even for a loopback address."""
+        return self.url.scheme == "https"
+
+
+def server_address(url: str, key: str) -> ServerAddress:
+    """Return the address that `url` means, with or without /v1. Raises ClientError."""
+    if not (key.isascii() and key.isprintable()):
+        raise ClientError(
+            "The API key has characters that are not allowed in an HTTP header; "
+            "correct --api-key or PENSTOCK_API_KEY."
+        )
+    full = url if "://" in url else f"http://{url}"
+    try:
+        address = httpx2.URL(full.rstrip("/").removesuffix("/v1"))
+        address.host.encode("idna")
+    except (httpx2.InvalidURL, UnicodeError) as error:
+        raise ClientError(f"{url}: {error}. Give --url one like http://127.0.0.1:8000.") from None
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ClientError(
+            f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
+        )
+    return ServerAddress(address, {"Authorization": f"Bearer {key}"} if key else {})
+
+
+@contextlib.contextmanager
+def _environment_errors() -> Iterator[None]:
+    """Raise ClientError if the environment keeps a client from being made."""
+    try:
+        yield
+    except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
+        raise ClientError(
+            "A proxy or certificate setting in the environment (HTTP_PROXY, HTTPS_PROXY, "
+            f"ALL_PROXY, SSL_CERT_FILE) is not valid: {error}"
+        ) from None
+
+
+def async_client(url: str, key: str, connections: int) -> httpx2.AsyncClient:
+    """Return a client of the server at `url` for many requests at a time. Raises ClientError."""
+    address = server_address(url, key)
+    limits = httpx2.Limits(max_connections=connections)
+    with _environment_errors():
+        transport = None
+        if address.is_here:
+            transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=address.uses_tls)
+        return httpx2.AsyncClient(
+            base_url=address.url,
+            headers=address.headers,
+            timeout=TIMEOUT,
+            limits=limits,
+            transport=transport,
+        )
+
+
 class ApiClient:
     """A client of the server at `url`, with or without /v1.
 
@@ -21,43 +96,18 @@ class ApiClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        full = url if "://" in url else f"http://{url}"
-        self.url = full.rstrip("/").removesuffix("/v1")
-        if not (key.isascii() and key.isprintable()):
-            raise ClientError(
-                "The API key has characters that are not allowed in an HTTP header; "
-                "correct --api-key or PENSTOCK_API_KEY."
-            )
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # No read timeout: the first token of a long prompt may take minutes on a busy server.
-        timeout = httpx2.Timeout(10, read=None)
-        with self.errors():
-            address = httpx2.URL(self.url)
-        try:
-            address.host.encode("idna")
-        except UnicodeError as error:
-            raise ClientError(
-                f"{url}: {error}. Give --url one like http://127.0.0.1:8000."
-            ) from None
-        if address.scheme not in ("http", "https") or not address.host:
-            raise ClientError(
-                f"{url} is not the URL of a server; give --url one like http://127.0.0.1:8000."
-            )
-        # No proxy can reach a loopback server, so proxy settings are ignored for it. With TLS the
-        # environment is still read for certificates. Names are resolved by the proxy, not here.
-        here, tls = is_loopback(address.host, look_up=False), address.scheme == "https"
-        try:
+        address = server_address(url, key)
+        self.url = str(address.url)
+        with _environment_errors():
+            transport = None
+            if address.is_here:
+                transport = httpx2.HTTPTransport(trust_env=address.uses_tls)
             self.http = httpx2.Client(
-                base_url=address,
-                headers=headers,
-                timeout=timeout,
-                transport=httpx2.HTTPTransport(trust_env=tls) if here else None,
+                base_url=address.url,
+                headers=address.headers,
+                timeout=TIMEOUT,
+                transport=transport,
             )
-        except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
-            raise ClientError(
-                "A proxy or certificate setting in the environment (HTTP_PROXY, HTTPS_PROXY, "
-                f"ALL_PROXY, SSL_CERT_FILE) is not valid: {error}"
-            ) from None
 
     def close(self) -> None:
         self.http.close()
@@ -74,10 +124,6 @@ class ApiClient:
             ) from None
         except httpx2.HTTPError as error:
             raise ClientError(f"The connection to {self.url} failed: {error}") from None
-        except httpx2.InvalidURL as error:
-            raise ClientError(
-                f"{self.url}: {error}. Give --url one like http://127.0.0.1:8000."
-            ) from None
         except UnicodeEncodeError:
             raise ClientError("The input is not valid UTF-8 and cannot be sent.") from None
 

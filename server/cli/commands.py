@@ -86,8 +86,8 @@ def inspect(
     """Show why a request took its time, or how a prompt is tokenised.
 
     REQUEST_ID is the x-request-id of a recorded response: one whose request had the header
-    X-Penstock-UI, or came while the Engine page was open. Any other text is a prompt. Its tokens
-    are printed with their ids, those in the prefix cache, and warnings.
+    X-Penstock-UI: 1, or arrived while such a request was running. Any other text is a prompt. Its
+    tokens are printed with their ids, those in the prefix cache, and warnings.
     """
     from server.cli.api_client import ApiClient, ClientError
     from server.cli.inspect import show

@@ -82,8 +82,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool | None,
         setting(
             HTTP,
-            "Serve the built-in pages at / and their data at /ui/api. Default: only if --host is a "
-            "loopback address. On a network they need an API key.",
+            "Serve /ui/api, which shows why requests took their time. Default: only if --host is a "
+            "loopback address. On a network it needs an API key.",
         ),
     ] = None
     admin_key_file: Annotated[
@@ -91,8 +91,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             HTTP,
             "File of admin keys, written as in --api-key-file. They are API keys, too, and only "
-            "their owners see the steps, the KV cache and the requests of all clients. Without "
-            "any key, each local client does. SIGHUP rereads it.",
+            "their owners see the requests of all clients at /ui/api. Without any key, every "
+            "client does. SIGHUP rereads it.",
         ),
     ] = None
     allowed_origins: Annotated[

@@ -21,7 +21,6 @@ from server.cli.settings import load, settings
 
 CONCURRENCY = 32  # open lines of --url
 PATIENCE_S = 60.0  # that the server of --url may be away, for a restart
-CONNECT_S = 10.0
 USED = ("served_model_name", "chat_template", "max_body_bytes", "strict_max_tokens")
 MEANINGS = {
     "0": "Every line has an answer.",
@@ -120,22 +119,12 @@ def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int
     import httpx2
 
     from server.batch.sender import Sender, ServerAway
-    from server.http.listener import is_loopback
+    from server.cli.api_client import ClientError, async_client
 
-    address = httpx2.URL((url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1"))
     open_lines = concurrency or CONCURRENCY
 
     async def work() -> None:
-        here = is_loopback(address.host, look_up=False)
-        limits = httpx2.Limits(max_connections=open_lines)
-        transport = httpx2.AsyncHTTPTransport(limits=limits) if here else None
-        async with httpx2.AsyncClient(
-            base_url=address,
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(CONNECT_S, read=None, pool=None),
-            limits=limits,
-            transport=transport,  # no proxy reaches a loopback server
-        ) as http:
+        async with async_client(url, key, open_lines) as http:
             response = await http.get("/v1/models")
             if response.status_code == 401:
                 raise ServerAway("The server wants another key: set --api-key.")
@@ -143,7 +132,7 @@ def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int
 
     try:
         run_until_stopped(work())
-    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, ServerAway) as error:
+    except (httpx2.HTTPError, ClientError, ServerAway) as error:
         say(f"penstock: {url}: {error} {job.summary} have a result; the same command continues.")
         return 1
     return exit_codes.CLEAN

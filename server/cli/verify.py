@@ -78,13 +78,15 @@ def _verified(
 ) -> Report:
     """Return the report of all rounds. Raises typer.Exit."""
     from server.batch.sender import ServerAway
-    from server.replay.client import Refused, connected
+    from server.cli.api_client import ClientError, async_client
+    from server.replay.client import Refused, ReplayClient
     from server.replay.verify import CannotVerify, Verification
 
     reports: list[Report] = []
 
     async def work() -> None:
-        async with connected(url, key, plan.concurrency) as api:
+        async with async_client(url, key, plan.concurrency) as http:
+            api = ReplayClient(http)
             with _progress(len(answers), plan.rounds, quiet=quiet) as seen:
                 reports.append(await Verification(api, answers, plan, seen).run())
 
@@ -92,6 +94,8 @@ def _verified(
         run_until_stopped(work())
     except ServerAway as error:
         raise fail(f"{url}: {error}", SERVER_AWAY) from None
+    except ClientError as error:
+        raise fail(error, CANNOT_VERIFY) from None
     except (CannotVerify, Refused) as error:
         raise fail(f"{url}: {error}", CANNOT_VERIFY) from None
     except KeyboardInterrupt:

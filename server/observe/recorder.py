@@ -1,8 +1,8 @@
 """Recorder: the engine's last steps, and the requests that took part in them.
 
-Watching is a lease. The recorder listens to steps only while a viewer or a request of the built-in
-pages holds one. Without a lease it has no listener and makes no object. It keeps integers and times
-only, no text and no token id.
+Watching is a lease. The recorder listens to steps only while a request with the header
+X-Penstock-UI holds one. Without a lease it has no listener and makes no object. It keeps integers
+and times only, no text and no token id.
 """
 
 from __future__ import annotations

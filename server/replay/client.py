@@ -1,9 +1,7 @@
-"""ApiClient: what `penstock verify` and `penstock compare` ask a server, over its public API."""
+"""ReplayClient: the requests of `penstock verify` to a server, over its public API."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +10,7 @@ import msgspec
 
 from server.batch.lines import BatchLine
 from server.batch.sender import Sender, ServerAway
-from server.http.listener import is_loopback
 
-CONNECT_S = 10.0
 PATIENCE_S = 10.0  # that the server may be away, for a restart
 Json = dict[str, Any]
 
@@ -32,8 +28,8 @@ class ServedModel:
     vocab_size: int
 
 
-class ApiClient:
-    """Sends requests, again if the server is busy. Made by `connected`."""
+class ReplayClient:
+    """Sends requests, again if the server is busy."""
 
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self._http = http
@@ -69,29 +65,6 @@ class ApiClient:
             return ""
         answer = await self.post("/detokenize", {"tokens": tokens})
         return str(answer["prompt"])
-
-
-@contextlib.asynccontextmanager
-async def connected(url: str, key: str, connections: int = 1) -> AsyncIterator[ApiClient]:
-    """Yield a client for the server at `url`, which may end in /v1. Raises ServerAway."""
-    full = url if "://" in url else f"http://{url}"
-    try:
-        address = httpx2.URL(full.rstrip("/").removesuffix("/v1"))
-        address.host.encode("idna")
-    except (httpx2.InvalidURL, UnicodeError) as error:
-        raise ServerAway(f"{url} is not the URL of a server: {error}.") from None
-    if address.scheme not in ("http", "https") or not address.host:
-        raise ServerAway(f"{url} is not the URL of a server, such as http://127.0.0.1:8000.")
-    limits = httpx2.Limits(max_connections=connections)
-    here = is_loopback(address.host, look_up=False)
-    async with httpx2.AsyncClient(
-        base_url=address,
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx2.Timeout(CONNECT_S, read=None, pool=None),
-        limits=limits,
-        transport=httpx2.AsyncHTTPTransport(limits=limits) if here else None,  # without a proxy
-    ) as http:
-        yield ApiClient(http)
 
 
 def _object(status: int, body: bytes) -> Json:

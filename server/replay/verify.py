@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.replay.client import ApiClient, Json, Refused
+from server.replay.client import Json, Refused, ReplayClient
 from server.replay.recorded import RecordedAnswer
 from server.replay.request import CannotReplay, replay_body, replayed_tokens
 
@@ -76,7 +76,7 @@ class Verification:
 
     def __init__(
         self,
-        api: ApiClient,
+        api: ReplayClient,
         answers: Mapping[int, RecordedAnswer],
         plan: Plan,
         seen: Callable[[Report], None] = lambda report: None,

@@ -101,6 +101,21 @@ def says(encode: Callable[[str], list[int]]) -> Callable[[str], Script]:
 
 
 @pytest.fixture
+def record_file(tmp_path: Path) -> Path:
+    """The file that `recording` writes."""
+    return tmp_path / "record.jsonl"
+
+
+@pytest.fixture
+async def recording(
+    model: Path, says: Callable[[str], Script], record_file: Path
+) -> AsyncIterator[Served]:
+    """A server with --record that answers every request with "Hello"."""
+    async with serving(FakeEngine(says("Hello")), model, record=str(record_file)) as running:
+        yield running
+
+
+@pytest.fixture
 async def served(model: Path, says: Callable[[str], Script]) -> AsyncIterator[Served]:
     """A server that answers every request with "Hello wörld!"."""
     async with serving(FakeEngine(says("Hello wörld!")), model) as running:

@@ -1,4 +1,4 @@
-"""Access to /ui/api, for the built-in pages and for scripts that send the same header."""
+"""Access to /ui/api: it needs a header that pages of other origins cannot send."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from server.state import AppState, state_of
 def state_for_ui(request: Request) -> AppState:
     """Return the state for a request to /ui/api.
 
-    Raises a 404 ApiError where the pages are off, and a 403 without the header X-Penstock-UI.
+    Raises a 404 ApiError where /ui/api is off, and a 403 without the header X-Penstock-UI.
     """
     state = state_of(request)
     if not state.serves_ui:
-        message = "The built-in pages are off; start the server with --ui and an API key."
+        message = "/ui/api is off; start the server with --ui and an API key."
         raise ApiError(404, "not_found", message)
     if UI_HEADER not in request.headers:
         message = "Requests to /ui/api need the header `X-Penstock-UI: 1`."
@@ -29,10 +29,3 @@ def is_admin(request: Request) -> bool:
     found = request.state.is_admin
     assert isinstance(found, bool)
     return found
-
-
-def check_admin(request: Request) -> None:
-    """Raise a 403 ApiError unless the request has an admin key."""
-    if not is_admin(request):
-        message = "This needs a key of --admin-key-file: it shows the requests of all clients."
-        raise ApiError(403, "admin_only", message)

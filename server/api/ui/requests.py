@@ -26,8 +26,8 @@ router = APIRouter()
 async def recorded_requests(request: Request) -> dict[str, Any]:
     """List the recorded requests, the newest first: the caller's, with an admin key all.
 
-    A request is recorded if it carries the header `X-Penstock-UI`, or arrives while the Engine page
-    is open. The last 64 are kept.
+    A request is recorded if it carries the header `X-Penstock-UI`, or arrives while one that does
+    is running. The last 64 are kept.
     """
     recorder, now = state_for_ui(request).recorder, time.monotonic()
     ended = [summary(one, now) for one in recorder.requests if _may_see(request, one.opened)]
@@ -82,7 +82,7 @@ def _found(request: Request, recorder: Recorder, request_id: str) -> RecordedReq
             raise ApiError(409, "request_running", message)
     message = (
         f"No request {request_id[:128]!r} is recorded. Requests are recorded if they carry the "
-        "header X-Penstock-UI, or while the Engine page is open; the last 64 are kept."
+        "header X-Penstock-UI, or run at the same time as one that does; the last 64 are kept."
     )
     raise ApiError(404, "not_found", message)
 

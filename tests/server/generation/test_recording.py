@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,20 @@ from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.rig import Served, eventually, serving
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "record.jsonl"
-
-
-@pytest.fixture
-async def served(model: Path, says: Any, file: Path) -> AsyncIterator[Served]:
-    async with serving(FakeEngine(says("Hello")), model, record=str(file)) as running:
-        yield running
-
-
-async def answers_of(file: Path, count: int) -> list[RecordedAnswer]:
+async def answers_of(record_file: Path, count: int) -> list[RecordedAnswer]:
     """Wait for `count` lines and return them."""
-    await eventually(lambda: file.read_text().count("\n") >= count, f"{count} lines")
-    return list(read_record(file).values())
+    await eventually(lambda: record_file.read_text().count("\n") >= count, f"{count} lines")
+    return list(read_record(record_file).values())
 
 
 async def test_line_has_the_engine_request_and_its_tokens(
-    served: Served, file: Path, encode: Any
+    recording: Served, record_file: Path, encode: Any
 ) -> None:
     body = {"prompt": "Hi", "seed": 5, "n": 2, "top_k": 3, "logit_bias": {"7": 2}}
-    response = await served.complete(**body, max_tokens=40)
+    response = await recording.complete(**body, max_tokens=40)
     assert response.status_code == 200
-    first, second = await answers_of(file, 2)
-    sent = served.engine.requests
+    first, second = await answers_of(record_file, 2)
+    sent = recording.engine.requests
     assert [each.sampling for each in (first, second)] == [request.params for request in sent]
     assert [first.sampling.seed, second.sampling.seed] == [5, 6]
     assert first.prompt_ids == sent[0].prompt == [BOS, *encode("Hi")]
@@ -53,85 +41,91 @@ async def test_line_has_the_engine_request_and_its_tokens(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answer_of_a_chat_is_recorded_once(
-    served: Served, file: Path, *, stream: bool
+    recording: Served, record_file: Path, *, stream: bool
 ) -> None:
-    response = await served.chat(stream=stream)
+    response = await recording.chat(stream=stream)
     assert response.status_code == 200
-    [found] = await answers_of(file, 1)
-    assert found.prompt_ids == served.engine.requests[0].prompt
+    [found] = await answers_of(record_file, 1)
+    assert found.prompt_ids == recording.engine.requests[0].prompt
     assert found.tokens[-1] == EOS
 
 
-async def test_other_apis_are_recorded(served: Served, file: Path) -> None:
-    await served.message()
-    await served.http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
-    assert len(await answers_of(file, 2)) == 2
+async def test_other_apis_are_recorded(recording: Served, record_file: Path) -> None:
+    await recording.message()
+    await recording.http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
+    assert len(await answers_of(record_file, 2)) == 2
 
 
-async def test_seed_that_the_server_draws_is_recorded(served: Served, file: Path) -> None:
-    await served.complete()
-    [found] = await answers_of(file, 1)
-    assert found.sampling.seed == served.engine.requests[0].params.seed > 0
+async def test_seed_that_the_server_draws_is_recorded(recording: Served, record_file: Path) -> None:
+    await recording.complete()
+    [found] = await answers_of(record_file, 1)
+    assert found.sampling.seed == recording.engine.requests[0].params.seed > 0
 
 
-async def test_answer_cut_by_a_stop_text_is_marked(served: Served, file: Path, encode: Any) -> None:
-    await served.complete(stop="lo", max_tokens=40)
-    [found] = await answers_of(file, 1)
+async def test_answer_cut_by_a_stop_text_is_marked(
+    recording: Served, record_file: Path, encode: Any
+) -> None:
+    await recording.complete(stop="lo", max_tokens=40)
+    [found] = await answers_of(record_file, 1)
     assert found.tokens == encode("Hello")
     assert (found.finish, found.is_cut) == ("stop", True)
 
 
-async def test_bad_words_and_grammar_are_recorded_as_given(served: Served, file: Path) -> None:
-    await served.complete(bad_words=["the"], structured_outputs={"choice": ["a", "b"]})
-    [found] = await answers_of(file, 1)
+async def test_bad_words_and_grammar_are_recorded_as_given(
+    recording: Served, record_file: Path
+) -> None:
+    await recording.complete(bad_words=["the"], structured_outputs={"choice": ["a", "b"]})
+    [found] = await answers_of(record_file, 1)
     assert found.bad_words == ["the"]
     assert found.grammar is not None
     assert (found.grammar.kind, found.grammar.value) == ("choice", ["a", "b"])
     assert found.sampling.grammar is not None
 
 
-async def test_request_for_no_tokens_is_not_recorded(served: Served, file: Path) -> None:
-    await served.complete(max_tokens=0, echo=True)
-    await served.complete(max_tokens=3)
-    [found] = await answers_of(file, 1)
+async def test_request_for_no_tokens_is_not_recorded(recording: Served, record_file: Path) -> None:
+    await recording.complete(max_tokens=0, echo=True)
+    await recording.complete(max_tokens=3)
+    [found] = await answers_of(record_file, 1)
     assert len(found.tokens) == 3
 
 
-async def test_aborted_request_is_not_recorded(served: Served, file: Path) -> None:
-    served.engine.gate.clear()
+async def test_aborted_request_is_not_recorded(recording: Served, record_file: Path) -> None:
+    recording.engine.gate.clear()
     with contextlib.suppress(httpx2.ReadTimeout):
-        await served.http.post("/v1/completions", json={"prompt": "Hi"}, timeout=0.2)
-    await eventually(lambda: bool(served.engine.aborted), "the request is aborted")
-    served.engine.gate.set()
-    await served.complete(max_tokens=2)
-    assert len(await answers_of(file, 1)) == 1
+        await recording.http.post("/v1/completions", json={"prompt": "Hi"}, timeout=0.2)
+    await eventually(lambda: bool(recording.engine.aborted), "the request is aborted")
+    recording.engine.gate.set()
+    await recording.complete(max_tokens=2)
+    assert len(await answers_of(record_file, 1)) == 1
 
 
-async def test_failed_request_is_not_recorded(model: Path, file: Path) -> None:
+async def test_failed_request_is_not_recorded(model: Path, record_file: Path) -> None:
     script = [65, NOT_FINITE]
-    async with serving(FakeEngine(lambda request: script), model, record=str(file)) as served:
-        failed = await served.complete(max_tokens=5, n=2)
+    async with serving(
+        FakeEngine(lambda request: script), model, record=str(record_file)
+    ) as recording:
+        failed = await recording.complete(max_tokens=5, n=2)
         assert failed.status_code == 500
-        await served.complete(max_tokens=1)
-        [found] = await answers_of(file, 1)
+        await recording.complete(max_tokens=1)
+        [found] = await answers_of(record_file, 1)
     assert found.tokens == [65]
 
 
 async def test_full_disk_fails_no_request(model: Path, says: Any) -> None:
-    async with serving(FakeEngine(says("Hello")), model, record="/dev/full") as served:
+    async with serving(FakeEngine(says("Hello")), model, record="/dev/full") as recording:
         for _ in range(3):
-            assert (await served.complete()).status_code == 200
+            assert (await recording.complete()).status_code == 200
 
 
 async def test_lines_of_the_last_requests_are_written_at_the_end(
-    model: Path, says: Any, file: Path
+    model: Path, says: Any, record_file: Path
 ) -> None:
-    async with serving(FakeEngine(says("Hello")), model, record=str(file)) as served:
-        await asyncio.gather(*(served.complete() for _ in range(20)))
-    assert len(read_record(file)) == 20
+    async with serving(FakeEngine(says("Hello")), model, record=str(record_file)) as recording:
+        await asyncio.gather(*(recording.complete() for _ in range(20)))
+    assert len(read_record(record_file)) == 20
 
 
 async def test_without_the_flag_nothing_is_kept(model: Path, says: Any) -> None:
-    async with serving(FakeEngine(says("Hello")), model) as served:
-        assert (await served.complete()).status_code == 200
-        assert served.app.state.penstock.record is None
+    async with serving(FakeEngine(says("Hello")), model) as recording:
+        assert (await recording.complete()).status_code == 200
+        assert recording.app.state.penstock.record is None

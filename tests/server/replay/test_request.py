@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,10 @@ from server.replay.recorded import RecordedGrammar, params_fields, read_record
 from server.replay.request import CannotReplay, replay_body, replayed_tokens
 from tests.server.conftest import EOS
 from tests.server.replay.test_recorded import answer
-from tests.support.fake_engine import INFO, FakeEngine
-from tests.support.rig import Served, eventually, serving
+from tests.support.fake_engine import INFO
+from tests.support.rig import Served, eventually
 
 VOCAB = INFO.vocab_size
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "record.jsonl"
-
-
-@pytest.fixture
-async def served(model: Path, says: Any, file: Path) -> AsyncIterator[Served]:
-    async with serving(FakeEngine(says("Hello")), model, record=str(file)) as running:
-        yield running
 
 
 REQUESTS: list[dict[str, Any]] = [
@@ -54,15 +42,15 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", REQUESTS, ids=lambda fields: "-".join(fields) or "none")
 async def test_replay_makes_the_same_engine_request(
-    served: Served, file: Path, fields: dict[str, Any]
+    recording: Served, record_file: Path, fields: dict[str, Any]
 ) -> None:
-    assert (await served.complete(**fields)).status_code == 200
-    originals = [request.params for request in served.engine.requests]
-    await eventually(lambda: file.read_text().count("\n") == len(originals), "recorded")
-    for recorded, params in zip(list(read_record(file).values()), originals, strict=True):
-        response = await served.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
+    assert (await recording.complete(**fields)).status_code == 200
+    originals = [request.params for request in recording.engine.requests]
+    await eventually(lambda: record_file.read_text().count("\n") == len(originals), "recorded")
+    for recorded, params in zip(list(read_record(record_file).values()), originals, strict=True):
+        response = await recording.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
         assert response.status_code == 200, response.text
-        request = served.engine.requests[-1]
+        request = recording.engine.requests[-1]
         assert request.prompt == recorded.prompt_ids
         assert _comparable(request.params) == _comparable(params)
         assert replayed_tokens(recorded, response.json()) == recorded.tokens
@@ -77,26 +65,26 @@ def _comparable(params: SamplingParams) -> SamplingParams:
 
 
 async def test_seed_that_means_random_is_replayed_as_a_second_choice(
-    served: Served, file: Path
+    recording: Served, record_file: Path
 ) -> None:
-    await served.complete(seed=-2, n=2)
-    await eventually(lambda: file.read_text().count("\n") == 2, "recorded")
-    recorded = read_record(file)[2]
+    await recording.complete(seed=-2, n=2)
+    await eventually(lambda: record_file.read_text().count("\n") == 2, "recorded")
+    recorded = read_record(record_file)[2]
     assert recorded.sampling.seed == -1
-    response = await served.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
-    assert [each.params.seed for each in served.engine.requests[-2:]] == [-2, -1]
+    response = await recording.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
+    assert [each.params.seed for each in recording.engine.requests[-2:]] == [-2, -1]
     body = response.json()
     body["choices"][1]["token_ids"] = [5]
     assert replayed_tokens(recorded, body) == [5]
 
 
 async def test_answer_cut_by_a_stop_text_is_replayed_to_its_length(
-    served: Served, file: Path
+    recording: Served, record_file: Path
 ) -> None:
-    await served.complete(stop="l", max_tokens=40, min_tokens=2)
-    await eventually(lambda: file.read_text().count("\n") == 1, "recorded")
-    recorded = read_record(file)[1]
-    response = await served.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
+    await recording.complete(stop="l", max_tokens=40, min_tokens=2)
+    await eventually(lambda: record_file.read_text().count("\n") == 1, "recorded")
+    recorded = read_record(record_file)[1]
+    response = await recording.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
     assert len(recorded.tokens) == 3
     assert replayed_tokens(recorded, response.json()) == recorded.tokens
 
