@@ -11,7 +11,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help serve setup check test test-slow test-clients fuzz bench bench-peers demo-eval demo-score \
+.PHONY: help serve setup check test test-slow test-ui test-clients fuzz bench bench-peers demo-eval demo-score \
 	demo-train gpu-check gpu-ablations gpu-wheels sbom lock clean
 
 help: ## print this list
@@ -50,10 +50,13 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
 
 test-slow: setup ## run the tests that take minutes
-	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu"
+	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu and not ui"
 	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients"
 	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" tests/server/text/parsers/test_detect.py \
 		tests/faults/test_nth_fault.py
+
+test-ui: setup ## drive the built-in pages with Debian's chromium (apt install chromium)
+	$(BIN)/pytest -m ui tests/ui
 
 test-clients: setup ## install other people's clients (4 GB) and run them: a table of what each can do
 	$(BIN)/pytest -m clients -s tests/clients

@@ -36,6 +36,7 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
+from server.api.ui import hello, pages
 from server.api.ui import requests as ui_requests
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
@@ -70,6 +71,7 @@ ROUTE_FILES = (
     tokenize,
     capabilities,
     ops,
+    hello,
     ui_requests,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
@@ -155,7 +157,7 @@ def _routed(**facts: Any) -> OpenApiApp:
         responses=RESPONSES,
         **facts,
     )
-    for router in (*ROUTERS, docs.router):
+    for router in (*ROUTERS, docs.router, pages.router):  # the last has a route for all of /ui/
         app.include_router(router)
     return app
 
@@ -182,7 +184,7 @@ async def _raise(request: Request, error: Exception) -> Response:
 def _methods_of(request: Request) -> set[str]:
     """Return the methods of the path of a request. Starlette's own answer has the first route's."""
     found: set[str] = set()
-    for routes in (request.app, *ROUTERS, docs.router):
+    for routes in (request.app, *ROUTERS, docs.router, pages.router):
         for route in routes.routes:
             if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL:
                 found |= route.methods or set()

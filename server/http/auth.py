@@ -144,6 +144,7 @@ def _key_in(line: str, where: str) -> ApiKey:
 # refused.
 UI_HEADER = "x-penstock-ui"
 OPEN_PATHS = frozenset({"/health", "/ready"})
+UI, UI_DATA = "/ui", "/ui/api/"  # the pages, which hold no data; and what they ask for
 UPLOAD_PATH = "/v1/files"  # its bodies are written to the disk as they arrive
 FORM_BYTES = 64 << 10  # of an upload, in addition to its file
 
@@ -164,6 +165,11 @@ def allowed_hosts(host: str) -> frozenset[str]:
     """
     local = {"localhost", "127.0.0.1", "::1", host.strip("[]").lower(), str(address_of(host))}
     return frozenset(local if is_loopback(host) else ())
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is a file of the built-in pages, or leads to them. They need no key."""
+    return path in ("/", UI) or (path.startswith(f"{UI}/") and not path.startswith(UI_DATA))
 
 
 def too_large(most: int, flag: str) -> ApiError:
@@ -197,7 +203,8 @@ class Gate:
                 scope["state"]["limiter"] = None
             elif scope["path"] not in OPEN_PATHS:
                 self._check_host(headers)
-                limiter = self._check_key(scope, headers)
+                if not is_page(scope["path"]):
+                    limiter = self._check_key(scope, headers)
             if self._max_upload and scope["path"] == UPLOAD_PATH:
                 self._check_length(headers, self._max_upload, "--max-upload-bytes")
             elif scope["method"] in BODY_METHODS:

@@ -19,14 +19,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EngineUnavailableError
-from server.http.auth import OPEN_PATHS
+from server.http.auth import OPEN_PATHS, is_page
 from server.http.errors import ApiError, ClientGone, StreamBroken
 from server.http.rate_limits import RATE_LIMIT_HEADERS
 from server.state import AppState
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # probed every few seconds: logged at debug level
+PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # logged at debug level, as pages are
 LINGER = 5.0  # seconds to keep reading a body that is refused
 
 log = structlog.get_logger("server.access")
@@ -176,7 +176,7 @@ class Exchange:
         self.status = 0
         self.cut = 499  # logged status of an incomplete response: the client left
         self._complete = False
-        self.is_probe = scope["path"] in PROBED_PATHS
+        self.is_probe = scope["path"] in PROBED_PATHS or is_page(scope["path"])
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         scope_state = scope.setdefault("state", {})

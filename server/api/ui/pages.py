@@ -1,0 +1,124 @@
+"""The built-in pages: static files of server/ui, and GET / that leads to them.
+
+The files hold no data, so they need no key; the Host check stays. They are read and compressed once
+and served from memory. The pages are plain ES modules: there is no build step.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from server.state import VERSION, state_of
+
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "'self' blob:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+HEADERS = {
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # ask each time, and get a 304: files change with the version
+    "vary": "Accept-Encoding",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the pages, as it is and compressed."""
+
+    media_type: str
+    content: bytes
+    compressed: bytes
+    tag: str  # the ETag of both forms; weak, because they differ in bytes
+
+
+@functools.cache
+def page_files() -> Mapping[str, File]:
+    """Return all files by their paths below /ui/."""
+    return dict(_read(files("server") / "ui", ""))
+
+
+def _read(folder: Traversable, prefix: str) -> dict[str, File]:
+    found: dict[str, File] = {}
+    for entry in folder.iterdir():
+        suffix = entry.name[entry.name.rfind(".") :]
+        if entry.is_dir():
+            found |= _read(entry, f"{prefix}{entry.name}/")
+        elif suffix in TYPES:
+            content = entry.read_bytes()
+            tag = f'W/"{hashlib.sha256(content).hexdigest()[:16]}"'
+            compressed = gzip.compress(content, 9, mtime=0)
+            found[prefix + entry.name] = File(TYPES[suffix], content, compressed, tag)
+    return found
+
+
+@router.get("/")
+async def root(request: Request) -> Response:
+    """Lead browsers to the pages, and tell API clients where things are."""
+    serves_ui = state_of(request).serves_ui
+    if serves_ui and "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("ui/", 307)
+    links: dict[str, Any] = {
+        "name": "penstock",
+        "version": VERSION,
+        "api": "/v1",
+        "docs": "/docs",
+        "openapi": "/openapi.json",
+        "capabilities": "/capabilities",
+        "metrics": "/metrics",
+        "health": "/health",
+    }
+    return JSONResponse(links | ({"ui": "/ui/"} if serves_ui else {}), headers={"vary": "Accept"})
+
+
+@router.get("/ui")
+async def without_slash() -> Response:
+    """Add the slash that relative addresses need."""
+    return RedirectResponse("ui/", 307)
+
+
+@router.get("/ui/{path:path}")
+async def page(request: Request, path: str) -> Response:
+    """Return a file of the pages."""
+    found = page_files().get(path or "index.html")
+    if found is None or not state_of(request).serves_ui:
+        raise HTTPException(404)
+    headers = HEADERS | {"etag": found.tag}
+    if found.tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(found.content, media_type=found.media_type, headers=headers)
+    headers["content-encoding"] = "gzip"
+    return Response(found.compressed, media_type=found.media_type, headers=headers)

@@ -1,0 +1,191 @@
+// The frame of all pages: rail, status strip, drawer, list of keys, and the question for the key.
+import { Component, html, useEffect, useRef, useState } from "./html.js";
+import { drawers, pages } from "./pages.js";
+import { hrefOf, navigate, route } from "./router.js";
+import { askForKey, hello, key, problem, theme } from "./store.js";
+
+const THEMES = ["auto", "dark", "light"];
+const KEYS = [
+  ...pages.map((page) => [`g ${page.key}`, page.title]),
+  ["?", "this list"],
+  ["Esc", "close what is open"],
+];
+
+export function Shell({ refresh }) {
+  const [showsKeys, setShowsKeys] = useState(false);
+  useKeys(() => setShowsKeys(true));
+  return html`
+    <a class="skip" href="#main" onClick=${skip}>To the content</a>
+    <nav class="rail" aria-label="Pages">
+      ${pages.map((page) => html`<${RailLink} page=${page} />`)}
+      <span class="rail-space" />
+      <button class="quiet" onClick=${() => setShowsKeys(true)} title="Keys (?)">?</button>
+      <button class="quiet" onClick=${nextTheme} title="Theme: ${theme.value}">
+        ${{ auto: "◐", dark: "☾", light: "☀" }[theme.value]}
+      </button>
+    </nav>
+    <${Status} />
+    <main id="main" tabindex="-1"><${Page} /></main>
+    <${Drawer} />
+    ${askForKey.value && html`<${KeyDialog} refresh=${refresh} />`}
+    ${showsKeys && html`<${KeyList} close=${() => setShowsKeys(false)} />`}
+  `;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+function nextTheme() {
+  theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length];
+}
+
+function RailLink({ page }) {
+  const isShown = route.value.page === page.id;
+  return html`<a href=${hrefOf(page.id)} aria-current=${isShown ? "page" : undefined}>
+    ${page.title}
+  </a>`;
+}
+
+/** `g` and the letter of a page open it; `?` lists the keys. Not while something is typed. */
+function useKeys(showKeys) {
+  const last = useRef("");
+  useEffect(() => {
+    const onKey = (event) => {
+      const isTyping = event.target.closest?.("input, textarea, select, [contenteditable]");
+      if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+      const page = last.current === "g" && pages.find(({ key: letter }) => letter === event.key);
+      if (page) navigate(page.id);
+      else if (event.key === "?") showKeys();
+      last.current = event.key;
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+}
+
+function Status() {
+  const facts = hello.value;
+  if (!facts) {
+    const text = problem.value || "Asking the server…";
+    return html`<header class="status"><span class="warn" role="status">${text}</span></header>`;
+  }
+  const { stats } = facts;
+  const percent = (blocks) => `${Math.round((100 * blocks) / Math.max(stats.blocks_total, 1))} %`;
+  return html`<header class="status" aria-label="Server">
+    <strong>${facts.model.id}</strong>
+    <span class="muted">${facts.model.architecture} · ${facts.ready.dtype} · ${facts.ready.device}</span>
+    <span class="status-space" />
+    ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
+    <span>running <b>${stats.running}</b></span>
+    <span>waiting <b>${stats.waiting}</b></span>
+    ${stats.blocks_total > 0 && html`<span title="KV blocks in use, and cached ones">
+      KV <b>${percent(stats.blocks_held)}</b> + ${percent(stats.blocks_cached)}</span>`}
+  </header>`;
+}
+
+/** Load a module once; return `{component, error}`. */
+function useModule(id, load) {
+  const [found, setFound] = useState({ id: null });
+  useEffect(() => {
+    let isCurrent = true;
+    load?.().then(
+      (module) => isCurrent && setFound({ id, component: module.default }),
+      (error) => isCurrent && setFound({ id, error }),
+    );
+    return () => { isCurrent = false; };
+  }, [id]);
+  return found.id === id ? found : {};
+}
+
+function Page() {
+  const page = pages.find(({ id }) => id === route.value.page);
+  const { component, error } = useModule(route.value.page, page?.load);
+  useEffect(() => {
+    document.title = `${page?.title ?? "Unknown page"} · Penstock`;
+  }, [page]);
+  if (!page) return html`<p class="empty">There is no page “${route.value.page}”.</p>`;
+  if (error) return html`<p class="empty warn">This page could not be loaded: ${error.message}</p>`;
+  if (!component) return html`<p class="empty muted">Loading…</p>`;
+  return html`<${Boundary} key=${page.id}><${component} params=${route.value.params} /></${Boundary}>`;
+}
+
+/** Shows an error of a page instead of nothing. */
+class Boundary extends Component {
+  constructor() {
+    super();
+    this.state = { error: null };
+  }
+
+  componentDidCatch(error) {
+    console.error(error);
+    this.setState({ error });
+  }
+
+  render({ children }, { error }) {
+    if (!error) return children;
+    return html`<p class="empty warn">This page failed: ${error.message}</p>`;
+  }
+}
+
+function Drawer() {
+  const { page, params } = route.value;
+  const load = Object.hasOwn(drawers, params.drawer) ? drawers[params.drawer] : undefined;
+  const { component, error } = useModule(params.drawer, load);
+  const close = () => navigate(page, { ...params, drawer: "", answer: "", request: "" });
+  const panel = useRef(null);
+  useEffect(() => {
+    if (!load) return undefined;
+    const before = document.activeElement;
+    panel.current?.focus();
+    const onKey = (event) => event.key === "Escape" && !event.defaultPrevented && close();
+    addEventListener("keydown", onKey);
+    return () => {
+      removeEventListener("keydown", onKey);
+      before?.focus?.();
+    };
+  }, [load]);
+  if (!load) return null;
+  const content = error
+    ? html`<p class="empty warn">This could not be loaded: ${error.message}</p>`
+    : component && html`<${component} params=${params} close=${close} />`;
+  return html`<aside class="drawer" role="dialog" aria-label=${params.drawer} tabindex="-1" ref=${panel}>
+    <button class="quiet close" onClick=${close} aria-label="Close">×</button>
+    <${Boundary} key=${params.drawer + (params.answer ?? "")}>${content}</${Boundary}>
+  </aside>`;
+}
+
+/** A modal dialog. The browser keeps the focus inside and closes it by Escape. */
+function Modal({ label, close, children }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`<dialog ref=${dialog} aria-label=${label} onClose=${close}>${children}</dialog>`;
+}
+
+function KeyList({ close }) {
+  return html`<${Modal} label="Keys" close=${close}>
+    <h2>Keys</h2>
+    <table class="keys"><tbody>
+      ${KEYS.map(([keys, text]) => html`<tr><td><kbd>${keys}</kbd></td><td>${text}</td></tr>`)}
+    </tbody></table>
+    <form method="dialog"><button>Close</button></form>
+  </${Modal}>`;
+}
+
+function KeyDialog({ refresh }) {
+  const field = useRef(null);
+  const close = () => { askForKey.value = false; };
+  const save = () => {
+    key.value = field.current.value.trim();
+    refresh();
+  };
+  return html`<${Modal} label="API key" close=${close}>
+    <h2>API key</h2>
+    <p>This server asks for a key. It is kept until you close this tab.</p>
+    <form method="dialog" onSubmit=${save}>
+      <input type="password" autocomplete="off" ref=${field} aria-label="API key" />
+      <button class="primary">Use this key</button>
+    </form>
+  </${Modal}>`;
+}

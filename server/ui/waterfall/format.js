@@ -1,0 +1,71 @@
+// Numbers of the waterfall as text.
+
+/** The parts of a request's time, in the order in which they are shown, with what they mean. */
+export const PARTS = [
+  ["server", "in the server's own process: tokenising, waiting to send, detokenising"],
+  ["queue", "in the engine, while no step computed anything of this request"],
+  ["base", "a step's constant cost, such as reading the weights: nobody's fault"],
+  ["own", "this request's own tokens"],
+  ["others", "tokens of other requests in the same steps"],
+  ["unexplained", "what the steps took beyond the step model"],
+];
+
+/** A fit that explains less of the variance, or has fewer steps, makes the split rough. */
+const ROUGH_R2 = 0.8;
+const ROUGH_STEPS = 20;
+
+export function isRough(fit) {
+  return fit.r2 === null || fit.r2 < ROUGH_R2 || fit.steps < ROUGH_STEPS;
+}
+
+/** A time in ms as text: "9.1 ms", "410 ms" or "2.31 s". */
+export function duration(ms) {
+  const size = Math.abs(ms);
+  if (size >= 1000) return `${number(ms / 1000, 2)} s`;
+  if (size >= 100) return `${number(ms, 0)} ms`;
+  return `${number(ms, size >= 10 ? 1 : 2)} ms`;
+}
+
+/** A number with a fixed count of decimals, a true minus sign and no minus before zero. */
+export function number(value, decimals) {
+  const text = value.toFixed(decimals);
+  if (Number(text) === 0) return text.replace("-", "");
+  return text.replace("-", "\u2212");
+}
+
+export function count(amount, noun) {
+  return `${amount.toLocaleString("en")} ${noun}${amount === 1 ? "" : "s"}`;
+}
+
+export function percent(part, whole) {
+  return whole > 0 ? `${number((100 * part) / whole, 0)} %` : "";
+}
+
+/** "2.31 s = server 9.10 ms + queue 410 ms + …", as the parts sum to the wall time. */
+export function sumLine(report) {
+  const parts = PARTS.map(([name]) => `${name} ${duration(report.parts[name])}`);
+  return `${duration(report.wall_ms)} = ${parts.join(" + ")}`;
+}
+
+/** How another request is named: by its own id where that is known. */
+export function neighbourName(id, requestId) {
+  if (id === null) return "others";
+  return requestId ? `#${id} ${requestId}` : `#${id}`;
+}
+
+/** What a step was spent on: "step 8812: 31.4 ms = base 9.1 ms + own 0.4 ms + #41 chunk 224: …". */
+export function stepLine(step) {
+  const shown = step.who.map(([id, ms, prefill]) => {
+    return `#${id} ${prefill ? `chunk ${prefill}` : "decode"}: ${duration(ms)}`;
+  });
+  const [requests, ms, prefill, decodes] = step.more;
+  if (requests) {
+    const what = [prefill ? `chunks of ${prefill}` : "", decodes ? count(decodes, "decode") : ""];
+    shown.push(`${what.filter(Boolean).join(", ")} of others: ${duration(ms)}`);
+  }
+  const title = `step ${step.n}: ${duration(step.ms)}`;
+  if (step.queue) return `${title} of waiting, while it computed ${shown.join(" + ") || "nothing"}`;
+  const own = step.prefill ? `own chunk ${step.prefill}` : `own ${count(step.decode, "decode")}`;
+  const parts = [`base ${duration(step.base)}`, `${own}: ${duration(step.own)}`, ...shown];
+  return `${title} = ${[...parts, `unexplained ${duration(step.unexplained)}`].join(" + ")}`;
+}

@@ -1,0 +1,118 @@
+"""The drawer "Why this time" in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.process import eventually
+from tests.support.serve import Server, serving
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.ui
+UI = {"x-penstock-ui": "1"}
+PARTS = ["server", "queue", "base", "own", "others", "unexplained"]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    with serving("demo", "--threads", "1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def report(demo: Server) -> dict[str, Any]:
+    """The report of a request that the drawer shows."""
+    body = {"prompt": "A river", "max_tokens": 30, "ignore_eos": True, "n": 2}
+    url = f"{demo.base_url}/v1/completions"
+    httpx2.post(url, json=body, headers={**UI, "x-request-id": "shown"}, timeout=60)
+    address = f"{demo.base_url}/ui/api/requests/shown"
+    eventually(lambda: httpx2.get(address, headers=UI).status_code == 200, "it is recorded")
+    found: dict[str, Any] = httpx2.get(address, headers=UI).json()
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Debian's chromium")
+    with playwright.sync_playwright() as runner:
+        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(params=[("dark", 1280), ("light", 375)], ids=str)
+def drawer(browser: Any, demo: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page with the open drawer. Errors of its scripts fail the test."""
+    scheme, width = request.param
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if is_fault(said) else None)
+    page.goto(f"{demo.base_url}/ui/#/prompt?drawer=waterfall&request=shown")
+    page.wait_for_selector(".wf-steps")
+    yield page
+    assert not errors
+    page.close()
+
+
+def is_fault(said: Any) -> bool:
+    """Whether a console message is an error; the page behind the drawer does not matter."""
+    return said.type == "error" and not said.location["url"].endswith("/prompt/page.js")
+
+
+def ms(text: str) -> float:
+    value, unit = re.fullmatch(r"([\d.\u2212]+) (ms|s)(?: .*)?", text.strip()).groups()  # type: ignore[union-attr]
+    return float(value.replace("\u2212", "-")) * (1000 if unit == "s" else 1)
+
+
+def test_drawer_shows_the_parts_of_the_report(drawer: Any, report: dict[str, Any]) -> None:
+    assert drawer.locator(".wf-legend dt").all_inner_texts() == PARTS
+    # The fit may have grown by steps of other tests; the stamps have not.
+    shown = dict(zip(PARTS, drawer.locator(".wf-legend dd").all_inner_texts(), strict=True))
+    for name in ("server", "queue"):
+        assert ms(shown[name]) == pytest.approx(report["parts"][name], rel=0.01, abs=0.01)
+    overflow = drawer.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert overflow <= 0
+
+
+def test_drawer_reads_out_the_step_under_the_cursor(drawer: Any, report: dict[str, Any]) -> None:
+    row = drawer.locator(".wf-steps")
+    row.focus()
+    steps = report["steps"]
+    for key, place in (("End", len(steps) - 1), ("ArrowLeft", len(steps) - 2), ("Home", 0)):
+        drawer.keyboard.press(key)
+        playwright.expect(row).to_have_attribute("aria-valuenow", str(place))
+        text = row.get_attribute("aria-valuetext")
+        assert text.startswith(f"step {steps[place]['n']}: ")
+        playwright.expect(drawer.locator(".wf-step-line")).to_have_text(text)
+
+
+def test_drawer_has_the_steps_as_a_table(drawer: Any, report: dict[str, Any]) -> None:
+    drawer.get_by_text("Steps as a table").click()
+    table = drawer.get_by_role("region", name="Table of steps")
+    playwright.expect(table.locator("tbody tr")).to_have_count(len(report["steps"]))
+
+
+def test_drawer_downloads_the_trace(drawer: Any) -> None:
+    with drawer.expect_download() as download:
+        drawer.get_by_role("button", name="Download trace").click()
+    assert download.value.suggested_filename == "shown.trace.json"
+    trace = json.loads(Path(download.value.path()).read_text())
+    assert {"step", "prefill", "decode"} <= {event["name"] for event in trace["traceEvents"]}
+
+
+def test_drawer_of_an_unknown_request_says_why(browser: Any, demo: Server) -> None:
+    page = browser.new_page()
+    page.goto(f"{demo.base_url}/ui/#/prompt?drawer=waterfall&request=nothing")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("No request 'nothing'")
+    page.close()
