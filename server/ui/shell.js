@@ -80,8 +80,8 @@ function Status() {
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
     <span>running <b>${stats.running}</b></span>
     <span>waiting <b>${stats.waiting}</b></span>
-    ${stats.blocks_total > 0 && html`<span title="KV blocks in use, and cached ones">
-      KV <b>${percent(stats.blocks_held)}</b> + ${percent(stats.blocks_cached)}</span>`}
+    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache
+      <b>${percent(stats.blocks_held)}</b> in use, ${percent(stats.blocks_cached)} kept</span>`}
   </header>`;
 }
 

@@ -23,6 +23,7 @@ from server.generation.sampling import check_option_tokens
 from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
+from server.text.detokenizer import Detokenizer
 
 router = APIRouter()
 
@@ -61,8 +62,11 @@ async def detokenize(request: Request) -> Response:
     body = await read_unqueued(request, DetokenizeBody)
     check_token_ids(state, body.tokens, "tokens")
     async with thread_turn(state, len(body.tokens)):
-        text = await _decode(state, body.tokens)
-    return _json({"prompt": text}, body.ignored)
+        texts = await off_loop(len(body.tokens), lambda: _texts(state, body.tokens))
+    answer: dict[str, Any] = {"prompt": "".join(texts)}
+    if body.return_texts:
+        answer["texts"] = texts
+    return _json(answer, body.ignored)
 
 
 @router.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatBody))
@@ -128,9 +132,12 @@ async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str |
     return await off_loop(len(ids), lambda: [entry(token) for token in ids])
 
 
-async def _decode(state: AppState, ids: list[int]) -> str:
-    decode = state.tokenizer.decode
-    return await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
+def _texts(state: AppState, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token. A character of several tokens is in the text of its last."""
+    detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=False)
+    texts = [detokenizer.push(token) for token in ids]
+    rest = detokenizer.flush()
+    return [*texts[:-1], texts[-1] + rest] if texts else []
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

@@ -48,7 +48,7 @@ const pathOf = (id) => `/ui/api/requests/${encodeURIComponent(id)}`;
 async function requestOf(params) {
   if (params.request) return params.request;
   const { answerOf } = await import("../chat/answers.js");
-  const id = answerOf(params.answer)?.requestId;
+  const id = (await answerOf(params.answer))?.requestId;
   if (!id) throw new Error("This answer has no request id, so its time is not known.");
   return id;
 }
