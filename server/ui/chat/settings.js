@@ -39,7 +39,7 @@ export function Settings() {
     </details>
     <details open=${Boolean(options.tools)}><summary>Tools</summary>
       <p class="muted chat-hint">A JSON list, as in OpenAI's API. You answer the calls by hand.</p>
-      <${Area} name="tools" label="Tools" rows="6" isCode
+      <${Area} name="tools" label="List of tools" rows="6" isCode
         hint='[{"type": "function", "function": {"name": …}}]' />
     </details>
     <details open=${Boolean(options.templateOptions)}><summary>Template options</summary>
