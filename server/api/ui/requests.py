@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.ui.access import is_admin, state_for_ui
+from server.http.compression import json_response
 from server.http.errors import ApiError, invalid
 from server.observe.blame import fit
 from server.observe.recorder import OpenRequest, RecordedRequest, Recorder
@@ -52,18 +52,17 @@ async def waterfall(request: Request, request_id: str) -> Response:
     reader = _reader(request, recorder)
     steps, for_fit = recorder.steps_of(found), recorder.steps_for_fit()
 
-    def answer() -> bytes:
+    def answer() -> Response:
         model = fit(for_fit)
         document = report(found, waterfall_of(found, steps, model), model, reader)
         if form == "trace":
             document = trace_events(found, document)
-        return orjson.dumps(document)
+        return json_response(request, document, headers)
 
-    body = await asyncio.to_thread(answer)
     headers = {}
     if form == "trace":
         headers["content-disposition"] = f'attachment; filename="{request_id}.trace.json"'
-    return Response(body, media_type="application/json", headers=headers)
+    return await asyncio.to_thread(answer)
 
 
 def _may_see(request: Request, opened: OpenRequest) -> bool:

@@ -3,7 +3,7 @@
 // `data-at` of an element is the place in the source where its text begins. Its text is the source
 // from there on, character by character, so a place in the page leads back to a token.
 
-import { html, useMemo, useRef } from "../html.js";
+import { Component, html, useMemo, useRef } from "../html.js";
 import { lexer } from "../vendor/marked.js";
 import { Code } from "./code.js";
 
@@ -136,6 +136,8 @@ function openFence(text) {
   return { code: text.slice(start.length), language: language.trim(), start: start.length };
 }
 
+const GROUP = 32; // blocks that are compared as one when a text has grown
+
 /**
  * The elements of a text that may grow. Blocks that cannot change any more are made once; only the
  * last block is read again when text is added.
@@ -143,8 +145,8 @@ function openFence(text) {
 class Blocks {
   constructor() {
     this.text = "";
-    this.done = [];
-    this.length = 0; // of the text in `done`
+    this.groups = []; // of blocks that are done; all but the last one are full
+    this.length = 0; // of the text in `groups`
   }
 
   elements(text, grows) {
@@ -154,28 +156,47 @@ class Blocks {
     if (fence) {
       const { code, language, start } = fence;
       const at = this.length + start;
-      return [this.done, this.wrapped(
-        html`<${Code} text=${code} language=${language} at=${at} grows=${grows} />`)];
+      return this.with(html`<${Code} text=${code} language=${language} at=${at} grows=${grows} />`);
     }
     const tokens = lexer(text.slice(this.length));
     let last = tokens.length - 1;
     while (last > 0 && tokens[last].type === "space") last -= 1;
-    const ready = tokens.slice(0, Math.max(last, 0)).map((token) => this.finish(token));
-    this.done = [...this.done, ...ready.filter(Boolean)];
-    if (last < 0) return [this.done];
-    return [this.done, this.wrapped(new Builder(tokens[last].raw, this.length).one(tokens[last]))];
+    for (const token of tokens.slice(0, Math.max(last, 0))) this.finish(token);
+    if (last < 0) return this.with(null);
+    return this.with(new Builder(tokens[last].raw, this.length).one(tokens[last]));
   }
 
-  /** The element of a block that is complete. */
+  /** Add a block that is complete. Groups are replaced, not changed, so that changes are seen. */
   finish(token) {
     const made = new Builder(token.raw, this.length).one(token);
-    const element = made && this.wrapped(made);
+    if (made) {
+      const last = this.groups.at(-1);
+      const block = wrapped(made, this.length);
+      if (last && last.length < GROUP) this.groups[this.groups.length - 1] = [...last, block];
+      else this.groups.push([block]);
+    }
     this.length += token.raw.length;
-    return element;
   }
 
-  wrapped(content) {
-    return html`<div class="md-block" key=${this.length}>${content}</div>`;
+  /** All that is done, and the block that may still change. */
+  with(content) {
+    const groups = this.groups.map((blocks, place) => {
+      return html`<${Group} key=${place} blocks=${blocks} />`;
+    });
+    return [groups, content && wrapped(content, this.length)];
+  }
+}
+
+const wrapped = (content, key) => html`<div class="md-block" key=${key}>${content}</div>`;
+
+/** Blocks that are drawn again only if the list of them is another one. */
+class Group extends Component {
+  shouldComponentUpdate({ blocks }) {
+    return blocks !== this.props.blocks;
+  }
+
+  render({ blocks }) {
+    return blocks;
   }
 }
 

@@ -101,7 +101,8 @@ function Editor({ text, close }) {
   </div>`;
 }
 
-const count = (value) => value.toLocaleString("en");
+const numbers = new Intl.NumberFormat("en");
+const count = (value) => numbers.format(value);
 const FINISH = {
   stop: "stop", length: "length: max tokens", tool_calls: "calls tools", stopped: "stopped by you",
 };

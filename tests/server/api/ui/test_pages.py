@@ -1,4 +1,4 @@
-"""The files of the pages: what is sent with them, and to whom."""
+"""The files of the pages: what is sent with them, and who gets them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_no_file_is_longer_than_400_lines_and_none_builds_html() -> None:
 
 
 def test_first_load_of_the_chat_is_small() -> None:
-    """What the browser loads before the first answer, compressed: 90 kB at most."""
+    """Compressed, the files that the browser loads before the first answer take 90 kB at most."""
     files = page_files()
     needed, open_names = set(), {"index.html", "app.js", "app.css", "chat/page.js", "chat/chat.css"}
     while open_names:
