@@ -150,10 +150,10 @@ function Drawer() {
   const content = error
     ? html`<p class="empty warn">This could not be loaded: ${error.message}</p>`
     : component && html`<${component} params=${params} close=${close} />`;
-  return html`<aside class="drawer" role="dialog" aria-label=${params.drawer} tabindex="-1" ref=${panel}>
+  return html`<div class="drawer" role="dialog" aria-label=${params.drawer} tabindex="-1" ref=${panel}>
     <button class="quiet close" onClick=${close} aria-label="Close">×</button>
     <${Boundary} key=${params.drawer + (params.answer ?? "")}>${content}</${Boundary}>
-  </aside>`;
+  </div>`;
 }
 
 /** A modal dialog. The browser keeps the focus inside and closes it by Escape. */

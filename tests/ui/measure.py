@@ -41,7 +41,8 @@ STREAM = """
           out += `data: ${JSON.stringify({ choices: [{ delta, token_ids: [5] }] })}\\n\\n`;
         }
         if (place >= TOKENS) {
-          out += 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\\n\\ndata: [DONE]\\n\\n';
+          const end = { choices: [{ delta: {}, finish_reason: "stop" }] };
+          out += `data: ${JSON.stringify(end)}\\n\\ndata: [DONE]\\n\\n`;
         }
         control.enqueue(new TextEncoder().encode(out));
         if (place >= TOKENS) control.close();
