@@ -42,7 +42,7 @@ class ResidualTaps:
         self.last_norm: nn.Module | None = None
         self.is_post_norm = False
         self._model = model
-        self._positions = positions
+        self._positions = self._index = positions
         self._stack: Stack = "decoder"
         self._kind: SublayerKind | None = None
         self._layers = 0  # whose attention has been computed
@@ -52,6 +52,8 @@ class ResidualTaps:
     def of_stack(self, stack: Stack) -> Iterator[None]:
         """Replace `add` of all norms and joins, and restore it on exit."""
         self._stack, self._kind, self._layers = stack, None, 0
+        # The positions are those of the decoder; a source may be shorter.
+        self._index = self._positions if stack == "decoder" else self._positions[:0]
         self.streams.clear()
         self._last_normed = None
         tapped = [(name, layer) for name, layer in self._model.named_modules() if _joins(layer)]
@@ -109,7 +111,7 @@ class ResidualTaps:
         self.streams.append(stream)
 
     def _at_positions(self, total: torch.Tensor, normed: torch.Tensor) -> JoinedStream:
-        index = self._positions
+        index = self._index
         return JoinedStream(total.index_select(0, index), normed.index_select(0, index))
 
 
