@@ -21,6 +21,7 @@ from typing import Literal
 
 from msgspec import field
 
+from engine.lens_messages import LensRequest, LensResult
 from engine.message import Message, Record, TokenIds
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
@@ -222,6 +223,7 @@ class Ready(Message, frozen=True):
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1
     memory: tuple[MemoryEntry, ...] = ()
+    max_lens_tokens: int = 0  # the longest text of a LensRequest
 
 
 class TokenOutput(Record, frozen=True):
@@ -325,5 +327,5 @@ class Fatal(Message, frozen=True):
     config_error: bool = False  # the configuration or the checkpoint cannot be served
 
 
-ToEngine = GenerateRequest | EmbedRequest | CacheLookup | Abort | Shutdown
-FromEngine = Progress | Ready | StepOutputs | Rejected | Notice | Fatal
+ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Shutdown
+FromEngine = Progress | Ready | StepOutputs | LensResult | Rejected | Notice | Fatal

@@ -19,6 +19,7 @@ from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
+from server.observe.lens import LensDesk
 from server.observe.recorder import Recorder
 from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
@@ -48,6 +49,7 @@ class AppState:
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir
     record: RecordFile | None = None  # None without --record
+    lens: LensDesk = field(default_factory=LensDesk)
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
