@@ -90,9 +90,11 @@ class EngineClient(Protocol):
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         """Submit texts to embed, as `submit` does. In the queue they count as one request."""
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
-        """Return how many tokens of a prompt are in the prefix cache. The answer comes between two
-        steps. Raises EngineUnavailableError or EngineDeadError."""
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
+        """Return how many tokens of a prompt and its source are in the prefix cache. The answer
+        comes between two steps. Raises EngineUnavailableError or EngineDeadError."""
 
     def next_id(self) -> int: ...
 
@@ -281,7 +283,9 @@ class ProcessClient:
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         self._queue.check(1, 0, self._stats)
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
         if self._death is not None:
             raise self._death
         if self.info is None:
@@ -289,7 +293,7 @@ class ProcessClient:
         lookup_id = self.next_id()
         lookup = self._lookups[lookup_id] = asyncio.get_running_loop().create_future()
         try:
-            self._endpoint.send(CacheLookup(lookup_id, list(prompt), salt))
+            self._endpoint.send(CacheLookup(lookup_id, list(prompt), salt, list(encoder_prompt)))
             return await lookup
         finally:
             del self._lookups[lookup_id]
