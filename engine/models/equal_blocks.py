@@ -37,7 +37,7 @@ def without_equal_blocks(boxes: Sequence[ModelBox]) -> list[ModelBox]:
         box = boxes[index]
         inputs = sorted({places[stands_for[source]] for source in box.inputs})
         block = BLOCK.fullmatch(box.name)
-        numbers = ()
+        numbers: tuple[int, ...] = ()
         if block and block["part"] is None:
             numbers = tuple(layers[blocks[block["list"], int(block["index"])][0]])
         found.append(replace(box, inputs=tuple(inputs), layers=numbers))
@@ -59,11 +59,19 @@ def _drop_operations_between(
 ) -> None:
     """Let operations between two blocks of a list stand for the one before the first block."""
     for name in {name for name, _ in blocks}:
-        entries = sorted(
-            index for (own, _), found in blocks.items() if own == name for index in found
-        )
-        before = [i for i in range(entries[0]) if OPERATION.search(boxes[i].name)]
-        inside = [i for i in range(entries[0], entries[-1]) if OPERATION.search(boxes[i].name)]
-        for index in inside:
-            if before and BLOCK.fullmatch(boxes[index].name) is None:
+        entries = [i for i, box in enumerate(boxes) if _is_block_of(name, box)]
+        kept = [i for i in range(entries[0]) if stands_for[i] == i]
+        before = [i for i in kept if _is_outer_operation(boxes[i])]
+        for index in range(entries[0], entries[-1]):
+            if before and _is_outer_operation(boxes[index]):
                 stands_for[index] = before[-1]
+
+
+def _is_block_of(name: str, box: ModelBox) -> bool:
+    match = BLOCK.fullmatch(box.name)
+    return match is not None and match["list"] == name and match["part"] is None
+
+
+def _is_outer_operation(box: ModelBox) -> bool:
+    """Whether this is an operation outside of all blocks."""
+    return BLOCK.fullmatch(box.name) is None and bool(OPERATION.search(box.name))

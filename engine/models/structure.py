@@ -167,8 +167,8 @@ class _Trace(TorchFunctionMode):
         results, given = list(_tensors(output)), list(_tensors((args, kwargs)))
         if not results or not given:
             return output
-        self._note_shared(given)
         sources = self._sources_of(given)
+        self._note_shared(given)
         box = self._operation(name, given, results[0])
         for tensor in results:
             self._set(tensor, sources if box is None else frozenset([box]))
@@ -177,12 +177,12 @@ class _Trace(TorchFunctionMode):
         return output
 
     def _note_shared(self, given: Sequence[torch.Tensor]) -> None:
-        """Add to the inputs of the innermost module the modules whose parameters it reads."""
+        """Add to the inputs of a layer the modules whose parameters it reads as its own."""
         inside, index = self._running[-1]
-        owners = {self._owners.get(id(tensor), inside) for tensor in given}
-        foreign = {owner for owner in owners if not f"{owner}.".startswith(f"{inside}.")}
-        if inside and foreign:
-            inputs = {self._first[owner] for owner in foreign} | {*self.boxes[index].inputs}
+        owners = {self._owners.get(id(tensor), inside) for tensor in given} - {inside}
+        is_layer = not list(self._modules[inside].children())
+        if is_layer and owners:
+            inputs = {self._first[owner] for owner in owners} | {*self.boxes[index].inputs}
             self.boxes[index] = replace(self.boxes[index], inputs=tuple(sorted(inputs)))
 
     def _operation(
@@ -191,8 +191,10 @@ class _Trace(TorchFunctionMode):
         """Return the index of a box for a call of torch, or None if it deserves none."""
         layer = self._modules[self._inside]
         if name in ADDITIONS and len(given) == 2 and self._joins_layers(layer, given, result):
-            last = max(self._sources_of(given[1:]))
-            parent = self.boxes[last].name.rpartition(".")[0]
+            # The next block's norm adds the output of the last layer of a block.
+            parent, added = self._inside, self._sources_of(given[1:])
+            if len(added) == 1:
+                parent = self.boxes[min(added)].name.rpartition(".")[0]
             return self._add(parent, "add", given, result)
         if name in NORMS and not isinstance(layer, RMSNorm | LayerNorm):
             return self._norm(given, result)

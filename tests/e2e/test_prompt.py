@@ -12,7 +12,7 @@ import pytest
 from tests.support.serve import Server, serving
 
 KEYS = ("alpha", "beta")
-WORDS = "the river runs past a mill where three old friends count boats and 😀 stones".split()
+WORDS = ["river", "runs", "past", "a mill", "where", "three", "friends", "count", "boats", "and 😀"]
 # Few blocks, so that traffic evicts some; large ones, so that prompts share parts of them.
 SMALL = ("--num-gpu-blocks-override", "24", "--max-model-len", "512")
 
