@@ -160,10 +160,7 @@ class _Trace(TorchFunctionMode):
         """Call a function of torch, and note what its results were computed from."""
         args, kwargs = tuple(args), kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in NORMS:  # on the meta device, torch would import for seconds to compute a shape
-            output = args[0].clone()
-        else:
-            output = function(*_on_meta(args), **_on_meta(kwargs))
+        output = function(*_on_meta(args), **_on_meta(kwargs))
         results, given = list(_tensors(output)), list(_tensors((args, kwargs)))
         if not results or not given:
             return output

@@ -1,4 +1,4 @@
-"""POST /ui/api/prompt against real requests: its cached tokens are those that the next one finds."""
+"""POST /ui/api/prompt against real requests: its cached tokens are those of the next request."""
 
 from __future__ import annotations
 

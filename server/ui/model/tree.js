@@ -20,6 +20,11 @@ export function treeOf(boxes) {
   return { roots, nodes };
 }
 
+/** Tables of angles, which layers read as text says: a line for each would hide the others. */
+export function isAngles(box) {
+  return box.kind.endsWith("RotaryEmbedding");
+}
+
 export function isOperation(box) {
   return OPERATIONS.has(box.kind) && box.name.split(".").at(-1).startsWith(`${box.kind} `);
 }
@@ -66,7 +71,8 @@ export function columnsOf(roots) {
     columns.at(-1).push(node);
     hasBlocks ||= node.box.layers.length > 0;
   }
-  return columns;
+  const anglesFirst = (a, b) => isAngles(b.box) - isAngles(a.box);
+  return columns.map((column) => column.sort(anglesFirst));
 }
 
 /**
@@ -85,7 +91,7 @@ export function linesOf(siblings, nodes) {
   siblings.forEach((node, to) => {
     for (const index of node.box.inputs) {
       const source = nodes[index];
-      if (isTable(source.box) || sharesWeights(node, source)) continue;
+      if (isTable(source.box) || isAngles(source.box) || sharesWeights(node, source)) continue;
       let from = placeOf(index);
       if (from >= to) from = -1; // the same place of the layer before
       if (from === -1 && !hasParent) continue;
@@ -124,12 +130,14 @@ export function farInputs(node, column, nodes) {
   return node.box.inputs.filter((index) => !within(index)).map((index) => nodes[index].box.name);
 }
 
-/** Tables that a node reads, by name: a relative bias, or the embedding of a tied head. */
+/** Tables that a node reads, by name: angles, a relative bias, the embedding of a tied head. */
 export function tablesOf(node, nodes) {
   if (node.children.length) return [];
+  const isRead = (source) =>
+    isTable(source.box) || isAngles(source.box) || sharesWeights(node, source);
   return node.box.inputs
     .map((index) => nodes[index])
-    .filter((source) => isTable(source.box) || sharesWeights(node, source))
+    .filter(isRead)
     .map((source) => source.box.name || "scalars of the model");
 }
 

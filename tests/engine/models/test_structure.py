@@ -87,11 +87,9 @@ def of_transformers(name: str) -> tuple[ModelStructure, int]:
     kind = getattr(transformers, class_name)
     config = kind.config_class(**fields)
     config.architectures = [class_name]
+    more = {"add_pooling_layer": False} if class_name == "BertModel" else {}
     with torch.device("meta"):
-        if class_name == "BertModel":
-            model = kind(config, add_pooling_layer=False)
-        else:
-            model = kind(config)
+        model = kind(config, **more)
     count = model.num_parameters(only_trainable=True)  # sinusoids are no parameters of ours
     if name == "marian":
         count += config.vocab_size  # final_logits_bias, which is a buffer there
