@@ -133,7 +133,7 @@ class EmbedRequest(Message, frozen=True):
 
 
 class CacheLookup(Message, frozen=True):
-    """The question how many tokens of `prompt` are in the prefix cache.
+    """The question how many tokens of a request's prompt and source are in the prefix cache.
 
     StepOutputs.lookups has the answer. The engine holds no blocks for it.
     """
@@ -141,6 +141,7 @@ class CacheLookup(Message, frozen=True):
     id: int  # from the same numbers as those of requests
     prompt: TokenIds
     salt: str = ""
+    encoder_prompt: TokenIds = field(default_factory=list)
 
 
 class Abort(Message, frozen=True):

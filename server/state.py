@@ -21,6 +21,7 @@ from server.http.listener import is_loopback
 from server.http.openapi import Task
 from server.observe.lens import LensDesk
 from server.observe.recorder import Recorder
+from server.observe.structure import StructureReader
 from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -45,6 +46,8 @@ class AppState:
     metrics: Metrics
     tracing: Tracing | None
     recorder: Recorder  # of steps and requests, for the built-in pages
+    structure: StructureReader  # of the model, for the built-in pages
+    changed_settings: list[dict[str, str]]  # flag, value and default of each
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir

@@ -91,9 +91,11 @@ class EngineClient(Protocol):
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         """Submit texts to embed, as `submit` does. In the queue they count as one request."""
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
-        """Return how many tokens of a prompt are in the prefix cache. The answer comes between two
-        steps. Raises EngineUnavailableError or EngineDeadError."""
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
+        """Return how many tokens of a prompt and its source are in the prefix cache. The answer
+        comes between two steps. Raises EngineUnavailableError or EngineDeadError."""
 
     async def look(self, request: LensRequest) -> LensResult:
         """Return what a lens shows. It is computed while no request waits; a cancelled call drops
@@ -292,8 +294,11 @@ class ProcessClient:
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         self._queue.check(1, 0, self._stats)
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
-        found: int = await self._answer_to(CacheLookup(self.next_id(), list(prompt), salt))
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
+        lookup = CacheLookup(self.next_id(), list(prompt), salt, list(encoder_prompt))
+        found: int = await self._answer_to(lookup)
         return found
 
     async def look(self, request: LensRequest) -> LensResult:

@@ -100,6 +100,7 @@ class FakeEngine:
     death: EngineDeadError | None = None
     config_error: bool = False
     cached_tokens: int = 0
+    lookups: list[tuple[list[int], str, list[int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -150,10 +151,13 @@ class FakeEngine:
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self.queue.reserve(self.stats)
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
         if self.death is not None:
             raise self.death
-        return min(self.cached_tokens, len(prompt))
+        self.lookups.append((list(prompt), salt, list(encoder_prompt)))
+        return min(self.cached_tokens, len(prompt) + len(encoder_prompt))
 
     def _check_room(self) -> None:
         if self.overloaded:
