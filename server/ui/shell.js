@@ -80,7 +80,7 @@ function Status() {
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
     <span>running <b>${stats.running}</b></span>
     <span>waiting <b>${stats.waiting}</b></span>
-    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache
+    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache${" "}
       <b>${percent(stats.blocks_held)}</b> in use, ${percent(stats.blocks_cached)} kept</span>`}
   </header>`;
 }

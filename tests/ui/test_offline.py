@@ -1,4 +1,4 @@
-"""The pages of the wheel, without a network: all of them work, and nothing else is asked for."""
+"""The pages of the wheel, without a network: all of them work, and no other host is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client sees of another: nothing. Every byte that its browser receives is searched."""
+"""A client sees nothing of another: every byte that its browser receives is searched."""
 
 from __future__ import annotations
 
