@@ -47,6 +47,11 @@ export default function Compare({ params }) {
 
 function Opener({ read }) {
   const field = useRef(null);
+  const take = () => {
+    const [file] = field.current.files;
+    field.current.value = ""; // so that the same file can be opened again
+    if (file) read(file);
+  };
   return html`<div class="cmp-open">
     <p class="muted">Write a file with <code>penstock compare MODEL MODEL --prompts FILE -o out.json</code>
       and open it here. It stays in this browser.</p>
@@ -54,7 +59,7 @@ function Opener({ read }) {
       onClick=${() => field.current.click()}>Open a file</button>
     ${loaded.value && html`<span class="muted">${loaded.value.name}</span>`}
     <input type="file" hidden accept=".json,application/json" ref=${field} aria-label="Comparison"
-      onChange=${(event) => event.target.files[0] && read(event.target.files[0])} />
+      onChange=${take} />
   </div>`;
 }
 
