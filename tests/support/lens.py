@@ -45,7 +45,7 @@ class Stream:
 
 @dataclass
 class Inside:
-    """What a reference model does for one text."""
+    """Attention, streams and logits of a reference model for one text."""
 
     attention: dict[str, list[torch.Tensor]]  # by stack: [heads, queries, keys] of each layer
     streams: dict[str, Stream]

@@ -16,7 +16,6 @@ from engine.lens_messages import (
     MAX_LENS_TOKENS,
     MAX_LENS_WAIT,
     MAX_LOGIT_POSITIONS,
-    AttentionWeights,
     LensRequest,
     LensResult,
 )
@@ -26,7 +25,7 @@ from server.api.ui.lens_report import lens_report
 from server.generation.limits import check_token_ids
 from server.generation.prompts import encode_prompt
 from server.http.body import Body, Part, read_body
-from server.http.errors import ApiError, invalid
+from server.http.errors import NO_RETRY, ApiError, invalid
 from server.http.openapi import body_schema
 from server.observe.attention_maps import floats, head_map, head_row, shades
 from server.observe.lens import LensBusyError, LensFailedError
@@ -112,7 +111,7 @@ async def lens(request: Request) -> Response:
 
 
 @router.get("/ui/api/lens/{capture}/{layer}/{head}")
-async def attention_map(request: Request, capture: str, layer: int, head: int) -> Response:
+async def attention_map(request: Request, capture: str, layer: str, head: str) -> Response:
     """Return the attention weights of one head, row by row: a byte round(255 sqrt(w)) each.
 
     `?stack=` is decoder, encoder or cross; the default is the first that the capture has. With
@@ -129,25 +128,23 @@ async def attention_map(request: Request, capture: str, layer: int, head: int) -
     if stack not in stacks:
         raise invalid("stack", f"stack is {stack[:32]!r}; this capture has {', '.join(stacks)}.")
     layers = stacks[stack]
-    if not 0 <= layer < len(layers):
-        raise invalid("layer", f"layer is {layer}; this model has {len(layers)}, from 0.")
-    weights = layers[layer]
-    if not 0 <= head < weights.heads:
-        raise invalid("head", f"head is {head}; this layer has {weights.heads}, from 0.")
+    weights = layers[_index("layer", layer, len(layers))]
+    number = _index("head", head, weights.heads)
     if "row" in request.query_params:
-        row = _row(request, weights)
-        content = await asyncio.to_thread(lambda: orjson.dumps(head_row(weights, head, row)))
+        row = _index("row", request.query_params["row"], weights.queries)
+        content = await asyncio.to_thread(lambda: orjson.dumps(head_row(weights, number, row)))
         return Response(content, media_type="application/json")
-    shown = await asyncio.to_thread(lambda: shades(head_map(weights, head)).tobytes())
+    shown = await asyncio.to_thread(lambda: shades(head_map(weights, number)).tobytes())
     return Response(shown, media_type="application/octet-stream")
 
 
-def _row(request: Request, weights: AttentionWeights) -> int:
-    text = request.query_params["row"]
-    if not text.isdecimal() or int(text[:9]) >= weights.queries:
-        message = f"row is {text[:32]!r}; it must be a number below {weights.queries}."
-        raise invalid("row", message)
-    return int(text[:9])
+def _index(name: str, text: str, count: int) -> int:
+    """Return a number of the address, below `count`. Raises a 400 ApiError."""
+    is_number = text.isdecimal() and len(text) < 10
+    if not is_number or int(text) >= count:
+        message = f"{name} is {text[:32]!r}; it must be a number from 0 to {count - 1}."
+        raise invalid(name, message)
+    return int(text)
 
 
 @router.post("/ui/api/lens/embeddings", openapi_extra=body_schema(EmbeddingsBody))
@@ -174,7 +171,7 @@ async def _look(state: AppState, wanted: LensRequest) -> LensResult:
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
     except LensFailedError:
         message = "The lens failed; the server's log has the reason."
-        raise ApiError(500, "lens_failed", message) from None
+        raise ApiError(500, "lens_failed", message, headers=NO_RETRY) from None
 
 
 def _texts(state: AppState, body: LensBody) -> tuple[list[int], list[int]]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.lens_messages import LensResult, Prediction
+from engine.models.registry import ARCHITECTURES
 from tests.engine.models import (
     test_bert,
     test_gemma,
@@ -97,6 +98,11 @@ def looked(request: pytest.FixtureRequest, looks: Callable[[str], Looked]) -> Lo
 
 every = pytest.mark.parametrize("looked", CASES, indirect=True)
 every_decoder = pytest.mark.parametrize("looked", DECODERS, indirect=True)
+
+
+def test_cases_cover_every_architecture(looks: Callable[[str], Looked]) -> None:
+    modules = {type(looks(name).runner.model).__module__ for name in CASES}
+    assert modules == {module for _, module, _ in ARCHITECTURES.values()}
 
 
 def floats(data: bytes) -> torch.Tensor:

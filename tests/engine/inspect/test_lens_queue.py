@@ -1,4 +1,4 @@
-"""Lenses between the steps of requests: whose tokens stay the same, and who waits for whom."""
+"""Lenses between the steps of requests: which tokens stay the same, and which request waits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from engine.inspect import lens_queue
 from engine.lens_messages import MAX_LENS_BYTES, LensRequest, LensResult
+from engine.ops.kernels import use_kernels
 from engine.protocol import FromEngine, StepOutputs, ToEngine
 from tests.support.driver import MODES, Driver, each, tiny_llama
 from tests.support.tiny_bert import tiny_bert
@@ -185,6 +186,19 @@ def test_lens_out_of_range_fails_and_the_model_is_restored(checkpoint: Path) -> 
     assert not any("add" in vars(layer) for layer in module.modules())
     kernels = {layer.kernels for layer in module.modules() if hasattr(layer, "kernels")}
     assert kernels == {driver.runner.rows.kernels}
+
+
+def test_lens_of_a_model_with_triton_kernels_computes_with_torch(checkpoint: Path) -> None:
+    """A Triton kernel would fail without a GPU, and one of them writes to the cache."""
+    driver = Driver(checkpoint)
+    expected = lens_of_idle_engine(driver, positions=(1,))
+    module: Any = driver.runner.model
+    driver.runner.rows.kernels = "triton"
+    use_kernels(module, "triton")
+    driver.sent.clear()
+    assert lens_of_idle_engine(driver, positions=(1,)) == expected
+    kernels = {layer.kernels for layer in module.modules() if hasattr(layer, "kernels")}
+    assert kernels == {"triton"}
 
 
 def test_lens_of_an_encoder_waits_for_texts(tmp_path: Path) -> None:
