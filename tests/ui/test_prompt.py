@@ -139,7 +139,9 @@ def test_prompt_page_messages_are_added_removed_and_kept_in_the_address(
     page.get_by_label("Content of message 2").fill("Hi.")
     wait_for_tokens(page, "Hi")
     page.get_by_label("Remove message 1").click()
-    page.wait_for_function("() => location.hash.includes('Hi.') && !location.hash.includes('Hello')")
+    page.wait_for_function(
+        "() => location.hash.includes('Hi.') && !location.hash.includes('Hello')"
+    )
     page.reload()
     playwright.expect(page.get_by_label("Content of message 1")).to_have_value("Hi.")
     playwright.expect(page.get_by_label("Role of message 1")).to_have_value("assistant")

@@ -16,7 +16,23 @@ from tests.support.rig import Served, serving
 
 UI = {"x-penstock-ui": "1"}
 PATH = "/ui/api/prompt"
-ODD = ["é", "😀", "👩‍👩‍👧", "a", " ", "\n", "\t", "<s>", "</s>", "日本", "\u200b", "ﬀ", "Z", "'", "&"]
+ODD = [
+    "é",
+    "😀",
+    "👩‍👩‍👧",
+    "a",
+    " ",
+    "\n",
+    "\t",
+    "<s>",
+    "</s>",
+    "日本",
+    "\u200b",
+    "ﬀ",
+    "Z",
+    "'",
+    "&",
+]
 
 
 async def asked(served: Served, **fields: Any) -> dict[str, Any]:
