@@ -13,7 +13,6 @@ from server.cli import open_pages
 from server.cli.main import app
 from server.cli.servers import ServerChoiceError
 
-
 Run = Callable[..., tuple[int, str]]  # with arguments; returns status and output
 
 
