@@ -85,7 +85,7 @@ class SamplingParams(Record, frozen=True):
 
 
 class Explain(Record, frozen=True):
-    """What to explain: how the tokens of a past answer were drawn.
+    """A request to explain how the tokens of a past answer were drawn.
 
     The request's `prompt` is that of the answer and all tokens of `answer` but the last. The
     request's own `params` only end it after one token.

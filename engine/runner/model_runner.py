@@ -47,7 +47,7 @@ FEW_TOKENS, TEXT_TOKENS_MULTIPLE, STEP_TOKENS_MULTIPLE = 32, 16, 8
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What the model has computed of a step's slices."""
+    """The results of a step's slices."""
 
     logits: torch.Tensor | None = None  # [R, V] of the R slices that sample; None without slices
     prompt_logprobs: Sequence[PendingLogprobs] = ()

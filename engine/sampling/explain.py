@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -153,24 +153,24 @@ def _columns(
     final = _final(adjusted, rows, is_greedy=known.is_greedy)
     sent = torch.tensor(known.answer[first_row : first_row + len(logits)], device=logits.device)
     own = torch.stack([sent, drawn.clamp(min=0)], dim=1)
-    likely = final.scores.topk(num_candidates, dim=-1).indices
+    likely = final["scores"].topk(num_candidates, dim=-1).indices
     ids = torch.cat([likely, logits.topk(num_candidates, dim=-1).indices, own], dim=1)
     raw = torch.softmax(logits, dim=-1)
-    cuts = final.cuts.masked_fill(adjusted == float("-inf"), CUT_BAN)
+    cuts = final["cuts"].masked_fill(adjusted == float("-inf"), CUT_BAN)
     if is_allowed is not None:
         cuts.masked_fill_(~is_allowed, CUT_GRAMMAR)
     columns = {
         "drawn": drawn,
         "rank": 1 + (logits > logits.gather(1, sent[:, None])).sum(dim=1),
-        "entropy": torch.special.entr(raw).sum(dim=1) / LN_2,
-        "final_entropy": final.entropy,
-        "kept": final.kept,
-        "mass": final.mass,
+        "entropy": _bits(raw),
+        "final_entropy": final["entropy"],
+        "kept": final["kept"],
+        "mass": final["mass"],
         "ids": ids,
         "logit": logits.gather(1, ids),
         "raw": raw.gather(1, ids),
         "adjusted": torch.softmax(adjusted, dim=-1).gather(1, ids),
-        "tempered": final.probs.gather(1, ids),
+        "tempered": final["probs"].gather(1, ids),
         "cut": cuts.gather(1, ids),
     }
     if not known.is_greedy:
@@ -218,40 +218,42 @@ def _adjusted(
     return adjusted, masked == 0
 
 
-class _Final(NamedTuple):
-    """The distributions [R, V] that R tokens are drawn from, and what the cuts do to them."""
+def _final(adjusted: torch.Tensor, rows: DrawParams, *, is_greedy: bool) -> dict[str, torch.Tensor]:
+    """Return the distributions [R, V] that R tokens are drawn from, and what the cuts do to them.
 
-    scores: torch.Tensor  # what the candidates are ordered by
-    probs: torch.Tensor  # after temperature, before the cuts
-    cuts: torch.Tensor  # uint8: KEPT, or which cut removes the token first
-    kept: torch.Tensor  # [R] tokens that can be drawn
-    mass: torch.Tensor  # [R] their probability
-    entropy: torch.Tensor  # [R] bits of the distribution of the kept tokens
-
-
-def _final(adjusted: torch.Tensor, rows: DrawParams, *, is_greedy: bool) -> _Final:
+    `scores` [R, V] order the candidates. `probs` [R, V] are after temperature, before the cuts.
+    `cuts` [R, V] uint8 say what removes each token. `kept` [R] tokens can be drawn; their
+    probability is `mass` [R], and `entropy` [R] that of their distribution in bits.
+    """
     cuts = torch.full(adjusted.shape, KEPT, dtype=torch.uint8, device=adjusted.device)
     one = torch.ones(len(adjusted), device=adjusted.device)
+    final = {"scores": adjusted, "cuts": cuts, "mass": one}
     if is_greedy:
         best = adjusted.argmax(dim=-1, keepdim=True)
-        probs = torch.zeros_like(adjusted).scatter_(1, best, 1.0)
-        return _Final(adjusted, probs, cuts, one.long(), one, torch.zeros_like(one))
-    scores = tempered(adjusted, rows)
-    probs = torch.softmax(scores, dim=-1)
-    kept = (scores > float("-inf")).sum(dim=1)
-    entropy = torch.special.entr(probs).sum(dim=1) / LN_2
-    final = _Final(scores, probs, cuts, kept, one, entropy)
+        final["probs"] = torch.zeros_like(adjusted).scatter_(1, best, 1.0)
+        return final | {"kept": one.long(), "entropy": torch.zeros_like(one)}
+    scores = final["scores"] = tempered(adjusted, rows)
+    final["probs"] = torch.softmax(scores, dim=-1)
+    final["kept"] = (scores > float("-inf")).sum(dim=1)
+    final["entropy"] = _bits(final["probs"])
     if _has_cuts(rows):
         for waiting, candidates in deciding_candidates(scores, rows):
             _write_cuts(final, waiting, candidates)
     return final
 
 
+def _bits(probs: torch.Tensor) -> torch.Tensor:
+    """Return the entropy [R] of distributions [R, N]."""
+    return torch.special.entr(probs).sum(dim=1) / LN_2
+
+
 def _has_cuts(rows: DrawParams) -> bool:
     return bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
 
 
-def _write_cuts(final: _Final, waiting: torch.Tensor, candidates: Candidates) -> None:
+def _write_cuts(
+    final: Mapping[str, torch.Tensor], waiting: torch.Tensor, candidates: Candidates
+) -> None:
     """Write what the cuts keep of the rows `waiting`, as their candidates decide."""
     rows, probs, stays = candidates.rows, candidates.probs, candidates.stays
     no_top_p, no_min_p = torch.ones_like(rows.top_p), torch.zeros_like(rows.min_p)
@@ -262,12 +264,12 @@ def _write_cuts(final: _Final, waiting: torch.Tensor, candidates: Candidates) ->
     cuts.masked_fill_(~within_k, CUT_TOP_K)
     cuts.masked_fill_(stays, KEPT)
     # Less likely tokens than the candidates are removed like the last of these.
-    all_cuts = cuts[:, -1:].repeat(1, final.cuts.shape[1]).scatter_(1, candidates.ids, cuts)
-    final.cuts.index_copy_(0, waiting, all_cuts)
+    all_cuts = cuts[:, -1:].repeat(1, final["cuts"].shape[1]).scatter_(1, candidates.ids, cuts)
+    final["cuts"].index_copy_(0, waiting, all_cuts)
     stays = stays & (candidates.scores > float("-inf"))
     kept_probs = probs * stays
     mass = kept_probs.sum(dim=1)
-    entropy = torch.special.entr(kept_probs / mass[:, None]).sum(dim=1) / LN_2
-    final.kept.index_copy_(0, waiting, stays.sum(dim=1))
-    final.mass.index_copy_(0, waiting, mass)
-    final.entropy.index_copy_(0, waiting, entropy)
+    entropy = _bits(kept_probs / mass[:, None])
+    final["kept"].index_copy_(0, waiting, stays.sum(dim=1))
+    final["mass"].index_copy_(0, waiting, mass)
+    final["entropy"].index_copy_(0, waiting, entropy)

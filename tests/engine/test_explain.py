@@ -1,4 +1,4 @@
-"""Explained answers: the draw of every token is repeated exactly, whatever ran beside it."""
+"""Explained answers: the draw of every token is repeated exactly, in any batch and schedule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 
 from engine.protocol import SamplingParams
 from tests.engine.test_seeds import SETTINGS
-from tests.support.driver import EAGER, Driver, each
+from tests.support.driver import EAGER, Driver
 
 COUNT = 70  # tokens of an answer: more than a step explains
+MODES = [pytest.param(mode, id=name) for name, mode in EAGER.items()]
+MODES += [pytest.param({"attention_backend": "numba"}, id="numba")]
 SMALL = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_model_len": 192}
 
 
@@ -23,7 +25,7 @@ def request(number: int) -> tuple[list[int], dict[str, Any]]:
     return prompt, {**SETTINGS[number % len(SETTINGS)], **params, "stop_token_ids": (9, 33)}
 
 
-@pytest.mark.parametrize("mode", each(EAGER))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [{}, SMALL], ids=["roomy", "preempting"])
 def test_explained_draws_equal_the_answers(
     checkpoint: Path, mode: dict[str, Any], config: dict[str, Any]
