@@ -36,7 +36,7 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
-from server.api.ui import hello, pages
+from server.api.ui import explain, hello, pages
 from server.api.ui import requests as ui_requests
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
@@ -73,6 +73,7 @@ ROUTE_FILES = (
     ops,
     hello,
     ui_requests,
+    explain,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
