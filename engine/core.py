@@ -153,6 +153,8 @@ class EngineCore:
         """Wait for the results of a step and send its outputs."""
         sampled = pending.wait()
         now = time.monotonic()
+        for explained in pending.explained():
+            self.endpoint.send(explained)
         self.matchers.accept(pending.step, sampled)
         outputs = self.scheduler.retire(pending.step, sampled, pending.prompt_logprobs())
         self.matchers.drop(output.id for output in outputs if output.finish)

@@ -7,8 +7,9 @@ lost or repeated message is detected.
 
 The engine sends Progress while it loads the model and Ready when it can serve. The API process
 then sends GenerateRequest and EmbedRequest messages. The engine sends one StepOutputs per step. A
-request gets outputs until one of them has `finish` set, or Rejected if the engine refuses it. Abort
-ends requests early, Shutdown ends the engine, and Fatal says why an engine ends by itself.
+request gets outputs until one of them has `finish` set, or Rejected if the engine refuses it; one
+with `explain` also gets Explained messages before. Abort ends requests early, Shutdown ends the
+engine, and Fatal says why an engine ends by itself.
 
 All times are CLOCK_MONOTONIC seconds, which two processes on one host can compare. Request ids are
 integers that the client assigns and never reuses.
@@ -84,6 +85,18 @@ class SamplingParams(Record, frozen=True):
     banned_sequences: tuple[tuple[int, ...], ...] = ()
 
 
+class Explain(Record, frozen=True):
+    """A request to explain how the tokens of a past answer were drawn.
+
+    The request's `prompt` is that of the answer and all tokens of `answer` but the last. The
+    request's own `params` only end it after one token.
+    """
+
+    answer: TokenIds
+    params: SamplingParams  # of the answer
+    num_candidates: int  # likeliest tokens to return with each token
+
+
 class TokenLogprobs(Record, frozen=True):
     """Log-probabilities under the model's own distribution, before penalties and temperature."""
 
@@ -107,6 +120,7 @@ class GenerateRequest(Message, frozen=True):
     priority: int = 0
     salt: str = ""  # tenant: only requests with an equal salt share cached prefixes
     encoder_prompt: TokenIds = field(default_factory=list)
+    explain: Explain | None = None
 
     @property
     def size(self) -> int:
@@ -268,6 +282,48 @@ class PrefillChunk(Record, frozen=True):
     count: int
 
 
+# Why a token could not be drawn: values of Candidate.cut.
+KEPT, CUT_TOP_K, CUT_TOP_P, CUT_MIN_P, CUT_BAN, CUT_GRAMMAR = range(6)
+
+
+class Candidate(Record, frozen=True):
+    """A token that could have been drawn, or why it could not.
+
+    `luck` is the noise of the draw, an exponential one: the greatest `tempered / luck` of the
+    tokens with cut 0 wins. None without a draw, at temperature 0.
+    """
+
+    id: int
+    logit: float  # the model's own
+    raw: float  # probability under the model's own distribution
+    adjusted: float  # after penalties, biases, bans and the grammar
+    tempered: float  # after temperature, before the cuts
+    cut: int  # KEPT, or what removed it first
+    luck: float | None
+
+
+class ExplainedToken(Record, frozen=True):
+    """How one token of an answer was drawn. Entropies are in bits."""
+
+    drawn: int  # the token that is drawn now: the answer's, unless logits differ in their last bits
+    rank: int  # of the answer's token under the model's own distribution, from 1
+    entropy: float  # of the model's own distribution
+    final_entropy: float  # of the distribution that the token is drawn from
+    kept: int  # tokens that can be drawn
+    mass: float  # their probability after temperature
+    # The likeliest after penalties; then up to 8 banned ones that are among the model's likeliest;
+    # then the answer's token and the drawn one, unless they came before.
+    candidates: tuple[Candidate, ...]
+
+
+class Explained(Message, frozen=True):
+    """Explanations of tokens `first` and following of the answer of a request with `explain`."""
+
+    id: int
+    first: int
+    tokens: list[ExplainedToken]
+
+
 class EngineStats(Record, frozen=True):
     """State of the engine after one step.
 
@@ -329,4 +385,4 @@ class Fatal(Message, frozen=True):
 
 
 ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Shutdown
-FromEngine = Progress | Ready | StepOutputs | LensResult | Rejected | Notice | Fatal
+FromEngine = Progress | Ready | StepOutputs | LensResult | Explained | Rejected | Notice | Fatal

@@ -36,7 +36,7 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
-from server.api.ui import hello, lens, pages, prompt
+from server.api.ui import explain, hello, lens, pages, prompt
 from server.api.ui import model as ui_model
 from server.api.ui import requests as ui_requests
 from server.batch.runner import BatchRunner
@@ -79,6 +79,7 @@ ROUTE_FILES = (
     lens,
     prompt,
     ui_model,
+    explain,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}

@@ -56,6 +56,7 @@ class AppState:
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    explain_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
 
     def model_name(self, asked: str | None) -> str:

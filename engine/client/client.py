@@ -34,6 +34,7 @@ from engine.protocol import (
     EmbedOutput,
     EmbedRequest,
     EngineStats,
+    Explained,
     Fatal,
     FromEngine,
     GenerateRequest,
@@ -216,6 +217,8 @@ class ProcessClient:
         match message:
             case StepOutputs() if self._fatal is None:  # otherwise a message before it may be lost
                 self._on_step(message)
+            case Explained():
+                self._on_explained(message)
             case Progress():
                 self.progress = message
             case Ready():
@@ -264,6 +267,12 @@ class ProcessClient:
         lookup = self._lookups.get(lookup_id)
         if lookup is not None and not lookup.done():
             lookup.set_result(answer)
+
+    def _on_explained(self, message: Explained) -> None:
+        stream = self._streams.get(message.id)
+        if stream is not None:
+            known = stream.explained or {}  # after a preemption, tokens are explained again
+            stream.explained = known | dict(enumerate(message.tokens, message.first))
 
     def _deliver(self, at: float, output: TokenOutput | EmbedOutput) -> None:
         if stream := self._streams.get(output.id):

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from engine.device.transfer import HostCopy
-from engine.protocol import EmbedOutput, FinishReason, TokenLogprobs
+from engine.protocol import EmbedOutput, Explained, FinishReason, TokenLogprobs
+from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
@@ -26,6 +27,7 @@ class PendingStep:
         vectors: torch.Tensor | None,
         prompt_logprobs: Sequence[PendingLogprobs] = (),
         cut: Set[int] = frozenset(),
+        explained: Sequence[PendingExplanation] = (),
     ) -> None:
         """Copy the results, because the next launch may overwrite them.
 
@@ -41,6 +43,7 @@ class PendingStep:
         self._logprobs = logprobs
         self._cut = cut
         self._prompt_logprobs = prompt_logprobs
+        self._explained = explained
         self._vectors = None if vectors is None else HostCopy([vectors], device)
 
     def wait(self) -> list[SampledToken]:
@@ -58,6 +61,10 @@ class PendingStep:
     def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
         """Return the prompt logprobs of each slice that wants some. Waits like `wait`."""
         return [list(pending.read().values()) for pending in self._prompt_logprobs]
+
+    def explained(self) -> list[Explained]:
+        """Return what the step has explained. Waits like `wait`."""
+        return [pending.read() for pending in self._explained]
 
     def embeddings(self) -> list[EmbedOutput]:
         """Return the vectors of the step's texts. Waits like `wait`."""

@@ -8,7 +8,7 @@ GPU one Triton kernel computes them. A row's token never depends on the other ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,16 @@ class DrawParams(NamedTuple):
     def select(self, rows: torch.Tensor) -> DrawParams:
         """Return the parameters of some rows, given as int64 indices."""
         return DrawParams(*(column.index_select(0, rows) for column in self))
+
+
+class Candidates(NamedTuple):
+    """The K most likely tokens of each of R rows, in descending order: tensors [R, K]."""
+
+    rows: DrawParams
+    ids: torch.Tensor  # int64
+    scores: torch.Tensor  # fp32: see `tempered`
+    probs: torch.Tensor  # fp32, after temperature
+    stays: torch.Tensor  # bool: whether the cuts keep it
 
 
 def sample(
@@ -91,8 +101,8 @@ def draw(
         return draw_tokens(logits.float(), *rows, GREEDY_BELOW, INVALID)
     highest, tokens = logits.max(dim=-1)
     if static:
-        scores = _tempered(logits, rows)
-        drawn, _ = _draw_candidates(scores, rows, logits.shape[1])
+        scores = tempered(logits, rows)
+        drawn = _drawn(_candidates(scores, rows, logits.shape[1]))
         tokens = torch.where(rows.temperature < GREEDY_BELOW, tokens, drawn)
     else:
         sampled = (rows.temperature >= GREEDY_BELOW).nonzero().flatten()
@@ -103,13 +113,14 @@ def draw(
     return tokens.masked_fill_(~torch.isfinite(highest), INVALID)
 
 
-def _tempered(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
+def tempered(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
+    """Return the scores [R, V] that rows are drawn by, in fp32: logits over temperature."""
     return logits.float() / rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
 
 
 def _draw_sampled(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:
     """Draw rows with a temperature. Rows without cuts need no sorting."""
-    scores = _tempered(logits, rows)
+    scores = tempered(logits, rows)
     is_cut = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
     cut_rows = is_cut.nonzero().flatten()
     if len(cut_rows) == len(scores):
@@ -130,34 +141,48 @@ def _draw_cut(scores: torch.Tensor, rows: DrawParams) -> torch.Tensor:
     the order of ties, so it must not depend on the other rows.
     """
     tokens = torch.empty_like(rows.seeds)
-    waiting = torch.arange(len(tokens), device=tokens.device)
+    for waiting, candidates in deciding_candidates(scores, rows):
+        tokens[waiting] = _drawn(candidates)
+    return tokens
+
+
+def deciding_candidates(
+    scores: torch.Tensor, rows: DrawParams
+) -> Iterator[tuple[torch.Tensor, Candidates]]:
+    """Yield indices of rows, and candidates of these rows: with each pair more of fewer rows.
+
+    The last candidates of a row decide its cuts.
+    """
+    waiting = torch.arange(len(scores), device=scores.device)
     count = min(CANDIDATES, scores.shape[1])
-    while True:
-        drawn, undecided = _draw_candidates(scores, rows, count)
-        tokens[waiting] = drawn
+    while len(waiting):
+        found = _candidates(scores, rows, count)
+        yield waiting, found
+        if count == scores.shape[1]:
+            return
+        # top-p is a share of the mass of the top-k tokens, which takes all of them to compute.
+        undecided = found.stays[:, -1] | ((rows.top_k > count) & (rows.top_p < 1))
         again = undecided.nonzero().flatten()
-        if count == scores.shape[1] or not len(again):
-            return tokens
         scores, rows = scores.index_select(0, again), rows.select(again)
         waiting = waiting.index_select(0, again)
         count = min(count * 16, scores.shape[1])
 
 
-def _draw_candidates(
-    scores: torch.Tensor, rows: DrawParams, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut and draw among the `count` most likely tokens of each row.
-
-    Returns tokens [R], and [R] bool: whether more candidates could change the row's cut.
-    """
+def _candidates(scores: torch.Tensor, rows: DrawParams, count: int) -> Candidates:
+    """Return the `count` most likely tokens of each row, and which of them the cuts keep."""
     total = torch.logsumexp(scores, dim=-1, keepdim=True)
     if count == scores.shape[1]:
         best, ids = scores.sort(dim=-1, descending=True, stable=True)
     else:
         best, ids = scores.topk(count, dim=-1)
-    stays = cut((best - total).exp(), rows.top_k, rows.top_p, rows.min_p)
-    noise = exponential_noise(rows.seeds, rows.positions, ids).log_()
-    winner = (best - noise).masked_fill_(~stays, float("-inf")).argmax(dim=-1, keepdim=True)
-    # top-p is a share of the mass of the top-k tokens, which takes all of them to compute.
-    undecided = stays[:, -1] | ((rows.top_k > count) & (rows.top_p < 1))
-    return ids.gather(1, winner).squeeze(1), undecided
+    probs = (best - total).exp()
+    return Candidates(rows, ids, best, probs, cut(probs, rows.top_k, rows.top_p, rows.min_p))
+
+
+def _drawn(candidates: Candidates) -> torch.Tensor:
+    """Draw a token [R] among the candidates that stay."""
+    rows = candidates.rows
+    noise = exponential_noise(rows.seeds, rows.positions, candidates.ids).log_()
+    scores = (candidates.scores - noise).masked_fill_(~candidates.stays, float("-inf"))
+    winner = scores.argmax(dim=-1, keepdim=True)
+    return candidates.ids.gather(1, winner).squeeze(1)

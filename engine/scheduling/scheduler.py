@@ -36,7 +36,7 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import Sequence, sequence_of
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 from engine.scheduling.step_builder import StepBuilder
 
@@ -96,7 +96,7 @@ class Scheduler:
             return
         check_generation(request, self.tables, self.max_model_len)
         assert request.id not in self.sequences, "request ids are never reused"
-        sequence = Sequence(request)
+        sequence = sequence_of(request)
         self.sequences[sequence.id] = sequence
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
 
@@ -197,6 +197,7 @@ class Scheduler:
         num_prompt_logprobs = 0
         if start < sequence.prompt_length or count > 1:
             builder.prefills.append(PrefillChunk(sequence.id, start, count))
+            builder.explained += sequence.explained(start, count)
             if sequence.num_missing_prompt_logprobs:
                 num_prompt_logprobs = max(0, min(count, sequence.prompt_length - 1 - start))
         sequence.num_computed += count

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from engine.protocol import GenerateRequest, SamplingParams, TokenLogprobs
-from engine.scheduling.step import BlockCopy
+from engine.protocol import Explain, GenerateRequest, SamplingParams, TokenLogprobs
+from engine.scheduling.step import BlockCopy, ExplainedSlice
+
+MAX_EXPLAINED = 64  # tokens a step: each takes as long as drawing one
 
 
 class Sequence:
@@ -74,3 +76,40 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    def explained(self, start: int, count: int) -> list[ExplainedSlice]:
+        """Return what the slice of tokens [start, start + count) explains."""
+        return []
+
+
+class ExplainedSequence(Sequence):
+    """A past answer whose draws are explained: its tokens are known, and computed like a prompt.
+
+    A step explains at most MAX_EXPLAINED of them, so that others do not wait.
+    """
+
+    def __init__(self, request: GenerateRequest, explain: Explain) -> None:
+        super().__init__(request)
+        self.explain = explain
+
+    @property
+    def num_skippable(self) -> int:
+        """The first token of the answer needs the logits of the token before it."""
+        return self.prompt_length - len(self.explain.answer)
+
+    @property
+    def num_uncomputed(self) -> int:
+        most = max(0, self.num_skippable - self.num_computed) + MAX_EXPLAINED
+        return min(super().num_uncomputed, most)
+
+    def explained(self, start: int, count: int) -> list[ExplainedSlice]:
+        first = max(start, self.num_skippable)
+        rows = start + count - first
+        return [ExplainedSlice(self.id, rows, self.explain)] if rows > 0 else []
+
+
+def sequence_of(request: GenerateRequest) -> Sequence:
+    """Return the record of a new request."""
+    if request.explain is None:
+        return Sequence(request)
+    return ExplainedSequence(request, request.explain)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.protocol import Pooling, PrefillChunk, SamplingParams, TokenLogprobs
+from engine.protocol import Explain, Pooling, PrefillChunk, SamplingParams, TokenLogprobs
 
 
 # One is created per sequence and step. A Struct is created four times as fast as a dataclass.
@@ -24,6 +24,15 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     count: int
     samples: bool
     num_prompt_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSlice:
+    """The logits of the last `count` tokens of a slice explain the token behind each of them."""
+
+    id: int  # of the slice's sequence
+    count: int
+    explain: Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class Step:
     encoder_inputs: tuple[EncoderInput, ...] = ()
     # The slices that are prompt chunks, for metrics and traces.
     prefills: tuple[PrefillChunk, ...] = ()
+    explained: tuple[ExplainedSlice, ...] = ()
 
     @property
     def is_decode(self) -> bool:

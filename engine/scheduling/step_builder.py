@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from engine.protocol import PrefillChunk
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import BlockCopy, EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import (
+    BlockCopy,
+    EncoderInput,
+    ExplainedSlice,
+    NewBlocks,
+    NewRow,
+    ScheduledSlice,
+    Step,
+)
 
 
 class StepBuilder:
@@ -20,6 +28,7 @@ class StepBuilder:
         self.copies: list[BlockCopy] = []
         self.encoder_inputs: list[EncoderInput] = []
         self.prefills: list[PrefillChunk] = []
+        self.explained: list[ExplainedSlice] = []
         self.cut_prompts: list[Sequence] = []  # prompts too long for this step
 
     def add_slice(self, scheduled: ScheduledSlice) -> None:
@@ -71,4 +80,5 @@ class StepBuilder:
             tuple(self.copies),
             tuple(self.encoder_inputs),
             tuple(self.prefills),
+            tuple(self.explained),
         )

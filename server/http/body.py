@@ -192,13 +192,18 @@ def _validated(raw: bytes, kind: type[BodyType]) -> BodyType:
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(data, dict):
         raise invalid(None, "The body must be a JSON object.", "invalid_json")
+    check_supported(kind, data)
+    return kind.model_validate(data)
+
+
+def check_supported(kind: type[Body], data: dict[str, Any]) -> None:
+    """Raise a 400 ApiError for the first field that `kind` knows and the server lacks."""
     for name, harmless in kind.UNSUPPORTED.items():
         if not any(_same(data.get(name), value) for value in (None, *harmless)):
             accepted = ", ".join(orjson.dumps(value).decode() for value in harmless if value)
             only = f"; accepted values: {accepted}" if accepted else ""
             hint = kind.HINTS.get(name, "")
             raise unsupported(name, f"{name} is not supported by this server{only}.{hint}")
-    return kind.model_validate(data)
 
 
 def _parsed(raw: bytes) -> Any:

@@ -23,6 +23,9 @@ from engine.protocol import (
     EmbedOutput,
     EmbedRequest,
     EngineStats,
+    Explain,
+    Explained,
+    ExplainedToken,
     FromEngine,
     GenerateRequest,
     Pooling,
@@ -87,6 +90,10 @@ class LatePendingStep:
     def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
         assert self.result is not None, "the core must call wait first"
         return self.result.prompt_logprobs()
+
+    def explained(self) -> list[Explained]:
+        assert self.result is not None, "the core must call wait first"
+        return self.result.explained()
 
     def embeddings(self) -> list[EmbedOutput]:
         assert self.result is not None, "the core must call wait first"
@@ -160,6 +167,7 @@ class Driver:
         self.embeddings: dict[int, EmbedOutput] = {}
         self.admissions: dict[int, Admission] = {}
         self.rejected: dict[int, Rejected] = {}
+        self.explained: dict[int, dict[int, ExplainedToken]] = {}
         self.stats = EngineStats()
         self._ids = 0
 
@@ -237,6 +245,9 @@ class Driver:
                     assert embedding.id in self.admissions, "a vector before its admission"
                     assert embedding.id not in self.embeddings, "a second vector"
                     self.embeddings[embedding.id] = embedding
+            case Explained():
+                found = self.explained.setdefault(message.id, {})
+                found |= dict(enumerate(message.tokens, message.first))
             case Rejected():
                 self.rejected[message.id] = message
 
@@ -258,6 +269,27 @@ class Driver:
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
         self.inbox.append(
             GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt, source or []),
+        )
+        return self._ids
+
+    def explain(
+        self,
+        prompt: list[int],
+        answer: list[int],
+        num_candidates: int = 8,
+        *,
+        salt: str = "",
+        source: list[int] | None = None,
+        **params: Any,
+    ) -> int:
+        """Queue the explanation of an answer to `prompt`; `params` are those of `submit`."""
+        self._ids += 1
+        sampling = SamplingParams(len(answer), **({"temperature": 0.0} | params))
+        wanted = Explain(answer, sampling, num_candidates)
+        end = SamplingParams(1, temperature=0.0)
+        tokens = [*prompt, *answer[:-1]]
+        self.inbox.append(
+            GenerateRequest(self._ids, tokens, end, 0.0, 0, salt, source or [], wanted)
         )
         return self._ids
 
@@ -317,6 +349,11 @@ class Driver:
     def finish(self, request_id: int) -> str | None:
         outputs = self.outputs.get(request_id)
         return outputs[-1].finish if outputs else None
+
+    def drawn(self, request_id: int) -> list[int]:
+        """Return the tokens that an explanation draws, in the order of the answer."""
+        found = self.explained[request_id]
+        return [found[index].drawn for index in range(len(found))]
 
     def cached_tokens(self, request_id: int) -> int:
         return self.admissions[request_id].cached_tokens

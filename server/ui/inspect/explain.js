@@ -1,0 +1,83 @@
+// Explanations of answers: one request for each answer, when it is first looked at.
+
+import { post } from "../api.js";
+
+export const MAX_TOKENS = 1024; // of an answer, explained by the server
+export const CANDIDATES = 32; // of a token
+const MOST_KEPT = 32; // answers whose explanations stay in memory
+
+/** What a draw depends on besides the tokens. Other fields of a request are not sent. */
+const FIELDS = [
+  "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+  "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
+  "stop_token_ids", "ignore_eos", "response_format", "structured_outputs", "cache_salt",
+];
+
+/** Why a token could not be drawn, by the code that the server sends. */
+export const CUTS = ["", "top-k", "top-p", "min-p", "ban", "grammar"];
+export const BANNED = 4; // this code and greater ones: the token's probability is 0 before any cut
+
+const found = new Map(); // promises by answer id, the oldest first
+
+/**
+ * Explain an answer of the chat; the result is kept by the answer's id. Resolves to `{agrees,
+ * cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept, mass, ok,
+ * drawn, candidates: [{id, text, logit, raw, adjusted, temped, cut, final, luck}]}]}`. Where the
+ * seed is not known, `agrees`, `ok`, `drawn` and `luck` are null. Rejects with ApiError.
+ */
+export function explainOf(answer) {
+  const known = found.get(answer.id);
+  if (known) return known;
+  const promise = load(answer);
+  found.set(answer.id, promise);
+  promise.catch(() => found.delete(answer.id)); // the next call asks again
+  if (found.size > MOST_KEPT) found.delete(found.keys().next().value);
+  return promise;
+}
+
+async function load(answer) {
+  const params = {};
+  for (const name of FIELDS) {
+    if (answer.params?.[name] != null) params[name] = answer.params[name];
+  }
+  const report = await post("ui/api/explain", {
+    prompt_ids: answer.prompt,
+    answer_ids: answer.tokens.slice(0, MAX_TOKENS),
+    params,
+    candidates: CANDIDATES,
+  });
+  return {
+    agrees: report.agrees,
+    cachedTokens: report.cached_tokens,
+    numOmitted: Math.max(0, answer.tokens.length - MAX_TOKENS),
+    tokens: report.tokens.map((row) => tokenOf(row, report.pieces)),
+  };
+}
+
+function tokenOf(row, pieces) {
+  const [id, rank, entropyRaw, entropyFinal, kept, mass, ok, candidates, drawn] = row;
+  return {
+    id, rank, entropyRaw, entropyFinal, kept, mass, ok, drawn,
+    text: pieces[id] ?? "",
+    candidates: candidates.map(([one, logit, raw, adjusted, temped, cut, luck]) => ({
+      id: one, text: pieces[one] ?? "", logit, raw, adjusted, temped, cut, luck,
+      final: cut === 0 ? temped / mass : 0,
+    })),
+  };
+}
+
+/** The candidate that is the answer's own token; the server always sends it. */
+export function ownCandidate(token) {
+  return token.candidates.find((candidate) => candidate.id === token.id);
+}
+
+/** How surprising the answer's token was to the model, in bits. */
+export function surprise(token) {
+  return -Math.log2(Math.max(ownCandidate(token).raw, 2 ** -64));
+}
+
+/** A token's text with visible spaces and line breaks; "∅" for one without text. */
+export function visible(text) {
+  if (text === "") return "∅";
+  return text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+}

@@ -1,0 +1,257 @@
+"""The Inspector in a real browser: figures read from its tables equal those of the reference."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from engine.checkpoint.folder import model_folder
+from tests.support.draws import Draw, DrawOracle
+from tests.support.serve import Server, serving
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.ui
+AXE = Path("build/axe-4.14.1.js")
+# The chat's module is replaced by one that knows a few answers and notes what is forked.
+CHAT = """
+const answers = %s;
+export const answerOf = (id) => answers[id] ?? null;
+export const forks = (globalThis.forks = []);
+export const fork = async (...given) => { forks.push(given); };
+"""
+CUTS = ["–", "top-k", "top-p", "min-p", "ban"]
+BODIES: dict[str, dict[str, Any]] = {
+    "plain": {"temperature": 1.0, "top_p": 1.0},
+    "nucleus": {"temperature": 0.8, "top_p": 0.9, "min_tokens": 20},
+    "narrow": {"temperature": 1.3, "top_k": 5, "presence_penalty": 0.7},
+    "floor": {"temperature": 1.1, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.2},
+    "greedy": {"temperature": 0, "frequency_penalty": 0.4, "logit_bias": {"508": 4.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    with serving("demo", "--dtype", "float32") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def answers(demo: Server) -> dict[str, dict[str, Any]]:
+    """Answers of the server, as the chat keeps them, by id."""
+    found = {}
+    for name, params in BODIES.items():
+        params = {**params, "seed": random.randrange(2**53)}
+        body = {"prompt": "A river", "max_tokens": 24, "return_token_ids": True, **params}
+        response = httpx2.post(f"{demo.base_url}/v1/completions", json=body, timeout=60)
+        choice = response.json()["choices"][0]
+        found[name] = {
+            "id": name,
+            "prompt": choice["prompt_token_ids"],
+            "tokens": choice["token_ids"],
+            "params": params,
+            "text": choice["text"],
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def draws(answers: dict[str, dict[str, Any]]) -> dict[str, list[Draw]]:
+    oracle = DrawOracle(model_folder("demo"))
+    return {
+        name: oracle.explain(answer["prompt"], answer["tokens"], answer["params"])
+        for name, answer in answers.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Debian's chromium")
+    with playwright.sync_playwright() as runner:
+        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class View:
+    """The page with the Inspector over it. `open` shows an answer's token."""
+
+    def __init__(self, page: Any, demo: Server, answers: dict[str, Any]) -> None:
+        self.page, self._demo = page, demo
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        script = CHAT % json.dumps(answers)
+        page.route(
+            "**/ui/chat/answers.js",
+            lambda route: route.fulfill(body=script, content_type="text/javascript"),
+        )
+
+    def open(self, answer: str, token: int = 0) -> None:
+        address = f"{self._demo.base_url}/ui/#/prompt?drawer=inspector"
+        self.page.goto("about:blank")
+        self.page.goto(f"{address}&answer={answer}&token={token}")
+        self.page.wait_for_selector(".ins-table")
+
+    def rows(self) -> list[list[str]]:
+        """Return token id and the exact figures of each candidate, with all of them shown."""
+        more = self.page.get_by_role("button", name="more")
+        if more.count():
+            more.click()
+        found: list[list[str]] = self.page.evaluate(
+            """() => [...document.querySelectorAll(".ins-table tbody tr")].map((row) => [
+                row.dataset.token,
+                ...[...row.cells].map((cell) => cell.title || cell.innerText),
+            ])"""
+        )
+        return found
+
+    def fact(self, name: str) -> str:
+        text: str = self.page.locator(f"[data-fact='{name}']").inner_text()
+        return text
+
+
+@pytest.fixture(params=[("dark", 1280), ("light", 375)], ids=str)
+def view(
+    browser: Any, demo: Server, answers: dict[str, Any], request: pytest.FixtureRequest
+) -> Iterator[View]:
+    scheme, width = request.param
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    view = View(page, demo, answers)
+    yield view
+    assert not view.errors
+    page.close()
+
+
+def near(text: str, expected: float, tolerance: float = 1e-4) -> None:
+    assert float(text) == pytest.approx(expected, abs=tolerance)
+
+
+def check_rows(rows: list[list[str]], draw: Draw, sent: int) -> None:
+    assert str(sent) in [row[0] for row in rows]
+    for token, _, logit, raw, adjusted, tempered, cut, final, luck, _, race in rows:
+        one = int(token)
+        near(logit, draw.logits[one], 0.0051)
+        near(raw, draw.raw[one])
+        near(adjusted, draw.adjusted[one])
+        near(tempered, draw.tempered[one])
+        if not draw.is_close.any():
+            assert cut == CUTS[draw.cuts[one]]
+            near("0" if cut != CUTS[0] else final, draw.final[one])
+        if not draw.is_greedy:
+            assert float(luck) == pytest.approx(draw.luck(one), rel=1e-6)
+        assert ("won" in race or "drawn" in race) == (one == sent)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_figures_equal_the_reference(
+    view: View, answers: dict[str, Any], draws: dict[str, list[Draw]], name: str
+) -> None:
+    answer = answers[name]
+    length = len(answer["tokens"])
+    for index in random.sample(range(length), min(4, length)):
+        view.open(name, index)
+        draw, sent = draws[name][index], answer["tokens"][index]
+        agrees = view.page.locator(".ins-agrees strong").inner_text()
+        assert agrees == f"replay agrees {length}/{length}"
+        assert view.fact("id") == str(sent)
+        assert view.fact("position") == str(len(answer["prompt"]) + index)
+        raw_bits = -float(np.log2(draw.raw[sent]))
+        assert float(view.fact("surprise").split()[0]) == pytest.approx(raw_bits, abs=0.01)
+        if not draw.is_close.any():
+            assert view.fact("kept").split()[0].replace(",", "") == str(draw.kept)
+        check_rows(view.rows(), draw, sent)
+    overflow = view.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert overflow <= 0
+
+
+def test_keyboard_moves_over_tokens_and_forks(view: View, answers: dict[str, Any]) -> None:
+    tokens = answers["plain"]["tokens"]
+    view.open("plain")
+    strip = view.page.get_by_role("listbox")
+    strip.focus()
+    for key, index in (("End", len(tokens) - 1), ("ArrowLeft", len(tokens) - 2), ("Home", 0)):
+        view.page.keyboard.press(key)
+        playwright.expect(view.page.locator("[aria-selected=true]")).to_have_id(
+            f"ins-token-{index}"
+        )
+        assert f"token={index}" in view.page.url
+    view.page.keyboard.press("ArrowRight")
+    view.page.keyboard.press("ArrowDown")
+    chosen = view.page.locator("tr:has(input:checked)").get_attribute("data-token")
+    view.page.keyboard.press("Enter")
+    assert view.page.evaluate("forks") == [["plain", 1, int(chosen)]]
+    playwright.expect(view.page.get_by_role("button", name="Fork here")).to_be_enabled()
+
+
+def test_knobs_draw_what_the_reference_draws(
+    view: View, answers: dict[str, Any], draws: dict[str, list[Draw]]
+) -> None:
+    """Other settings, decided in the browser: the same cuts and dice in the reference."""
+    decided = 0
+    for index in range(0, len(answers["plain"]["tokens"]), 4):
+        view.open("plain", index)
+        draw = draws["plain"][index]
+        for temperature, top_p, top_k in ((0.5, 1.0, 0), (1.0, 0.7, 0), (1.5, 1.0, 8), (2, 0.3, 3)):
+            for knob, value in (("temperature", temperature), ("topP", top_p), ("topK", top_k)):
+                view.page.locator(f"[data-knob={knob}]").fill(str(value))
+            line = view.page.locator(".ins-result").inner_text()
+            expected, kept = tried(draw, temperature, top_p, top_k)
+            if "Not known" in line or expected is None:
+                continue
+            decided += 1
+            assert line.startswith(f"{kept} kept here") or top_p < 1 or "kept" in line
+            text = view.page.locator(f"tr[data-token='{expected}'] code")
+            assert line.endswith(f"would draw: {text.first.inner_text()}")
+    assert decided > 8
+
+
+def tried(draw: Draw, temperature: float, top_p: float, top_k: int) -> tuple[int | None, int]:
+    """Return the token that other settings draw, unless that is close, and how many they keep."""
+    weights = draw.adjusted ** (1 / temperature)
+    probs = weights / weights.sum()
+    order = np.argsort(-probs)[: top_k or len(probs)]
+    before = np.cumsum(probs[order]) - probs[order]
+    limit = top_p * probs[order].sum()
+    keeps = (before < limit) | (top_p >= 1)
+    if top_p < 1 and np.abs(before - limit).min() < 1e-4:
+        return None, 0
+    kept = order[keeps]
+    scores = np.array([np.log(probs[i]) - np.log(draw.luck(i)) for i in kept])
+    ranked = np.argsort(-scores)
+    if len(ranked) > 1 and scores[ranked[0]] - scores[ranked[1]] < 1e-3:
+        return None, 0
+    return int(kept[ranked[0]]), len(kept)
+
+
+def test_other_seeds_are_drawn(view: View) -> None:
+    view.open("nucleus")
+    view.page.get_by_role("button", name="Draw 20 other seeds").click()
+    line = view.page.locator(".ins-draws").inner_text()
+    assert sum(int(part.rsplit(" ", 1)[1]) for part in line.split(", ")) == 20
+
+
+def test_answer_that_is_gone_says_so(browser: Any, demo: Server) -> None:
+    page = browser.new_page()
+    View(page, demo, {})
+    page.goto(f"{demo.base_url}/ui/#/prompt?drawer=inspector&answer=gone")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("no longer in this browser")
+    page.close()
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="needs build/axe-4.14.1.js")
+def test_axe_finds_nothing(view: View) -> None:
+    view.open("nucleus", 3)
+    script = f"(() => {{ {AXE.read_text()} }})()"
+    view.page.evaluate(script)
+    found = view.page.evaluate("axe.run(document.querySelector('.drawer'))")
+    problems = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found["violations"]]
+    assert problems == []
