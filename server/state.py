@@ -19,6 +19,7 @@ from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
+from server.observe.live_engine import LiveEngine
 from server.observe.recorder import Recorder
 from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
@@ -44,6 +45,7 @@ class AppState:
     metrics: Metrics
     tracing: Tracing | None
     recorder: Recorder  # of steps and requests, for the built-in pages
+    live: LiveEngine  # the engine while somebody watches it
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir

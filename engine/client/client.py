@@ -29,6 +29,7 @@ from engine.errors import (
 from engine.protocol import (
     DUMP_STACKS,
     Abort,
+    Blocks,
     CacheLookup,
     EmbedOutput,
     EmbedRequest,
@@ -42,7 +43,9 @@ from engine.protocol import (
     Rejected,
     Shutdown,
     StepOutputs,
+    StepTrace,
     TokenOutput,
+    Watch,
 )
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ POLL_S = 0.5  # seconds between hang checks
 LAST_WORDS_S = 0.5  # seconds for a hung engine to write its stacks before it is killed
 EXIT_S = 1.0  # seconds for an engine to exit after Shutdown before it is killed
 Request = GenerateRequest | EmbedRequest
+WatchListener = Callable[[StepTrace | Blocks], None]
 
 
 class EngineClient(Protocol):
@@ -94,6 +98,10 @@ class EngineClient(Protocol):
         """Return how many tokens of a prompt are in the prefix cache. The answer comes between two
         steps. Raises EngineUnavailableError or EngineDeadError."""
 
+    def watch(self, listener: WatchListener | None) -> int:
+        """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.
+        `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs."""
+
     def next_id(self) -> int: ...
 
     def last_step_age(self) -> float:
@@ -124,6 +132,7 @@ class ProcessClient:
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
         self._lookups: dict[int, asyncio.Future[int]] = {}
+        self._watcher: WatchListener | None = None
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
@@ -208,6 +217,9 @@ class ProcessClient:
         match message:
             case StepOutputs() if self._fatal is None:  # otherwise a message before it may be lost
                 self._on_step(message)
+            case StepTrace() | Blocks():
+                if self._watcher is not None:  # otherwise it was sent before the engine knew
+                    self._watcher(message)
             case Progress():
                 self.progress = message
             case Ready():
@@ -293,6 +305,13 @@ class ProcessClient:
             return await lookup
         finally:
             del self._lookups[lookup_id]
+
+    def watch(self, listener: WatchListener | None) -> int:
+        self._watcher = listener
+        watch_id = self.next_id()
+        if self._death is None:
+            self._endpoint.send(Watch(watch_id, listener is not None))
+        return watch_id
 
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self._queue.reserve(self._stats)
