@@ -152,6 +152,9 @@ class EngineCore:
             self.scheduler.add(request)
         except RequestRejectedError as error:
             self._reject(request.id, error)
+            return
+        if self.watch is not None and isinstance(request, GenerateRequest):
+            self.watch.add(request)
 
     def _reject(self, request_id: int, error: RequestRejectedError) -> None:
         self.matchers.drop([request_id])

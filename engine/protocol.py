@@ -325,9 +325,11 @@ class StepTrace(Message, frozen=True):
     chunks: list[PrefillChunk]
     decodes: list[int]  # requests that decoded a token
     encoded: list[PrefillChunk]  # sources and texts that were encoded
-    added: list[RequestState]  # requests of the events "add" that are not gone
+    added: list[RequestState]  # requests that have arrived, before all of the events
     events: list[BlockEvent]  # in the order in which they happened
     queue: QueueState
+    blocks_held: int  # after these events, as the next
+    blocks_cached: int
 
 
 class Blocks(Message, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from engine.message import Record
 
-BlockEventKind = Literal["add", "take", "pass", "preempt", "end", "find", "forget"]
+BlockEventKind = Literal["take", "pass", "preempt", "end", "find", "forget"]
 WaitReason = Literal["rows", "budget", "encoder", "blocks", "prefix", "preemption"]
 
 
@@ -15,8 +15,7 @@ class BlockEvent(Record, frozen=True):
 
     | kind | meaning |
     |---|---|
-    | add | request `id` has arrived |
-    | take | its table of `group` gets `blocks` from entry `first` on; 0 is an entry without block |
+    | take | request `id` gets `blocks` into its table of `group`, from entry `first` on; 0: none |
     | pass | a window has passed `blocks`: these entries, from `first` on, become 0 |
     | preempt | it gives back all of its blocks, and waits again |
     | end | it gives back all of its blocks, and is gone |

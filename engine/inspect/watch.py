@@ -10,6 +10,7 @@ import time
 from engine.protocol import (
     Blocks,
     EngineStats,
+    GenerateRequest,
     PrefillChunk,
     StepTrace,
 )
@@ -26,17 +27,24 @@ class EngineWatch:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._added: list[RequestState] = []
         scheduler.pool.journal = []
 
     def close(self) -> None:
         self._scheduler.pool.journal = None
 
+    def add(self, request: GenerateRequest) -> None:
+        """Note that a request has arrived."""
+        self._added.append(
+            RequestState(request.id, request.arrival, request.priority, len(request.prompt))
+        )
+
     def trace(self, stats: EngineStats, step: Step | None, launched: float, at: float) -> StepTrace:
         """Return what happened since the last trace; `step`, if any, has been retired `at`."""
-        pool, sequences = self._scheduler.pool, self._scheduler.sequences
+        pool = self._scheduler.pool
         assert pool.journal is not None
         events, pool.journal = pool.journal, []
-        added = [event.id for event in events if event.kind == "add"]
+        added, self._added = self._added, []
         chunks: list[PrefillChunk] = []
         decodes: list[int] = []
         encoded: list[PrefillChunk] = []
@@ -52,9 +60,11 @@ class EngineWatch:
             chunks=chunks,
             decodes=decodes,
             encoded=encoded,
-            added=[_arrived(sequences[key]) for key in added if key in sequences],
+            added=added,
             events=events,
             queue=self._queue(),
+            blocks_held=pool.num_held,
+            blocks_cached=pool.num_cached,
         )
 
     def events(self, stats: EngineStats) -> StepTrace:
@@ -82,11 +92,6 @@ class EngineWatch:
             available=waiting.available,
             sharing=waiting.sharing,
         )
-
-
-def _arrived(sequence: Sequence) -> RequestState:
-    """Return the state of a request when it arrived."""
-    return RequestState(sequence.id, sequence.arrival, sequence.priority, sequence.prompt_length)
 
 
 def _state(sequence: Sequence) -> RequestState:

@@ -98,7 +98,6 @@ class Scheduler:
         sequence = Sequence(request)
         self.sequences[sequence.id] = sequence
         self.waiting.add(sequence)
-        self._note("add", sequence)
 
     def num_cached(self, lookup: CacheLookup) -> int:
         """Return how many tokens of a prompt would come from the prefix cache now."""

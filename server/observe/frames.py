@@ -6,7 +6,8 @@ requests, and only totals of the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.protocol import EngineStats, Ready
@@ -90,12 +91,8 @@ class FrameWriter:
     def frame(self, steps: Sequence[TracedStep], reader: Reader) -> Json:
         """Return one frame for all of these steps."""
         live, last = self._live, steps[-1]
-        changed: dict[int, RequestRow] = {}
-        events: list[BlockEvent] = []
-        for step in steps:
-            changed |= step.changed
-            events += step.trace.events
-        rows = [row for row in changed.values() if reader.sees(row.id)]
+        events = [event for step in steps for event in step.trace.events]
+        rows = [row for row in _rows(steps) if reader.sees(row.id)]
         return {
             "seq": last.number,
             "t": _us(live, last.trace.at),
@@ -137,6 +134,18 @@ class FrameWriter:
         return entry
 
 
+def _rows(steps: Sequence[TracedStep]) -> Iterable[RequestRow]:
+    """Return the requests that changed in these steps, as they are after the last one."""
+    changed: dict[int, RequestRow] = {}
+    for step in steps:
+        for key in step.trace.decodes:
+            row = changed.get(key)
+            if row is not None:
+                changed[key] = replace(row, generated_tokens=row.generated_tokens + 1)
+        changed |= step.changed
+    return changed.values()
+
+
 def _events(
     events: Sequence[BlockEvent], reader: Reader, block_map: BlockMap | None
 ) -> list[list[Any]]:
@@ -157,7 +166,7 @@ def _events(
                 entries[-1][1].append(event.id)
             else:
                 entries.append([event.kind, [event.id]])
-        elif event.kind == "add" or not reader.sees(event.id):
+        elif not reader.sees(event.id):
             continue
         elif event.kind == "take":
             entries.append(["take", event.id, event.group, event.first, list(event.blocks)])

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from engine.client.client import EngineClient
 from engine.errors import EngineDeadError
 from engine.protocol import Blocks, EngineStats, StepOutputs, StepTrace
@@ -157,8 +159,10 @@ class LiveEngine:
     def _on_trace(self, trace: StepTrace, block_map: BlockMap) -> None:
         now = time.monotonic()
         outputs, self._outputs = self._outputs, []
-        if outputs:
-            self.stats = outputs[-1].stats
+        stats = outputs[-1].stats if outputs else self.stats
+        # A trace without outputs comes before a snapshot, and has later events than the stats.
+        held, cached = trace.blocks_held, trace.blocks_cached
+        self.stats = replace(stats, blocks_held=held, blocks_cached=cached)
         generated = sum(len(one.tokens) for one in outputs)
         prefilled = sum(one.stats.step_prefill_tokens for one in outputs)
         counts = self.counts
