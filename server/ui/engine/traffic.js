@@ -15,7 +15,8 @@ const QUESTIONS = [
   "Tell me a story about a lake.", "Why is the sky blue?", "How does a mill work?",
   "Who lives in a forest?",
 ];
-const TOKENS = 160;
+const TOKENS = 160; // of each answer
+const SHARED_TOKENS = 500; // of the answers to one prompt: long enough to be looked at
 const PARAGRAPH = "The river comes down from the hills, and the mill by the bridge turns all day. ";
 
 /** Send requests at once, each `[path, body]`. */
@@ -56,7 +57,8 @@ export async function sendTwice() {
   const { block_size: size, max_model_len: longest, kind } = hello.value.ready;
   const model = hello.value.model.id;
   if (kind !== "decoder") return sendAll([small(PARAGRAPH, 1), small(PARAGRAPH, 1)]);
-  const wanted = Math.min(3 * size + 8, longest - TOKENS - 1);
+  const wanted = Math.max(1, Math.min(3 * size + 8, longest >> 1));
+  const tokens = Math.max(1, Math.min(SHARED_TOKENS, longest - wanted - 1));
   let ids;
   try {
     ({ tokens: ids } = await post("tokenize", { model, prompt: PARAGRAPH }));
@@ -64,7 +66,7 @@ export async function sendTwice() {
     failure.value = error.message;
     return undefined;
   }
-  const prompt = Array.from({ length: Math.max(1, wanted) }, (_, place) => ids[place % ids.length]);
-  const body = { model, prompt, max_tokens: TOKENS, min_tokens: TOKENS, stream: true };
+  const prompt = Array.from({ length: wanted }, (_, place) => ids[place % ids.length]);
+  const body = { model, prompt, max_tokens: tokens, min_tokens: tokens, stream: true };
   return sendAll([["v1/completions", { ...body, seed: 1 }], ["v1/completions", { ...body, seed: 2 }]]);
 }
