@@ -8,6 +8,8 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
+from engine.inspect.lens_queue import LensQueue
+from engine.lens_messages import LensRequest
 from engine.protocol import (
     Abort,
     Admission,
@@ -75,6 +77,7 @@ class EngineCore:
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
         self.admitted: list[Admission] = []  # not sent yet
+        self.lenses = LensQueue(runner)
         self.running = True
 
     def run(self) -> None:
@@ -86,7 +89,8 @@ class EngineCore:
     def turn(self) -> None:
         """Run the loop body once: handle messages, launch a step, retire a step that is due."""
         messages = self.endpoint.drain(block=False)
-        idle = not messages and not self.scheduler.has_work and not self.in_flight
+        has_work = self.scheduler.has_work or self.in_flight or self.lenses
+        idle = not messages and not has_work
         if idle and self.matchers.is_compiling:
             self.matchers.wait()
         elif idle and not self.runner.capture_when_idle():
@@ -109,6 +113,11 @@ class EngineCore:
             # Nothing was computed, but aborts changed the counts of requests and blocks.
             now = time.monotonic()
             self.endpoint.send(StepOutputs(now, [], [], self.stats()))
+        if self.lenses:
+            waiting = self.scheduler.waiting or self.scheduler.embeds.waiting
+            result = self.lenses.advance(is_free=not waiting)
+            if result is not None:
+                self.endpoint.send(result)
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -118,7 +127,10 @@ class EngineCore:
                 self._add(message)
             case Abort():
                 self.matchers.drop(message.ids)
+                self.lenses.drop(message.ids)
                 self.scheduler.abort(message.ids)
+            case LensRequest():
+                self.lenses.add(message)
             case CacheLookup():
                 found = {message.id: self.scheduler.num_cached(message)}
                 now = time.monotonic()

@@ -22,6 +22,7 @@ from typing import Literal
 
 from msgspec import field
 
+from engine.lens_messages import LensRequest, LensResult
 from engine.message import Message, Record, TokenIds
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
@@ -146,7 +147,7 @@ class EmbedRequest(Message, frozen=True):
 
 
 class CacheLookup(Message, frozen=True):
-    """The question how many tokens of `prompt` are in the prefix cache.
+    """The question how many tokens of a request's prompt and source are in the prefix cache.
 
     StepOutputs.lookups has the answer. The engine holds no blocks for it.
     """
@@ -154,6 +155,7 @@ class CacheLookup(Message, frozen=True):
     id: int  # from the same numbers as those of requests
     prompt: TokenIds
     salt: str = ""
+    encoder_prompt: TokenIds = field(default_factory=list)
 
 
 class Abort(Message, frozen=True):
@@ -236,6 +238,7 @@ class Ready(Message, frozen=True):
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1
     memory: tuple[MemoryEntry, ...] = ()
+    max_lens_tokens: int = 0  # the longest text of a LensRequest
 
 
 class TokenOutput(Record, frozen=True):
@@ -381,5 +384,5 @@ class Fatal(Message, frozen=True):
     config_error: bool = False  # the configuration or the checkpoint cannot be served
 
 
-ToEngine = GenerateRequest | EmbedRequest | CacheLookup | Abort | Shutdown
-FromEngine = Progress | Ready | StepOutputs | Explained | Rejected | Notice | Fatal
+ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Shutdown
+FromEngine = Progress | Ready | StepOutputs | LensResult | Explained | Rejected | Notice | Fatal

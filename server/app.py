@@ -36,11 +36,13 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
-from server.api.ui import explain, hello, pages
+from server.api.ui import explain, hello, lens, pages, prompt
+from server.api.ui import model as ui_model
 from server.api.ui import requests as ui_requests
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
 from server.cli.config import ServerConfig, served_names
+from server.cli.settings import changed_settings
 from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
@@ -48,6 +50,7 @@ from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.observe.recorder import Recorder
+from server.observe.structure import StructureReader
 from server.replay.record_file import RecordFile
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
@@ -74,6 +77,9 @@ ROUTE_FILES = (
     hello,
     ui_requests,
     explain,
+    lens,
+    prompt,
+    ui_model,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
@@ -113,6 +119,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         created=int(time.time()),
         batches=_batches(config, client),
         record=RecordFile(config.record) if config.record else None,
+        structure=StructureReader(folder),
+        changed_settings=changed_settings(engine_config, config),
     )
     app = _routed(
         keyed=bool(state.keys),
@@ -216,6 +224,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         if state.batches:
             await state.batches.stop()
+        state.structure.close()
         await state.client.stop()
         if state.batches:
             state.batches.storage.folder.close()

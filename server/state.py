@@ -19,7 +19,9 @@ from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
+from server.observe.lens import LensDesk
 from server.observe.recorder import Recorder
+from server.observe.structure import StructureReader
 from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -44,10 +46,13 @@ class AppState:
     metrics: Metrics
     tracing: Tracing | None
     recorder: Recorder  # of steps and requests, for the built-in pages
+    structure: StructureReader  # of the model, for the built-in pages
+    changed_settings: list[dict[str, str]]  # flag, value and default of each
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir
     record: RecordFile | None = None  # None without --record
+    lens: LensDesk = field(default_factory=LensDesk)
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))

@@ -26,6 +26,7 @@ from engine.errors import (
     RemoteTraceback,
     RequestRejectedError,
 )
+from engine.lens_messages import LensRequest, LensResult
 from engine.protocol import (
     DUMP_STACKS,
     Abort,
@@ -91,9 +92,15 @@ class EngineClient(Protocol):
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         """Submit texts to embed, as `submit` does. In the queue they count as one request."""
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
-        """Return how many tokens of a prompt are in the prefix cache. The answer comes between two
-        steps. Raises EngineUnavailableError or EngineDeadError."""
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
+        """Return how many tokens of a prompt and its source are in the prefix cache. The answer
+        comes between two steps. Raises EngineUnavailableError or EngineDeadError."""
+
+    async def look(self, request: LensRequest) -> LensResult:
+        """Return what a lens shows. It is computed while no request waits; a cancelled call drops
+        it. Raises EngineUnavailableError or EngineDeadError."""
 
     def next_id(self) -> int: ...
 
@@ -124,7 +131,8 @@ class ProcessClient:
         self.step_listeners: list[Callable[[StepOutputs], None]] = []
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
-        self._lookups: dict[int, asyncio.Future[int]] = {}
+        # By message id: the answers to CacheLookup and LensRequest messages.
+        self._lookups: dict[int, asyncio.Future[Any]] = {}
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
@@ -223,6 +231,8 @@ class ProcessClient:
                 self._queue.forget([message.id])
                 if stream := self._streams.pop(message.id, None):
                     stream.fail(RequestRejectedError(message.code, message.message, message.param))
+            case LensResult():
+                self._answered(message.id, message)
             case Notice():
                 log.log(message.level, "%s", message.text)
             case Fatal():
@@ -245,9 +255,7 @@ class ProcessClient:
                 begin = outputs.at - outputs.stats.step_seconds
                 stream.prefills[prefill.id].append((begin, outputs.at, prefill))
         for lookup_id, cached_tokens in outputs.lookups.items():
-            lookup = self._lookups.get(lookup_id)
-            if lookup is not None and not lookup.done():
-                lookup.set_result(cached_tokens)
+            self._answered(lookup_id, cached_tokens)
         for output in outputs.tokens:
             self._deliver(outputs.at, output)
         for vector in outputs.embeddings:
@@ -260,6 +268,11 @@ class ProcessClient:
         if stream is not None:
             known = stream.explained or {}  # after a preemption, tokens are explained again
             stream.explained = known | dict(enumerate(message.tokens, message.first))
+
+    def _answered(self, lookup_id: int, answer: int | LensResult) -> None:
+        lookup = self._lookups.get(lookup_id)
+        if lookup is not None and not lookup.done():
+            lookup.set_result(answer)
 
     def _deliver(self, at: float, output: TokenOutput | EmbedOutput) -> None:
         if stream := self._streams.get(output.id):
@@ -290,18 +303,33 @@ class ProcessClient:
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
         self._queue.check(1, 0, self._stats)
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
+        lookup = CacheLookup(self.next_id(), list(prompt), salt, list(encoder_prompt))
+        found: int = await self._answer_to(lookup)
+        return found
+
+    async def look(self, request: LensRequest) -> LensResult:
+        try:
+            result: LensResult = await self._answer_to(request)
+        except asyncio.CancelledError:
+            if self._death is None:
+                self._endpoint.send(Abort([request.id]))
+            raise
+        return result
+
+    async def _answer_to(self, message: CacheLookup | LensRequest) -> Any:
         if self._death is not None:
             raise self._death
         if self.info is None:
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
-        lookup_id = self.next_id()
-        lookup = self._lookups[lookup_id] = asyncio.get_running_loop().create_future()
+        lookup = self._lookups[message.id] = asyncio.get_running_loop().create_future()
         try:
-            self._endpoint.send(CacheLookup(lookup_id, list(prompt), salt))
+            self._endpoint.send(message)
             return await lookup
         finally:
-            del self._lookups[lookup_id]
+            del self._lookups[message.id]
 
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self._queue.reserve(self._stats)

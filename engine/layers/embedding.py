@@ -46,7 +46,8 @@ class Sinusoids(nn.Module):
         super().__init__()
         positions = torch.arange(count, dtype=torch.float64, device="cpu")
         pairs = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
-        angles = torch.outer(positions, 10000.0 ** (-pairs / dim))
+        self.frequencies = 10000.0 ** (-pairs / dim)  # [dim / 2], the angle per position
+        angles = torch.outer(positions, self.frequencies)
         table = torch.cat((angles.sin(), angles.cos()[:, : dim // 2]), dim=1)
         self.register_buffer("table", table.to(dtype), persistent=False)
 

@@ -45,6 +45,33 @@ class OffsetRMSNorm(RMSNorm):
     offset = True
 
 
+class PlainRMSNorm(nn.Module):
+    """RMSNorm without a weight."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.kernels: Kernels = "torch"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, None, self.eps, kernels=self.kernels)
+
+    def add(self, x: torch.Tensor, delta: torch.Tensor | None) -> Tensors:
+        """Return x + delta and its norm; without delta, x and its norm."""
+        if delta is None:
+            return x, self(x)
+        return add_rms_norm(x, delta, None, self.eps, kernels=self.kernels)
+
+
+class Join(nn.Module):
+    """A sum in the residual stream that no norm follows at once."""
+
+    def add(self, x: torch.Tensor, delta: torch.Tensor) -> Tensors:
+        """Return x + delta twice, in the places of a norm's sum and result."""
+        total = x + delta
+        return total, total
+
+
 class LayerNorm(nn.Module):
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()

@@ -175,6 +175,7 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         frequencies, factor = rope_frequencies(dim, theta, scaling, max_positions)
+        self.frequencies = frequencies  # [dim / 2], the angle per position
         positions = torch.arange(max_positions, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies)
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -197,7 +198,8 @@ class PairRotaryEmbedding(nn.Module):
         super().__init__()
         exponent = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
         positions = torch.arange(max_positions, dtype=torch.float64, device="cpu")
-        angles = torch.outer(positions, theta**-exponent)
+        self.frequencies = theta**-exponent  # [dim / 2], the angle per position
+        angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos(), angles.sin()
         table = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
         self.register_buffer("cos", table[0].to(dtype).unsqueeze(1), persistent=False)

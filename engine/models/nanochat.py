@@ -25,6 +25,7 @@ from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
+from engine.layers.norm import Join, PlainRMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import (
     attention_heads,
@@ -37,7 +38,7 @@ from engine.models.base import (
 )
 from engine.ops.gated import relu_squared, sigmoid
 from engine.ops.kernels import Kernels
-from engine.ops.norm import add_rms_norm, rms_norm
+from engine.ops.norm import rms_norm
 from engine.ops.rotary import HeadNorm
 from engine.ops.softcap import softcap
 
@@ -190,18 +191,18 @@ class NanoChatAttention(nn.Module):
 class NanoChatBlock(nn.Module):
     def __init__(self, config: NanoChatConfig, index: int) -> None:
         super().__init__()
-        self.norm_eps = config.norm_eps
+        self.attention_norm = PlainRMSNorm(config.norm_eps)
         self.attention = NanoChatAttention(config, index)
+        self.mlp_norm = PlainRMSNorm(config.norm_eps)
         self.mlp = MLP(config.hidden, config.intermediate, relu_squared)
-        self.kernels: Kernels = "torch"
+        self.join = Join()
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        normed = rms_norm(x, None, self.norm_eps, kernels=self.kernels)
-        attended = self.attention(normed, cos, sin, batch)
-        x, normed = add_rms_norm(x, attended, None, self.norm_eps, kernels=self.kernels)
-        return x + self.mlp(normed)
+        x, normed = self.attention_norm.add(x, None)
+        x, normed = self.mlp_norm.add(x, self.attention(normed, cos, sin, batch))
+        return self.join.add(x, self.mlp(normed))[0]
 
 
 class NanoChat(nn.Module):
@@ -225,6 +226,7 @@ class NanoChat(nn.Module):
         self.blocks = nn.ModuleList(NanoChatBlock(c, i) for i in range(c.layers))
         if c.backout_layer is not None:
             self.backout_lambda = nn.Parameter(torch.empty(1))
+        self.norm = PlainRMSNorm(c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden)
         self.kernels: Kernels = "torch"
 
@@ -244,7 +246,7 @@ class NanoChat(nn.Module):
                 backout = x
         if c.backout_layer is not None:
             x = x - self.backout_lambda * backout
-        return rms_norm(x, None, c.norm_eps, kernels=self.kernels)
+        return self.norm.add(x, None)[1]
 
     def smear(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Add the previous token's embedding to each token, through a gate. Position 0 has none."""

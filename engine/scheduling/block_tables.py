@@ -113,6 +113,12 @@ class BlockTables:
         """Return the number of leading tokens of a waiting sequence that need not be computed."""
         return self._num_tokens(self._matched(sequence))
 
+    def num_cached_in_all(self, sequence: Sequence) -> int:
+        """Like `num_cached`, with the tokens of the source if it need not be encoded."""
+        cached = self.num_cached(sequence)
+        self._match_source(sequence, [[] for _ in self.groups])
+        return cached if sequence.needs_encoding else cached + len(sequence.encoder_prompt)
+
     def shares_next_block(self, waiting: Sequence, running: Sequence) -> bool:
         """Return whether `waiting` could reuse the next block that `running` computes."""
         index = running.num_computed // self.block_size

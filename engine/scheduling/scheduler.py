@@ -101,10 +101,11 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def num_cached(self, lookup: CacheLookup) -> int:
-        """Return how many tokens of a prompt would come from the prefix cache now."""
-        params = SamplingParams(max_tokens=1)
-        request = GenerateRequest(lookup.id, lookup.prompt, params, arrival=0.0, salt=lookup.salt)
-        return self.tables.num_cached(Sequence(request))
+        """Return how many tokens of prompt and source would come from the prefix cache now."""
+        prompt, source, params = lookup.prompt, lookup.encoder_prompt, SamplingParams(max_tokens=1)
+        request = GenerateRequest(lookup.id, prompt, params, 0.0, 0, lookup.salt, source)
+        self.tables.begin_step()  # the request would be admitted in a later step
+        return self.tables.num_cached_in_all(Sequence(request))
 
     def abort(self, ids: Iterable[int]) -> None:
         """Remove these requests; unknown ids are ignored."""

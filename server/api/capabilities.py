@@ -6,11 +6,13 @@ from typing import Any, get_args
 
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from server.api.openai.models import model_facts
 from server.generation.chat_prompt import has_own_tools
 from server.generation.grammar import GrammarKind
 from server.generation.limits import MAX_CHOICES, MAX_PROMPT_LOGPROBS
+from server.http.compression import json_response
 from server.http.operations import Operation, operations, without_null
 from server.state import VERSION, AppState, state_of
 
@@ -18,7 +20,7 @@ router = APIRouter()
 
 
 @router.get("/capabilities")
-async def capabilities(request: Request) -> dict[str, Any]:
+async def capabilities(request: Request) -> Response:
     """Return the model, the limits, and every route with its parameters and their ranges.
 
     A parameter is a JSON Schema; `default` includes the settings of the checkpoint.
@@ -36,7 +38,8 @@ async def capabilities(request: Request) -> dict[str, Any]:
         "reasoning": _reasoning(state),
     }
     found = operations(request.app.openapi())
-    return {**facts, "routes": [_route(state, operation) for operation in found]}
+    routes = [_route(state, operation) for operation in found]
+    return json_response(request, {**facts, "routes": routes})
 
 
 def _limits(state: AppState) -> dict[str, int]:

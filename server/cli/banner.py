@@ -77,6 +77,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         f"  access    API key {access}",
         *recording(config),
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
+        *pages(state, url),
         f"  try       {curl(state, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:
@@ -88,6 +89,11 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
             "this machine can use it; set --api-key-file"
         )
     return "\n".join(lines)
+
+
+def pages(state: AppState, url: str) -> list[str]:
+    """Return a line with the link to the built-in pages, if they are served."""
+    return [f"  pages     {url}/ui/   (or `penstock open`)"] if state.serves_ui else []
 
 
 def recording(config: ServerConfig) -> list[str]:

@@ -100,6 +100,31 @@ def inspect(
         raise fail(error, 1) from None
 
 
+def open_pages(
+    server: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[URL|SERVER]",
+            help="Its URL, or its model, port or process id on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Open the built-in pages of a running server in the browser.
+
+    The link is printed, too. SERVER may be left out if only one is running, or one on port 8000.
+    """
+    from server.cli.api_client import ClientError
+    from server.cli.open_pages import open_in_browser
+    from server.cli.servers import ServerChoiceError
+
+    try:
+        open_in_browser(server, _api_key(api_key))
+    except (ClientError, ServerChoiceError) as error:
+        raise fail(error, 1) from None
+
+
 def run(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="As for `penstock serve`.")

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from loadtest.cli import app as bench
 from server.cli import commands
 from server.cli.command import standard_streams
+from server.cli.compare import compare
 from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
 from server.cli.verify import Verify, verify
@@ -40,6 +41,7 @@ importing.command()(commands.nanochat)
 app.command(cls=Serve)(serve)
 app.command()(commands.run)
 app.command()(commands.chat)
+app.command(name="open")(commands.open_pages)
 app.command()(commands.inspect)
 app.command(cls=RunBatch)(run_batch)
 app.command(name="list")(commands.list_models)
@@ -51,6 +53,7 @@ app.command()(commands.flags)
 app.command()(commands.api)
 app.command()(commands.merge)
 app.command(cls=Verify)(verify)
+app.command()(compare)
 app.add_typer(importing, name="import", help="Convert another program's checkpoint.")
 app.add_typer(bench, name="bench", help="Measure an OpenAI-compatible server under load.")
 

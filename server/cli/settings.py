@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -112,6 +112,22 @@ def settings() -> Iterator[Setting]:
                 metas += [meta for meta in rest if isinstance(meta, msgspec.Meta)]
             annotation = hints[field.name]
             yield Setting(owner, field.name, annotation, kind, tuple(metas), field.default)
+
+
+def changed_settings(*configs: msgspec.Struct) -> list[dict[str, str]]:
+    """Return the flag, value and default of each setting that differs from its default, as text."""
+    found = []
+    for config in configs:
+        for setting in settings():
+            if not isinstance(config, setting.owner):
+                continue
+            value = getattr(config, setting.name)
+            if value != setting.default:
+                shown = "***" if setting.marked("secret") else replace(setting, default=value)
+                text = shown if isinstance(shown, str) else shown.default_text
+                default = setting.default_text
+                found.append({"flag": setting.flag, "value": text, "default": default})
+    return found
 
 
 def human_size(text: str) -> str:

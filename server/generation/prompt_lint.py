@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,8 @@ from server.text.tokenizer import Tokenizer
 
 MAX_WARNINGS = 32
 MAX_SEARCHES = 64  # of the whole prompt
+SYSTEM_ROLES = ("system", "developer")
+SYSTEM_ROLE = re.compile("""(['"])system\\1""")  # as templates compare and write it
 END_OF_THOUGHT = "</think>"  # templates commonly drop the thoughts of earlier answers
 
 
@@ -43,6 +46,7 @@ def _warnings(state: AppState, rendered: RenderedChat) -> Iterator[PromptWarning
     yield from _length_warnings(state, rendered)
     yield from _start_warnings(state.tokenizer, rendered)
     yield from _end_warnings(rendered)
+    yield from _role_warnings(state, rendered.chat)
     for name in unread_arguments(state, rendered.chat):
         message = f"The chat template does not read the argument {name}."
         yield PromptWarning("unread_argument", message, f"chat_template_kwargs.{name}")
@@ -56,7 +60,8 @@ def _length_warnings(state: AppState, rendered: RenderedChat) -> Iterator[Prompt
     count = len(rendered.token_ids)
     if count > longest:
         message = f"The prompt has {count} tokens; the context has {longest}."
-        yield PromptWarning("context_length_exceeded", message, "messages")
+        param = "messages" if rendered.chat.messages else "prompt"
+        yield PromptWarning("context_length_exceeded", message, param)
 
 
 def _start_warnings(tokenizer: Tokenizer, rendered: RenderedChat) -> Iterator[PromptWarning]:
@@ -78,6 +83,16 @@ def _end_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
             "so the answer may begin badly."
         )
         yield PromptWarning("trailing_space", message)
+
+
+def _role_warnings(state: AppState, chat: Chat) -> Iterator[PromptWarning]:
+    """Yield a warning if a chat lacks the system message that its template can show."""
+    if state.template is None or not chat.messages:
+        return
+    has_system = any(message["role"] in SYSTEM_ROLES for message in chat.messages)
+    if not has_system and SYSTEM_ROLE.search(state.template.source):
+        message = "The chat has no system message; the chat template has a place for one."
+        yield PromptWarning("no_system_message", message, "messages")
 
 
 def _tool_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
@@ -128,7 +143,7 @@ def _message_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
             yield PromptWarning("reasoning_not_shown", text, f"{param}.reasoning_content")
         content = (message.get("content") or "").rpartition(END_OF_THOUGHT)[2]
         if not search.shows(content):
-            is_system = role in ("system", "developer")
+            is_system = role in SYSTEM_ROLES
             code = "system_message_dropped" if is_system else "content_not_shown"
             text = f"The prompt does not contain the content of this {role} message unchanged."
             yield PromptWarning(code, text, f"{param}.content")

@@ -7,6 +7,7 @@ export const pages = [
   { id: "lens", title: "Lens", key: "l", load: () => import("./lens/page.js") },
   { id: "prompt", title: "Prompt", key: "p", load: () => import("./prompt/page.js") },
   { id: "model", title: "Model", key: "m", load: () => import("./model/page.js") },
+  { id: "compare", title: "Compare", key: "d", load: () => import("./compare/page.js") },
 ];
 
 /** Drawers open over a page by the parameter `drawer`; they get `{params, close}`. */

@@ -80,8 +80,8 @@ function Status() {
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
     <span>running <b>${stats.running}</b></span>
     <span>waiting <b>${stats.waiting}</b></span>
-    ${stats.blocks_total > 0 && html`<span title="KV blocks in use, and cached ones">
-      KV <b>${percent(stats.blocks_held)}</b> + ${percent(stats.blocks_cached)}</span>`}
+    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache${" "}
+      <b>${percent(stats.blocks_held)}</b> in use, ${percent(stats.blocks_cached)} kept</span>`}
   </header>`;
 }
 
@@ -150,10 +150,10 @@ function Drawer() {
   const content = error
     ? html`<p class="empty warn">This could not be loaded: ${error.message}</p>`
     : component && html`<${component} params=${params} close=${close} />`;
-  return html`<aside class="drawer" role="dialog" aria-label=${params.drawer} tabindex="-1" ref=${panel}>
+  return html`<div class="drawer" role="dialog" aria-label=${params.drawer} tabindex="-1" ref=${panel}>
     <button class="quiet close" onClick=${close} aria-label="Close">×</button>
     <${Boundary} key=${params.drawer + (params.answer ?? "")}>${content}</${Boundary}>
-  </aside>`;
+  </div>`;
 }
 
 /** A modal dialog. The browser keeps the focus inside and closes it by Escape. */

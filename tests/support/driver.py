@@ -110,6 +110,7 @@ class LateRunner:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
         self.gauges, self.matchers = runner.gauges, runner.matchers
+        self.look = runner.look
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))

@@ -21,6 +21,7 @@ from engine.errors import (
     EngineUnavailableError,
     RequestRejectedError,
 )
+from engine.lens_messages import LensRequest, LensResult
 from engine.protocol import (
     Admission,
     EmbedRequest,
@@ -36,7 +37,7 @@ from engine.protocol import (
     TokenOutput,
 )
 
-Sent = TypeVar("Sent", GenerateRequest, EmbedRequest)
+Sent = TypeVar("Sent", GenerateRequest, EmbedRequest, LensRequest)
 WIRE = msgspec.msgpack.Decoder(ToEngine)
 Script = Callable[[GenerateRequest], Sequence[int]]
 NOT_FINITE = -1  # in a script: the logits of this token are not finite
@@ -59,6 +60,7 @@ INFO = Ready(
     attention_backend="fake",
     threads=1,
     kv_groups=(KVGroup(1),),
+    max_lens_tokens=100,
 )
 
 
@@ -100,10 +102,15 @@ class FakeEngine:
     death: EngineDeadError | None = None
     config_error: bool = False
     cached_tokens: int = 0
+    lookups: list[tuple[list[int], str, list[int]]] = field(default_factory=list)
+    looks: list[LensRequest] = field(default_factory=list)
+    lens: Callable[[LensRequest], LensResult] = lambda request: LensResult(request.id)
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.lens_gate = asyncio.Event()  # no lens is computed while it is cleared
+        self.lens_gate.set()
         self.loaded = asyncio.Event()
         if self.info is not None:
             self.loaded.set()
@@ -150,10 +157,20 @@ class FakeEngine:
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self.queue.reserve(self.stats)
 
-    async def num_cached(self, prompt: Sequence[int], salt: str) -> int:
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
         if self.death is not None:
             raise self.death
-        return min(self.cached_tokens, len(prompt))
+        self.lookups.append((list(prompt), salt, list(encoder_prompt)))
+        return min(self.cached_tokens, len(prompt) + len(encoder_prompt))
+
+    async def look(self, request: LensRequest) -> LensResult:
+        if self.death is not None:
+            raise self.death
+        self.looks.append(as_received(request))
+        await self.lens_gate.wait()
+        return self.lens(request)
 
     def _check_room(self) -> None:
         if self.overloaded:

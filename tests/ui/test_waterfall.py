@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import playwright.sync_api as playwright
 import pytest
 
 from tests.support.process import eventually
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
 UI = {"x-penstock-ui": "1"}
 PARTS = ["server", "queue", "base", "own", "others", "unexplained"]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    with serving("demo", "--threads", "1") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +32,16 @@ def report(demo: Server) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Debian's chromium")
-    with playwright.sync_playwright() as runner:
-        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 @pytest.fixture(params=[("dark", 1280), ("light", 375)], ids=str)
-def drawer(browser: Any, demo: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page with the open drawer. Errors of its scripts fail the test."""
+def drawer(
+    open_page: Callable[..., Any], demo: Server, report: object, request: pytest.FixtureRequest
+) -> Any:
+    """The page with the open drawer."""
     scheme, width = request.param
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda said: errors.append(said.text) if is_fault(said) else None)
-    page.goto(f"{demo.base_url}/ui/#/prompt?drawer=waterfall&request=shown")
+    address = f"{demo.base_url}/ui/#/chat?drawer=waterfall&request=shown"
+    page = open_page(address, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.wait_for_selector(".wf-steps")
-    yield page
-    assert not errors
-    page.close()
-
-
-def is_fault(said: Any) -> bool:
-    """Whether a console message is an error; the page behind the drawer does not matter."""
-    return said.type == "error" and not said.location["url"].endswith("/prompt/page.js")
+    return page
 
 
 def ms(text: str) -> float:
@@ -111,8 +85,7 @@ def test_drawer_downloads_the_trace(drawer: Any) -> None:
     assert {"step", "prefill", "decode"} <= {event["name"] for event in trace["traceEvents"]}
 
 
-def test_drawer_of_an_unknown_request_says_why(browser: Any, demo: Server) -> None:
-    page = browser.new_page()
-    page.goto(f"{demo.base_url}/ui/#/prompt?drawer=waterfall&request=nothing")
+def test_drawer_of_an_unknown_request_says_why(open_page: Callable[..., Any], demo: Server) -> None:
+    page = open_page(f"{demo.base_url}/ui/#/chat?drawer=waterfall&request=nothing")
     playwright.expect(page.get_by_role("alert")).to_contain_text("No request 'nothing'")
-    page.close()
+    page.faults.clear()  # the browser's own line about the 404

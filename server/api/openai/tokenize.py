@@ -23,6 +23,7 @@ from server.generation.sampling import check_option_tokens
 from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
+from server.text.detokenizer import Detokenizer
 
 router = APIRouter()
 
@@ -34,13 +35,7 @@ async def tokenize(request: Request) -> Response:
     body = await read_unqueued(request, TokenizeBody)
     size = len(await request.body())
     async with thread_turn(state, size):
-        chat = await off_loop(size, body.chat)
-        check_tool_choice(chat)
-        text = body.prompt
-        add = body.add_special_tokens is not False
-        if text is None:
-            text = await chat_text(state, chat)
-            add = adds_special_tokens(state, chat)
+        chat, text, add = await prompt_text(state, body, size)
         ids = await encode(state, text, add_special_tokens=add)
     answer: dict[str, Any] = {
         "count": len(ids),
@@ -54,6 +49,18 @@ async def tokenize(request: Request) -> Response:
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
+async def prompt_text(state: AppState, body: TokenizeBody, size: int) -> tuple[Chat, str, bool]:
+    """Return the chat, its prompt text, and whether the tokenizer adds special tokens to it.
+
+    `size` is that of the body in bytes. A prompt is a chat without messages.
+    """
+    chat = await off_loop(size, body.chat)
+    check_tool_choice(chat)
+    if body.prompt is not None:
+        return chat, body.prompt, body.add_special_tokens is not False
+    return chat, await chat_text(state, chat), adds_special_tokens(state, chat)
+
+
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
     """Return the text of a list of tokens."""
@@ -61,8 +68,11 @@ async def detokenize(request: Request) -> Response:
     body = await read_unqueued(request, DetokenizeBody)
     check_token_ids(state, body.tokens, "tokens")
     async with thread_turn(state, len(body.tokens)):
-        text = await _decode(state, body.tokens)
-    return _json({"prompt": text}, body.ignored)
+        texts = await off_loop(len(body.tokens), lambda: _texts(state, body.tokens))
+    answer: dict[str, Any] = {"prompt": "".join(texts)}
+    if body.return_texts:
+        answer["texts"] = texts
+    return _json(answer, body.ignored)
 
 
 @router.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatBody))
@@ -79,11 +89,21 @@ async def render(request: Request) -> Response:
     async with thread_turn(state, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
     salt = request.state.tenant + body.options().cache_salt
-    ids = answer["token_ids"]
-    answer["cached_tokens"] = 0
-    if len(ids) <= state.max_length():
-        answer["cached_tokens"] = await state.client.num_cached(ids, salt)
+    answer["cached_tokens"] = await cached_tokens(state, answer["token_ids"], salt)
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
+
+
+async def cached_tokens(state: AppState, ids: list[int], salt: str) -> int:
+    """Return how many tokens of a prompt a request with this salt would find in the prefix cache.
+
+    It is 0 for an encoder, which has none, and for a prompt that no request may have.
+    """
+    if state.task == "embed" or not 0 < len(ids) <= state.max_length():
+        return 0
+    start = state.start_token
+    if start is None:
+        return await state.client.num_cached(ids, salt)
+    return await state.client.num_cached([start], salt, encoder_prompt=ids)
 
 
 def _rendered(state: AppState, chat: Chat, text: str) -> dict[str, Any]:
@@ -128,9 +148,12 @@ async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str |
     return await off_loop(len(ids), lambda: [entry(token) for token in ids])
 
 
-async def _decode(state: AppState, ids: list[int]) -> str:
-    decode = state.tokenizer.decode
-    return await off_loop(len(ids), lambda: decode(ids, skip_special_tokens=False))
+def _texts(state: AppState, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token. A character of several tokens is in the text of its last."""
+    detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=False)
+    texts = [detokenizer.push(token) for token in ids]
+    rest = detokenizer.flush()
+    return [*texts[:-1], texts[-1] + rest] if texts else []
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from server.state import VERSION, state_of
+from server.state import state_of
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -92,7 +92,6 @@ async def root(request: Request) -> Response:
         return RedirectResponse("ui/", 307)
     links: dict[str, Any] = {
         "name": "penstock",
-        "version": VERSION,
         "api": "/v1",
         "docs": "/docs",
         "openapi": "/openapi.json",

@@ -6,18 +6,20 @@ import asyncio
 import time
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.ui.access import is_admin, state_for_ui
+from server.http.compression import json_response
 from server.http.errors import ApiError, invalid
 from server.observe.blame import fit
 from server.observe.recorder import OpenRequest, RecordedRequest, Recorder
 from server.observe.report import Reader, report, running, summary
 from server.observe.trace_events import trace_events
 from server.observe.waterfall import waterfall_of
+
+PATIENCE, POLL = 1.0, 0.02  # seconds that a running request is waited for, and between looks
 
 router = APIRouter()
 
@@ -46,26 +48,40 @@ async def waterfall(request: Request, request_id: str) -> Response:
     form = request.query_params.get("format", "json")
     if form not in ("json", "trace"):
         raise invalid("format", f"format is {form[:32]!r}; supported: json, trace.")
-    found = _found(request, recorder, request_id)
+    found = await _ended(request, recorder, request_id)
     reader = _reader(request, recorder)
     steps, for_fit = recorder.steps_of(found), recorder.steps_for_fit()
 
-    def answer() -> bytes:
+    def answer() -> Response:
         model = fit(for_fit)
         document = report(found, waterfall_of(found, steps, model), model, reader)
         if form == "trace":
             document = trace_events(found, document)
-        return orjson.dumps(document)
+        return json_response(request, document, headers)
 
-    body = await asyncio.to_thread(answer)
     headers = {}
     if form == "trace":
         headers["content-disposition"] = f'attachment; filename="{request_id}.trace.json"'
-    return Response(body, media_type="application/json", headers=headers)
+    return await asyncio.to_thread(answer)
 
 
 def _may_see(request: Request, opened: OpenRequest) -> bool:
     return is_admin(request) or opened.tenant == request.state.tenant
+
+
+async def _ended(request: Request, recorder: Recorder, request_id: str) -> RecordedRequest:
+    """Return the record of a request; of one that is about to end, after a short wait.
+
+    The record of a stream is complete a moment after the client has read its last byte.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return _found(request, recorder, request_id)
+        except ApiError as error:
+            if error.status != 409 or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(POLL)
 
 
 def _found(request: Request, recorder: Recorder, request_id: str) -> RecordedRequest:

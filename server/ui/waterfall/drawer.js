@@ -15,8 +15,6 @@ import {
 } from "./format.js";
 import { StepRow, StepTable } from "./steps.js";
 
-const RETRY_MS = 300; // the record of a stream is complete a moment after its last byte
-const TRIES = 10;
 const MOST_COSTS = 8;
 
 /** `params` has `request`, an x-request-id, or `answer`, the id of an answer of the chat. */
@@ -28,7 +26,7 @@ export default function Waterfall({ params }) {
     const stop = new AbortController();
     setReport(null);
     setProblem("");
-    load(params, stop.signal).then(
+    load(params).then(
       (found) => stop.signal.aborted || setReport(found),
       (error) => stop.signal.aborted || setProblem(error.message),
     );
@@ -48,22 +46,14 @@ const pathOf = (id) => `/ui/api/requests/${encodeURIComponent(id)}`;
 async function requestOf(params) {
   if (params.request) return params.request;
   const { answerOf } = await import("../chat/answers.js");
-  const id = answerOf(params.answer)?.requestId;
+  const id = (await answerOf(params.answer))?.requestId;
   if (!id) throw new Error("This answer has no request id, so its time is not known.");
   return id;
 }
 
-/** The report of a request; waits a little for one that is about to end. */
-async function load(params, signal) {
-  const id = await requestOf(params);
-  for (let left = TRIES; ; left -= 1) {
-    try {
-      return await get(pathOf(id));
-    } catch (error) {
-      if (error.status !== 409 || left === 0 || signal.aborted) throw error;
-    }
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-  }
+/** The report of a request. */
+async function load(params) {
+  return get(pathOf(await requestOf(params)));
 }
 
 function Report({ report }) {

@@ -11,8 +11,10 @@ from functools import partial
 import pytest
 
 from engine.errors import EngineDeadError, EngineUnavailableError
+from engine.lens_messages import LensRequest, LensResult
 from engine.process import ToServer
 from engine.protocol import (
+    Abort,
     CacheLookup,
     EngineStats,
     Fatal,
@@ -197,6 +199,30 @@ async def test_client_cache_lookup_fails_without_an_engine(client: Client) -> No
     loading.info = None
     with pytest.raises(EngineUnavailableError, match="try again"):
         await loading.num_cached([1], "")
+
+
+async def test_client_lenses_get_their_own_answers(client: Client) -> None:
+    waiting = [asyncio.ensure_future(client.look(LensRequest(n, [n]))) for n in (1, 2)]
+    await asyncio.sleep(0)
+    assert client.endpoint.sent == [LensRequest(1, [1]), LensRequest(2, [2])]
+    client._on_message(LensResult(2, error="busy"))
+    client._on_message(LensResult(3))
+    assert (await waiting[1]).error == "busy"
+    assert not waiting[0].done()
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert client.endpoint.sent[2:] == [Abort([1])]
+    client._on_message(LensResult(1))
+    assert not client._lookups
+
+
+async def test_client_lens_fails_with_the_engine(client: Client) -> None:
+    waiting = asyncio.ensure_future(client.look(LensRequest(1, [1])))
+    await asyncio.sleep(0)
+    client.die(-9)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await waiting
 
 
 async def test_client_next_id_is_never_reused(client: Client) -> None:

@@ -89,3 +89,5 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
     """Token ids."""
+    return_texts: bool | None = None
+    """Return the text of each token, too; their join is the text of all."""

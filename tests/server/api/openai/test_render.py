@@ -118,6 +118,16 @@ async def test_render_sound_chat_has_no_warnings(served: Served) -> None:
             {"messages": [{"role": "user", "content": "x" * 600}]},
             [("context_length_exceeded", "messages")],
         ),
+        (
+            WHOLE + "{% if messages[0].role == 'system' %}{% endif %}",
+            {},
+            [("no_system_message", "messages")],
+        ),
+        (
+            WHOLE + '{% if messages[0].role == "system" %}{% endif %}',
+            {"messages": [SYSTEM, USER]},
+            [],
+        ),
         # Templates may trim or quote a content without a warning.
         ("{{ bos_token }}{{ messages[0].content | trim }}", {}, []),
         (

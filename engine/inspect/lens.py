@@ -1,0 +1,191 @@
+"""Compute a lens: one text apart from all requests, whose inside is returned.
+
+A lens runs the model's own code on the torch reference of every op, with an AttentionPlan that
+holds its own keys. It neither reads nor writes the KV cache and the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import KVCache
+from engine.device.transfer import to_device
+from engine.inspect.lens_plan import LensPlan, as_bytes, attention_bytes
+from engine.inspect.residual import ResidualTaps
+from engine.layers.attention import Attention, kv_specs
+from engine.layers.embedding import TokenEmbedding
+from engine.lens_messages import (
+    MAX_LENS_BYTES,
+    MAX_LENS_TOKENS,
+    LensRequest,
+    LensResult,
+    Prediction,
+)
+from engine.models.base import Model
+from engine.ops.kernels import use_kernels
+from engine.runner.model_runner import ModelRunner
+
+ROWS = 64  # whose logits are computed at once
+
+
+def look(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | None]:
+    """Yield None between the pieces of a lens, and its result at the end.
+
+    The first piece is the pass through the model. Each further one reads predictions from the
+    stream after one layer, or after the last layer for some positions.
+    """
+    pieces = _pieces(runner, request)
+    while True:
+        try:
+            with torch.inference_mode():
+                piece = next(pieces)
+        except StopIteration:
+            return
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise
+        yield piece
+
+
+def _pieces(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | None]:
+    if request.embeddings:
+        cosines = _cosines(runner.model, request.tokens, runner.device)
+        yield LensResult(request.id, cosines=as_bytes(cosines))
+        return
+    passed = LensPass(runner, request)
+    with reference_ops(runner):
+        hidden = passed.compute()
+    predictions: list[Prediction] = []
+    logit_lens: list[Prediction] = []
+    if runner.kind != "encoder":
+        for first in range(0, len(request.tokens), ROWS):
+            yield None
+            positions = range(first, min(first + ROWS, len(request.tokens)))
+            with reference_ops(runner):
+                logits = runner.model.logits(hidden[positions.start : positions.stop])
+            predictions += _predictions(request, passed.num_layers, positions, logits)
+        for layer in range(passed.num_layers) if request.positions else ():
+            yield None
+            with reference_ops(runner):
+                logits = passed.logits_after(layer)
+            logit_lens += _predictions(request, layer, request.positions, logits)
+        wanted = set(request.positions)
+        logit_lens += [found for found in predictions if found.position in wanted]
+    yield LensResult(
+        request.id,
+        attention=passed.plan.attention,
+        updates=passed.taps.updates,
+        norms=passed.taps.norms,
+        predictions=predictions,
+        logit_lens=logit_lens,
+    )
+
+
+@contextlib.contextmanager
+def reference_ops(runner: ModelRunner) -> Iterator[None]:
+    """Let the model compute with the torch reference of every op, and restore its kernels."""
+    module = cast(nn.Module, runner.model)
+    use_kernels(module, "torch")
+    try:
+        yield
+    finally:
+        use_kernels(module, runner.rows.kernels)
+
+
+class LensPass:
+    """One pass of a request through the model."""
+
+    def __init__(self, runner: ModelRunner, request: LensRequest) -> None:
+        self._runner, self._request = runner, request
+        self._model = runner.model
+        (positions,) = to_device([list(request.positions)], runner.device)
+        self.taps = ResidualTaps(cast(nn.Module, runner.model), positions)
+        self.plan = LensPlan(self.taps, keeps_weights=request.attention)
+        self._kv = KVCache(
+            kv_specs(cast(nn.Module, runner.model)), 0, 1, torch.float32, runner.device
+        )
+
+    def compute(self) -> torch.Tensor:
+        """Return the hidden states [T, hidden] after the last layer and the last norm."""
+        model, request = self._model, self._request
+        if self._runner.kind == "encoder":
+            with self.taps.of_stack("encoder"):
+                return model.encode(self._batch(request.tokens))
+        if request.source:
+            with self.taps.of_stack("encoder"):
+                model.encode(self._batch(request.source))
+        with self.taps.of_stack("decoder"):
+            return model.forward(self._batch(request.tokens))
+
+    def _batch(self, tokens: Sequence[int]) -> ForwardBatch:
+        count = len(tokens)
+        ids, previous, positions = to_device(
+            [list(tokens), [tokens[0], *tokens[:-1]], list(range(count))], self._runner.device
+        )
+        return ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
+
+    @property
+    def num_layers(self) -> int:
+        """The layers of the last stack."""
+        return len(self.taps.streams) - 1
+
+    def logits_after(self, layer: int) -> torch.Tensor:
+        """Return logits [positions, V] read from the stream after `layer` layers.
+
+        A model with norms before its sublayers reads it through its last norm.
+        """
+        stream = self.taps.streams[layer]
+        if self.taps.is_post_norm:
+            return self._model.logits(stream.normed)
+        assert self.taps.last_norm is not None
+        return self._model.logits(self.taps.last_norm(stream.total))
+
+
+def _predictions(
+    request: LensRequest, layer: int, positions: Sequence[int], logits: torch.Tensor
+) -> list[Prediction]:
+    """Return the predictions in logits [positions, V]."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    probabilities = logprobs.exp()
+    # A logit of minus infinity has probability 0, which adds nothing.
+    terms = probabilities * logprobs.clamp(min=torch.finfo(torch.float32).min)
+    entropies = (-terms.sum(-1) / torch.log(torch.tensor(2.0))).tolist()
+    best = torch.topk(probabilities, min(request.top, probabilities.shape[-1]), dim=-1)
+    found = []
+    for row, position in enumerate(positions):
+        actual = None
+        if position + 1 < len(request.tokens):
+            probability = probabilities[row, request.tokens[position + 1]]
+            rank = 1 + int((probabilities[row] > probability).sum())
+            actual = float(probability), rank
+        pairs = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+        found.append(Prediction(layer, position, entropies[row], tuple(pairs), actual))
+    return found
+
+
+def _cosines(model: Model, tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return the cosine similarities [tokens, tokens] of token embeddings.
+
+    A model's first embedding is that of its tokens, for a translation of the source's.
+    """
+    modules = cast(nn.Module, model).modules()
+    embedding = next(layer for layer in modules if isinstance(layer, TokenEmbedding))
+    (ids,) = to_device([list(tokens)], device)
+    rows = torch.nn.functional.normalize(embedding.weight.index_select(0, ids).float(), dim=-1)
+    return rows @ rows.T
+
+
+def max_lens_tokens(model: Model) -> int:
+    """Return the longest text whose attention weights a lens may hold, in tokens."""
+    layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
+
+    def num_bytes(tokens: int) -> int:
+        return sum(attention_bytes(layer.spec, tokens) for layer in layers)
+
+    return max(n for n in range(MAX_LENS_TOKENS + 1) if num_bytes(n) <= MAX_LENS_BYTES)

@@ -1,0 +1,209 @@
+"""/ui/api/lens: what the model does inside for one text of the caller."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.lens_messages import (
+    MAX_EMBEDDINGS,
+    MAX_LENS_TOKENS,
+    MAX_LENS_WAIT,
+    MAX_LOGIT_POSITIONS,
+    LensRequest,
+    LensResult,
+)
+from server.api.openai.schemas.fields import TokenId
+from server.api.ui.access import state_for_ui
+from server.api.ui.lens_report import lens_report
+from server.generation.limits import check_token_ids
+from server.generation.prompts import encode_prompt
+from server.http.body import Body, Part, read_body
+from server.http.errors import NO_RETRY, ApiError, invalid
+from server.http.openapi import body_schema
+from server.observe.attention_maps import floats, head_map, head_row, shades
+from server.observe.lens import LensBusyError, LensFailedError
+from server.state import AppState
+
+router = APIRouter()
+MAX_TOP, DEFAULT_TOP = 20, 10
+PartOfAnswer = Literal["thumbs", "residual", "predictions"]
+PARTS: tuple[PartOfAnswer, ...] = ("thumbs", "residual", "predictions")
+Ids = Annotated[list[TokenId], Field(max_length=MAX_LENS_TOKENS)]
+
+
+class LogitLens(Part):
+    """The positions whose stream is read after every layer."""
+
+    positions: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_LOGIT_POSITIONS)]
+    """Indices of tokens."""
+    k: Annotated[int, Field(ge=1, le=MAX_TOP)] = DEFAULT_TOP
+    """Tokens in each prediction."""
+
+
+class LensBody(Body):
+    """A text, or token ids. An encoder-decoder needs a source, too."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"want": list(PARTS)}
+
+    ids: Ids | None = None
+    """Token ids; for an encoder-decoder those of the target, without the start token."""
+    text: str | None = None
+    """A text instead of `ids`."""
+    source_ids: Ids | None = None
+    """The source's token ids, for an encoder-decoder."""
+    source: str | None = None
+    """A text instead of `source_ids`."""
+    want: list[PartOfAnswer] | None = None
+    """Parts of the answer. Without `thumbs`, no attention weights are kept."""
+    logit: LogitLens | None = None
+    """Ask for a logit lens."""
+
+
+class EmbeddingsBody(Body):
+    """Tokens to compare."""
+
+    ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EMBEDDINGS)]
+    """Token ids."""
+
+
+@router.post("/ui/api/lens", openapi_extra=body_schema(LensBody))
+async def lens(request: Request) -> Response:
+    """Return what the model does inside for a text.
+
+    The answer has attention thumbnails, the residual stream, predictions at every position, and a
+    logit lens, if they are wanted and the model has them. It is computed between the steps
+    of other requests, at most once a second. Attention weights are kept for 60 s.
+    """
+    state = state_for_ui(request)
+    body = await read_body(request, LensBody, state.large_bodies)
+    tokens, source = _texts(state, body)
+    want = set(PARTS if body.want is None else body.want)
+    positions: tuple[int, ...] = ()
+    if body.logit is not None:
+        positions = tuple(sorted(set(body.logit.positions)))
+        if positions and positions[-1] >= len(tokens):
+            raise invalid("logit.positions", f"The text has only {len(tokens)} tokens.")
+    wanted = LensRequest(
+        id=state.client.next_id(),
+        tokens=tokens,
+        source=source,
+        positions=positions,
+        top=body.logit.k if body.logit else DEFAULT_TOP,
+        attention="thumbs" in want,
+    )
+    result = await _look(state, wanted)
+    capture = None
+    if result.attention:
+        capture = state.lens.keep(request.state.tenant, result.attention).id
+
+    def answer() -> bytes:
+        document = lens_report(state.tokenizer, wanted, result, want)
+        return orjson.dumps({"capture": capture, **document})
+
+    return Response(await asyncio.to_thread(answer), media_type="application/json")
+
+
+@router.get("/ui/api/lens/{capture}/{layer}/{head}")
+async def attention_map(request: Request, capture: str, layer: str, head: str) -> Response:
+    """Return the attention weights of one head, row by row: a byte round(255 sqrt(w)) each.
+
+    `?stack=` is decoder, encoder or cross; the default is the first that the capture has. With
+    `?row=i` the answer is JSON with the exact weights of one query and, with a softcap, its scores
+    before and after it.
+    """
+    state = state_for_ui(request)
+    found = state.lens.capture(request.state.tenant, capture)
+    if found is None:
+        message = "There is no such capture. The last one of a key is kept for 60 s."
+        raise ApiError(404, "not_found", message)
+    stacks = found.stacks
+    stack = request.query_params.get("stack", next(iter(stacks)))
+    if stack not in stacks:
+        raise invalid("stack", f"stack is {stack[:32]!r}; this capture has {', '.join(stacks)}.")
+    layers = stacks[stack]
+    weights = layers[_index("layer", layer, len(layers))]
+    number = _index("head", head, weights.heads)
+    if "row" in request.query_params:
+        row = _index("row", request.query_params["row"], weights.queries)
+        content = await asyncio.to_thread(lambda: orjson.dumps(head_row(weights, number, row)))
+        return Response(content, media_type="application/json")
+    shown = await asyncio.to_thread(lambda: shades(head_map(weights, number)).tobytes())
+    return Response(shown, media_type="application/octet-stream")
+
+
+def _index(name: str, text: str, count: int) -> int:
+    """Return a number of the address, below `count`. Raises a 400 ApiError."""
+    is_number = text.isdecimal() and len(text) < 10
+    if not is_number or int(text) >= count:
+        message = f"{name} is {text[:32]!r}; it must be a number from 0 to {count - 1}."
+        raise invalid(name, message)
+    return int(text)
+
+
+@router.post("/ui/api/lens/embeddings", openapi_extra=body_schema(EmbeddingsBody))
+async def embeddings(request: Request) -> Response:
+    """Return the cosine similarities between the token embeddings of up to 32 tokens."""
+    state = state_for_ui(request)
+    body = await read_body(request, EmbeddingsBody, state.large_bodies)
+    check_token_ids(state, body.ids, "ids")
+    wanted = LensRequest(id=state.client.next_id(), tokens=body.ids, embeddings=True)
+    result = await _look(state, wanted)
+    cosines = floats(result.cosines).reshape(len(body.ids), -1).tolist()
+    texts = [state.tokenizer.token_text(token) for token in body.ids]
+    return Response(
+        orjson.dumps({"cosine": cosines, "texts": texts}), media_type="application/json"
+    )
+
+
+async def _look(state: AppState, wanted: LensRequest) -> LensResult:
+    """Return the result of a lens. Raises a 503 or 500 ApiError."""
+    try:
+        return await state.lens.look(state.client, wanted)
+    except LensBusyError:
+        message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
+        raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
+    except LensFailedError:
+        message = "The lens failed; the server's log has the reason."
+        raise ApiError(500, "lens_failed", message, headers=NO_RETRY) from None
+
+
+def _texts(state: AppState, body: LensBody) -> tuple[list[int], list[int]]:
+    """Return the tokens and the source of a request. Raises a 400 ApiError."""
+    start = state.start_token
+    if start is None:
+        if body.source is not None or body.source_ids is not None:
+            raise invalid("source", "This model has no encoder that reads a source.")
+        tokens = _tokens(state, body.ids, body.text, "ids")
+        return _checked(state, tokens, "ids"), []
+    source = _tokens(state, body.source_ids, body.source, "source_ids")
+    tokens = body.ids or []
+    if body.text is not None and body.ids is None:
+        tokens = encode_prompt(state, body.text, "text", add_special_tokens=False)
+    return _checked(state, [start, *tokens], "ids"), _checked(state, source, "source_ids")
+
+
+def _tokens(state: AppState, ids: list[int] | None, text: str | None, param: str) -> list[int]:
+    if ids is not None:
+        return ids
+    if text is None:
+        raise invalid(param, f"{param} is missing; give token ids or a text.")
+    return encode_prompt(state, text, param)
+
+
+def _checked(state: AppState, tokens: list[int], param: str) -> list[int]:
+    """Return the tokens. Raises a 400 ApiError for unknown ids and a wrong number of them."""
+    check_token_ids(state, tokens, param)
+    most = min(state.loaded().max_lens_tokens, state.max_length())
+    if not tokens:
+        raise invalid(param, "The text has no tokens.")
+    if len(tokens) > most:
+        message = f"The text has {len(tokens)} tokens; the lens takes at most {most}."
+        raise invalid(param, message, "context_length_exceeded")
+    return tokens

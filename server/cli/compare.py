@@ -1,0 +1,91 @@
+"""`penstock compare`: the answers of two or more models side by side, and where they part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from server.cli import exit_codes
+from server.cli.command import fail
+from server.cli.console import say
+
+TEXT = 70  # characters of a text that are shown
+
+
+def compare(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL MODEL...", show_default=False)],
+    prompts: Annotated[Path, typer.Option(help="File of prompts, one a line: texts or JSON.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the likeliest token.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="JSON file for the page Compare.")
+    ] = None,
+) -> None:
+    """Compare the answers of models, and how far their predictions are apart.
+
+    The first model is compared with each of the others, such as a merge with its parents. The
+    distance at a token is the Kullback-Leibler divergence of the other model's prediction from that
+    of the model that wrote it, in bits. No server is needed.
+    """
+    from server.cli.config import ServerConfig
+    from server.cli.model_source import resolve_model
+    from server.compare.prompts import read_prompts
+    from server.compare.run import Settings
+    from server.compare.run import compare as run
+
+    try:
+        if len(models) < 2:
+            raise ConfigError("Give at least two models.")
+        texts = read_prompts(prompts)
+        configs = [resolve_model(ServerConfig(), EngineConfig(model=one))[1] for one in models]
+        settings = Settings(max_tokens, temperature, seed, dtype, device)
+        document = run(configs, texts, settings, say)
+        document["models"] = models
+        if output is not None:
+            output.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    except (ConfigError, OSError) as error:
+        raise fail(error, exit_codes.BAD_CONFIG) from None
+    _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    names = document["models"]
+    for number, entry in enumerate(document["prompts"]):
+        table = Table(title=f"{number + 1}. {_short(entry['prompt'])}", title_justify="left")
+        for heading in ("model", "answer", "parts at token", "KL bits, mean", "largest"):
+            table.add_column(heading, overflow="fold")
+        for place, answer in enumerate(entry["answers"]):
+            parts = "equal" if answer["parts_at"] is None else str(answer["parts_at"])
+            if not place or not document["same_tokens"]:
+                parts = "–"
+            table.add_row(names[place], _short(answer["text"]), parts, *_distance(entry, place))
+        console.print(table)
+    if not document["same_tokens"]:
+        console.print("The models have other tokens, so their distributions have no distance.")
+
+
+def _distance(entry: dict[str, Any], place: int) -> tuple[str, str]:
+    """Return the mean and the largest distance along the first model's answer."""
+    for one in entry["distances"]:
+        if one["model"] == place and one["writer"] == 0 and one["tokens"]:
+            bits = [token["kl"] for token in one["tokens"]]
+            worst = max(range(len(bits)), key=bits.__getitem__)
+            return f"{sum(bits) / len(bits):.4f}", f"{bits[worst]:.4f} at {worst}"
+    return "–", "–"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TEXT else line[: TEXT - 1] + "…"

@@ -1,0 +1,25 @@
+// What the drawers ask of the chat: an answer by its id, and another branch of it.
+
+import { chats, current, forkOf, load } from "./state.js";
+
+function nodeOf(id) {
+  const all = [current.value, ...chats.value];
+  return all.find((chat) => chat.nodes[id])?.nodes[id] ?? null;
+}
+
+/**
+ * The answer with this id: its request's id and sampling parameters, and the token ids of its
+ * prompt and of itself. Null if this browser has no such answer.
+ */
+export async function answerOf(id) {
+  await load();
+  const node = nodeOf(id);
+  if (node?.role !== "assistant" || !node.tokens?.length) return null;
+  const { requestId, prompt, tokens, content, params } = node;
+  return { id, requestId, prompt, tokens, text: content, params };
+}
+
+/** Keep the answer's tokens before `index`, go on with `tokenId`, and show that branch. */
+export async function fork(id, index, tokenId) {
+  await forkOf(nodeOf(id), index, tokenId);
+}

@@ -1,0 +1,139 @@
+// Attention: thumbnails of all heads, and one head at full size.
+import { html, useMemo, useState } from "../html.js";
+import { SHADES, cellStyle, shadeOf } from "./colours.js";
+import { bytesOf, useHead, useRow } from "./data.js";
+import { HeatMap } from "./heat.js";
+import { exact, figure, piecesOf, short, visible } from "./text.js";
+import { Thumbs } from "./thumbs.js";
+
+const NAMES = { decoder: "self-attention", encoder: "encoder", cross: "cross-attention" };
+
+export default function Attention({ report, body, params, update }) {
+  const stacks = Object.keys(report.attention);
+  const stack = stacks.includes(params.stack) ? params.stack : stacks.at(-1);
+  const found = report.attention[stack];
+  const layer = place(params.layer, found.layers);
+  const head = place(params.head, found.heads);
+  const isSorted = params.order === "flat";
+  const order = useMemo(() => orders(found, isSorted), [found, isSorted]);
+  const shades = useMemo(() => bytesOf(found.thumbs), [found]);
+  return html`<div class="lens-two">
+    <section aria-label="All heads">
+      <div class="lens-row">
+        ${stacks.length > 1 && html`<label>Attention of${" "}
+          <select value=${stack} onChange=${(event) => update({ stack: event.target.value, row: "" })}>
+            ${stacks.map((name) => html`<option value=${name}>${NAMES[name]}</option>`)}
+          </select></label>`}
+        <label>Heads${" "}
+          <select value=${isSorted ? "flat" : ""} onChange=${(event) => update({ order: event.target.value })}>
+            <option value="">by index</option>
+            <option value="flat">flat to spiky</option>
+          </select></label>
+      </div>
+      <${Thumbs} found=${found} shades=${shades} order=${order} layer=${layer} head=${head}
+        pick=${(one) => update({ ...one, row: params.row })} />
+      <${Scale} />
+    </section>
+    <${Head} key=${`${stack} ${layer} ${head}`} report=${report} body=${body} found=${found}
+      which=${{ stack, layer, head }} params=${params} update=${update} />
+  </div>`;
+}
+
+/** A number of a URL, at least 0 and below `count`. */
+function place(text, count) {
+  const number = Number.parseInt(text ?? "0", 10) || 0;
+  return Math.max(0, Math.min(count - 1, number));
+}
+
+/** The heads of each layer in the order shown: by index, or the flattest first. */
+function orders(found, isSorted) {
+  return found.flatness.map((row) => {
+    const heads = row.map((_, head) => head);
+    return isSorted ? heads.sort((a, b) => row[b] - row[a]) : heads;
+  });
+}
+
+/** What the colours mean. */
+function Scale() {
+  const stops = [0, 64, 128, 191, 255];
+  const colours = stops.map((shade) => `rgb(${SHADES[shade].join(" ")})`).join(", ");
+  return html`<p class="lens-scale"><span>0</span>
+    <span class="lens-bar" style=${{ background: `linear-gradient(to right, ${colours})` }} />
+    <span>1</span> <small class="muted">weight; the shade is its square root</small></p>`;
+}
+
+function Head({ report, body, found, which, params, update }) {
+  const { stack, layer, head } = which;
+  const answer = useHead(report, body, which);
+  const [cursor, setCursor] = useState(null);
+  const keys = piecesOf(report, stack === "decoder" ? report.tokens : keyIds(report, stack));
+  const queries = piecesOf(report, stack === "encoder" ? keyIds(report, stack) : report.tokens);
+  const window = found.windows[layer];
+  const pinned = params.row === undefined || params.row === "" ? null : place(params.row, queries.length);
+  const title = `L${layer} H${head}`;
+  if (answer.error) return html`<p class="warn" role="alert">${answer.error}</p>`;
+  if (!answer.value) return html`<p class="muted" role="status">Loading ${title}…</p>`;
+  const shades = answer.value;
+  const isSeen = (row, column) => stack !== "decoder"
+    || (column <= row && (window === null || column > row - window));
+  const readOut = (row, column) => {
+    const pair = `${visible(queries[row])} (${row}) → ${visible(keys[column])} (${column})`;
+    if (!isSeen(row, column)) return `${pair}: not visible`;
+    return `${pair}: ${figure((shades[row * keys.length + column] / 255) ** 2)}`;
+  };
+  const row = pinned ?? cursor;
+  return html`<section aria-label="One head">
+    <h2>${title} <small class="muted">${NAMES[stack]}, flatness ${figure(found.flatness[layer][head])}
+      ${window !== null && ` · window ${window}`}
+      ${found.softcap !== null && ` · softcap ${found.softcap}`}</small></h2>
+    <${HeatMap} id=${shades} rows=${queries.length} columns=${keys.length} rowLabels=${queries}
+      columnLabels=${keys} start=${[pinned ?? queries.length - 1, 0]}
+      shadeAt=${(r, c) => (isSeen(r, c) ? shades[r * keys.length + c] : null)}
+      edge=${stack === "decoder" && window !== null ? (r) => Math.max(0, r - window + 1) : null}
+      readOut=${readOut} label=${`Attention of ${title}: rows look at columns`}
+      onCursor=${(r) => setCursor(r)} onPin=${(r) => update({ row: r === pinned ? "" : String(r) })}
+      file=${`attention-L${layer}-H${head}`} />
+    ${row !== null && html`<${Row} report=${report} body=${body} which=${which} row=${row}
+      isPinned=${pinned !== null} queries=${queries} keys=${keys} unpin=${() => update({ row: "" })} />`}
+  </section>`;
+}
+
+/** The tokens that the encoder reads: the source of a translation, or the text itself. */
+function keyIds(report, stack) {
+  return stack !== "decoder" && report.source.length ? report.source : report.tokens;
+}
+
+/** One query: every key in the shade of its exact weight, and the figures as a table. */
+function Row({ report, body, which, row, isPinned, queries, keys, unpin }) {
+  const { value, error } = useRow(report, body, which, row);
+  return html`<div class="lens-query">
+    <h3>From <span class="mono">${visible(queries[row])}</span> (${row})${" "}
+      ${isPinned
+        ? html`<button type="button" class="quiet" onClick=${unpin}>Unpin</button>`
+        : html`<small class="muted">click or Enter pins a row</small>`}</h3>
+    ${error && html`<p class="warn" role="alert">${error}</p>`}
+    ${value && html`
+      <p class="lens-strip mono">${value.weights.map((weight, key) => html`<span key=${key}
+        style=${cellStyle(shadeOf(weight))} title=${`${key}: ${exact(weight)}`}>${short(keys[key], 20)}</span>`)}</p>
+      <${RowTable} value=${value} keys=${keys} />`}
+  </div>`;
+}
+
+function RowTable({ value, keys }) {
+  const [isOpen, setOpen] = useState(false);
+  const caps = value.scores !== undefined;
+  const heads = ["key", "token", ...(caps ? ["score", "after softcap"] : []), "weight"];
+  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)} open=${caps}>
+    <summary>${caps ? "Scores before and after the softcap" : "Weights as a table"}</summary>
+    ${isOpen && html`<div class="lens-scroll" tabindex="0" role="region" aria-label="Weights of the row">
+      <table class="lens-table"><thead><tr>
+        ${heads.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}
+      </tr></thead><tbody>
+        ${value.weights.map((weight, key) => html`<tr key=${key}>
+          <th scope="row">${key}</th><td class="mono">${visible(keys[key])}</td>
+          ${caps && html`<td class="number">${exact(value.scores[key])}</td>
+            <td class="number">${exact(value.capped[key])}</td>`}
+          <td class="number">${exact(weight)}</td></tr>`)}
+      </tbody></table></div>`}
+  </details>`;
+}

@@ -1,0 +1,88 @@
+// What the server computes for a text: one lens for all tabs, heads and rows on demand.
+import { get, post, request } from "../api.js";
+import { useEffect, useState } from "../html.js";
+
+const PATH = "/ui/api/lens";
+
+/** Ask `load` again whenever `key` changes; return `{value, error, isLoading}`. */
+export function useAnswer(key, load) {
+  const [found, setFound] = useState({ key: null });
+  useEffect(() => {
+    if (!key) return undefined;
+    const stop = new AbortController();
+    const set = (answer) => stop.signal.aborted || setFound({ key, ...answer });
+    load(stop.signal).then((value) => set({ value }), (error) => set({ error: error.message }));
+    return () => stop.abort();
+  }, [key]);
+  if (!key) return { isLoading: false };
+  return found.key === key ? { ...found, isLoading: false } : { isLoading: true };
+}
+
+/** The lens of a body `{text | ids, source | source_ids}`, or nothing for null. */
+export function useLens(body) {
+  return useAnswer(body && JSON.stringify(body), (signal) => post(PATH, body, { signal }));
+}
+
+/** Read something of a capture; make a new one if it is gone. */
+async function ofCapture(report, body, read) {
+  try {
+    return await read(report.capture);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+  }
+  const again = await post(PATH, { ...body, want: ["thumbs"] });
+  report.capture = again.capture;
+  return read(report.capture);
+}
+
+/** The shades of a head, row by row. */
+export function useHead(report, body, { stack, layer, head }) {
+  return useAnswer(JSON.stringify([report.tokens, report.source, stack, layer, head]), (signal) => {
+    const path = (capture) => `${PATH}/${capture}/${layer}/${head}?stack=${stack}`;
+    return ofCapture(report, body, async (capture) => {
+      const answer = await request(path(capture), { signal });
+      return new Uint8Array(await answer.arrayBuffer());
+    });
+  });
+}
+
+/** The exact weights of one row, and its scores before and after a softcap. */
+export function useRow(report, body, { stack, layer, head }, row) {
+  const key = JSON.stringify([report.tokens, report.source, stack, layer, head, row]);
+  return useAnswer(row === null ? null : key, async (signal) => {
+    await pause(120, signal); // the cursor may only pass
+    const path = (capture) => `${PATH}/${capture}/${layer}/${head}?stack=${stack}&row=${row}`;
+    return ofCapture(report, body, (capture) => get(path(capture), { signal }));
+  });
+}
+
+const pause = (ms, signal) => new Promise((resolve, reject) => {
+  const timer = setTimeout(resolve, ms);
+  signal.addEventListener("abort", () => {
+    clearTimeout(timer);
+    reject(signal.reason);
+  });
+});
+
+/** The bytes of a base64 string. */
+export function bytesOf(text) {
+  return Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+}
+
+/** The answer of the chat with this id as a body. Throws an Error if it is not known. */
+export async function bodyOfAnswer(id, facts) {
+  let chat;
+  try {
+    chat = await import("../chat/answers.js");
+  } catch {
+    throw new Error("The answers of the chat could not be loaded.");
+  }
+  const answer = await chat.answerOf(id);
+  if (!answer) throw new Error("This answer is not known in this browser.");
+  const most = facts.ready.max_lens_tokens;
+  if (facts.ready.kind === "encoder-decoder") {
+    // The start token takes one place.
+    return { source_ids: answer.prompt.slice(0, most), ids: answer.tokens.slice(0, most - 1) };
+  }
+  return { ids: [...answer.prompt, ...answer.tokens].slice(0, most) };
+}

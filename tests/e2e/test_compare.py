@@ -1,0 +1,140 @@
+"""`penstock compare` of the demo with a copy whose weights have noise, against transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.checkpoint.folder import model_folder
+from tests.support.variant import noisy_copy
+
+PROMPTS = ("Hello! Who are you?", "What is the capital of France?", "Count from one to five.")
+
+
+def run(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server", "compare", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("compare")
+    noisy_copy(model_folder("demo"), found / "other", noise=0.3)
+    lines = [PROMPTS[0], json.dumps({"prompt": PROMPTS[1]})]
+    lines.append(json.dumps({"messages": [{"role": "user", "content": PROMPTS[2]}]}))
+    (found / "prompts").write_text("\n\n".join(lines))
+    return found
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> dict[str, Any]:
+    output = folder / "out.json"
+    prompts = ("--prompts", folder / "prompts", "--max-tokens", 12, "--dtype", "float32")
+    done = run("demo", folder / "other", *prompts, "-o", output)
+    assert "Who are you" in done.stdout
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def test_answers_are_the_greedy_ones_of_each_model(document: dict[str, Any], folder: Path) -> None:
+    for place, path in enumerate((model_folder("demo"), folder / "other")):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        for entry, prompt in zip(document["prompts"], PROMPTS, strict=True):
+            ids = chat_ids(tokenizer, prompt)
+            answer = entry["answers"][place]["tokens"]
+            logits = model(torch.tensor([ids + answer])).logits[0, len(ids) - 1 : -1]
+            best = logits.max(-1).values
+            chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+            assert (best - chosen).max() < 1e-3
+            assert entry["answers"][place]["text"] == "".join(entry["answers"][place]["pieces"])
+
+
+def chat_ids(tokenizer: Any, prompt: str) -> list[int]:
+    messages = [{"role": "user", "content": prompt}]
+    found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return list(found)
+
+
+def test_distances_are_those_of_transformers(document: dict[str, Any], folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_folder("demo"))
+    models = [
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (model_folder("demo"), folder / "other")
+    ]
+    largest = 0.0
+    for entry, prompt in zip(document["prompts"], PROMPTS, strict=True):
+        ids = chat_ids(tokenizer, prompt)
+        assert [(one["model"], one["writer"]) for one in entry["distances"]] == [(1, 0), (1, 1)]
+        for one in entry["distances"]:
+            answer = entry["answers"][one["writer"]]["tokens"]
+            whole = torch.tensor([ids + answer])
+            rows = slice(len(ids) - 1, -1)
+            logprobs = [torch.log_softmax(m(whole).logits[0, rows].double(), -1) for m in models]
+            own, other = logprobs[one["writer"]], logprobs[1 - one["writer"]]
+            expected = ((own.exp() * (own - other)).sum(-1) / math.log(2)).tolist()
+            assert [token["kl"] for token in one["tokens"]] == pytest.approx(expected, abs=1e-4)
+            largest = max(largest, *expected)
+            best = [tokenizer.decode([i]) for i in other.argmax(-1).tolist()]
+            assert [token["best"] for token in one["tokens"]] == best
+    assert largest > 0.1  # the models do differ
+
+
+def test_first_difference_is_where_the_answers_part(document: dict[str, Any]) -> None:
+    parted = 0
+    for entry in document["prompts"]:
+        first, other = (answer["tokens"] for answer in entry["answers"])
+        place = entry["answers"][1]["parts_at"]
+        if place is None:
+            assert first == other
+        else:
+            parted += 1
+            assert first[:place] == other[:place]
+            assert first[place : place + 1] != other[place : place + 1]
+    assert parted
+
+
+def test_models_with_other_tokens_have_answers_and_no_distance(folder: Path) -> None:
+    other = folder / "renamed"
+    noisy_copy(model_folder("demo"), other, noise=0.0)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    names = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
+    vocabulary[names[0]], vocabulary[names[1]] = vocabulary[names[1]], vocabulary[names[0]]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    output = folder / "renamed.json"
+    prompts = ("--prompts", folder / "prompts", "--max-tokens", 4)
+    done = run("demo", other, *prompts, "-o", output)
+    assert "other tokens" in done.stdout
+    document = json.loads(output.read_text())
+    assert all(not entry["distances"] for entry in document["prompts"])
+    assert all(len(entry["answers"]) == 2 for entry in document["prompts"])
+
+
+@pytest.mark.parametrize(
+    ("models", "lines", "message"),
+    [
+        (("demo",), "Hi", "at least two models"),
+        (("demo", "demo"), "", "1 to 1000 are needed"),
+        (("demo", "demo"), '{"text": 1}', "a line is a text"),
+        (("demo", "demo"), "{", "is not JSON"),
+        (("demo", "nowhere"), "Hi", "nowhere"),
+        (("demo-translate", "demo-translate"), "Hi", "only decoders"),
+    ],
+)
+def test_errors_say_what_to_do(
+    tmp_path: Path, models: tuple[str, ...], lines: str, message: str
+) -> None:
+    (tmp_path / "prompts").write_text(lines)
+    done = run(*models, "--prompts", tmp_path / "prompts", status=2)
+    assert message in done.stderr.replace("\n", " ")

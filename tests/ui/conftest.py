@@ -1,0 +1,60 @@
+"""Fixtures of the browser tests: the demo, Debian's chromium, and pages that report faults."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import playwright.sync_api as playwright
+import pytest
+
+from tests.support.serve import Server, serving
+
+TIMEOUT_MS = 30_000
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    with serving("demo") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium. It ends with its module: its event loop would disturb asynchronous tests."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Debian's chromium (apt install chromium)")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as runner:
+        opened = runner.chromium.launch(executable_path=chromium, args=arguments)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open an address in a browser without history. Errors of the page's scripts fail the test.
+
+    Options are those of playwright's `new_context`. `page.faults` collects the errors.
+    """
+    contexts = []
+    faults: list[str] = []
+
+    def opened(address: str, **options: Any) -> Any:
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+        page.faults = faults
+        page.goto(address)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not faults

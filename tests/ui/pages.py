@@ -1,0 +1,47 @@
+"""What tests of a page need: a browser, and a tab whose script errors fail the test."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+SIZES = [("dark", 1280), ("light", 375)]
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """Start Debian's chromium, or skip the test."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("needs Debian's chromium")
+    with playwright.sync_playwright() as runner:
+        opened = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextlib.contextmanager
+def tab(browser: Any, size: tuple[str, int] = SIZES[0]) -> Iterator[Any]:
+    """Open a tab. At the end, its scripts have made no error and it is not wider than the window."""
+    scheme, width = size
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if _is_fault(said) else None)
+    try:
+        yield page
+        assert not errors
+        overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, f"{overflow} px too wide"
+    finally:
+        page.close()
+
+
+def _is_fault(said: Any) -> bool:
+    """Whether a console message is an error of a script, and no answer that the page shows."""
+    return said.type == "error" and not said.text.startswith("Failed to load resource")

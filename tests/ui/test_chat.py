@@ -1,0 +1,263 @@
+"""The chat in a real browser, with the demo model behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import playwright.sync_api as playwright
+import pytest
+
+from tests.support.serve import Server
+
+pytestmark = pytest.mark.ui
+UI = {"x-penstock-ui": "1"}
+
+
+@pytest.fixture
+def chat(open_page: Callable[..., Any], demo: Server) -> Any:
+    page = open_page(f"{demo.base_url}/ui/")
+    page.wait_for_selector(".welcome")
+    page.wait_for_selector("[name=temperature]")
+    return page
+
+
+def options(page: Any, **values: object) -> None:
+    for name, value in values.items():
+        field = page.locator(f"[name={name}]")
+        field.fill(str(value))
+        field.blur()
+
+
+def ask(page: Any, text: str) -> Any:
+    """Send a message and wait for the whole answer."""
+    count = page.locator(".message").count()
+    page.get_by_role("textbox", name="Message").fill(text)
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator(".message")).to_have_count(count + 2)
+    return complete(page)
+
+
+def complete(page: Any) -> Any:
+    answer = page.locator(".message").last
+    playwright.expect(page.locator("[aria-busy]")).to_have_count(0)
+    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
+    return answer
+
+
+def figure(answer: Any, pattern: str) -> str:
+    found = re.search(pattern, answer.locator(".figures").inner_text())
+    assert found, answer.locator(".figures").inner_text()
+    return found[1]
+
+
+def sent_by(page: Any) -> list[dict[str, Any]]:
+    """The bodies of the requests to /v1 that the page sends from now on."""
+    bodies: list[dict[str, Any]] = []
+
+    def note(request: Any) -> None:
+        if "/v1/" in request.url and request.method == "POST":
+            bodies.append(json.loads(request.post_data))
+
+    page.on("request", note)
+    return bodies
+
+
+def test_answer_is_that_of_the_api_with_the_parameters_that_differ(chat: Any, demo: Server) -> None:
+    bodies = sent_by(chat)
+    options(chat, seed=7, max_tokens=24, temperature=0.9)
+    answer = ask(chat, "Hello! Who are you?")
+    [body] = bodies
+    assert body["messages"] == [{"role": "user", "content": "Hello! Who are you?"}]
+    assert {"seed": 7, "max_tokens": 24, "temperature": 0.9}.items() <= body.items()
+    assert body.keys().isdisjoint({"top_p", "top_k", "min_p", "tools", "response_format"})
+    plain = {key: body[key] for key in ("messages", "seed", "max_tokens", "temperature")}
+    reply = httpx2.post(f"{demo.base_url}/v1/chat/completions", json=plain, timeout=60).json()
+    text = reply["choices"][0]["message"]["content"]
+    assert answer.locator(".md").inner_text().split() == text.split()
+    assert int(figure(answer, r"([\d,]+) tok ")) == reply["usage"]["completion_tokens"]
+
+
+def test_figures_are_those_of_the_engine(chat: Any, demo: Server) -> None:
+    with chat.expect_response("**/v1/chat/completions") as sent:
+        answer = ask(chat, "What is a river?")
+    request_id = sent.value.headers["x-request-id"]
+    report = httpx2.get(f"{demo.base_url}/ui/api/requests/{request_id}", headers=UI).json()
+    stamps = report["stamps"]
+    first = figure(answer, r"TTFT ([\d.]+ m?s)")
+    seconds = float(first.split()[0]) / (1 if first.endswith(" s") else 1000)
+    assert seconds == pytest.approx(stamps["first_token"] / 1000, rel=0.1, abs=0.001)
+    queue = float(figure(answer, r"queue ([\d.]+) ms"))
+    assert queue == pytest.approx(stamps["admitted"] - stamps["submitted"], abs=0.6)
+    prompt = report["choices"][0]["prompt_tokens"]
+    assert figure(answer, r"cached (\d+/\d+)").endswith(f"/{prompt}")
+
+
+def test_regenerate_edit_and_branches(chat: Any) -> None:
+    options(chat, max_tokens=8)
+    first = ask(chat, "Hello!").locator(".md").inner_text()
+    chat.get_by_role("button", name="Regenerate").click()
+    playwright.expect(chat.locator(".versions")).to_contain_text("2/2")
+    second = complete(chat).locator(".md").inner_text()
+    chat.get_by_role("button", name="Previous version").click()
+    playwright.expect(chat.locator(".md").last).to_have_text(first)
+    chat.get_by_role("button", name="Next version").click()
+    playwright.expect(chat.locator(".md").last).to_have_text(second)
+
+    question = chat.locator(".message").first
+    question.hover()
+    question.get_by_role("button", name="Edit").click()
+    chat.get_by_role("textbox", name="Edit the message").fill("Good evening!")
+    chat.get_by_role("button", name="Save as a new version").click()
+    playwright.expect(question.locator(".said")).to_have_text("Good evening!")
+    complete(chat)
+    playwright.expect(question.locator(".versions")).to_contain_text("2/2")
+    question.hover()
+    question.get_by_role("button", name="Previous version").click()
+    playwright.expect(question.locator(".said")).to_have_text("Hello!")
+    playwright.expect(chat.locator(".md").last).to_have_text(second)
+
+
+def test_stop_keeps_what_was_written_and_aborts_the_request(chat: Any, demo: Server) -> None:
+    options(chat, max_tokens=900)
+    field = chat.locator("[name=ignore_eos]")
+    chat.get_by_text("More parameters").click()
+    field.select_option("true")
+    chat.get_by_role("textbox", name="Message").fill("Tell me a story.")
+    chat.keyboard.press("Enter")
+    chat.wait_for_selector("[aria-busy] .md")
+    chat.keyboard.press("Escape")
+    answer = chat.locator(".message").last
+    playwright.expect(answer.locator(".figures")).to_contain_text("stopped by you")
+    assert answer.locator(".md").inner_text()
+    demo.wait_idle()
+
+
+def test_system_prompt_and_schema_are_sent(chat: Any) -> None:
+    bodies = sent_by(chat)
+    chat.get_by_label("System prompt").fill("You are a river.")
+    chat.get_by_text("JSON schema of the answer").click()
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    chat.get_by_label("JSON schema", exact=True).fill(json.dumps(schema))
+    chat.get_by_label("JSON schema", exact=True).blur()
+    answer = ask(chat, "How many?")
+    assert bodies[0]["messages"][0] == {"role": "system", "content": "You are a river."}
+    assert bodies[0]["response_format"]["json_schema"]["schema"] == schema
+    text = answer.locator(".md").inner_text()
+    assert isinstance(json.loads(text)["n"], int)
+
+
+def test_tool_call_is_shown_and_answered_by_hand(chat: Any) -> None:
+    bodies = sent_by(chat)
+    weather = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Oslo"]}},
+                "required": ["city"],
+            },
+        },
+    }
+    chat.get_by_text("Tools", exact=True).click()
+    chat.get_by_label("List of tools").fill(json.dumps([weather]))
+    chat.get_by_label("List of tools").blur()
+    chat.get_by_text("More parameters").click()
+    options(chat, tool_choice="required")
+    ask(chat, "How is the weather in Oslo?")
+    call = chat.get_by_role("region", name="Call of get_weather").first
+    playwright.expect(call.locator("pre")).to_contain_text('"city": "Oslo"')
+    calls = chat.locator(".tool-call").count()
+    options(chat, tool_choice="none")
+    for place in range(calls):
+        box = chat.locator(".tool-call").nth(place)
+        box.get_by_role("textbox").fill('{"degrees": 7}')
+        box.get_by_role("button", name="Return this").click()
+    complete(chat)
+    last = bodies[-1]["messages"]
+    assert [message["role"] for message in last] == ["user", "assistant"] + ["tool"] * calls
+    assert last[2]["content"] == '{"degrees": 7}'
+    assert last[2]["tool_call_id"] == last[1]["tool_calls"][0]["id"]
+
+
+def test_chats_survive_a_reload_and_can_be_searched_and_deleted(chat: Any) -> None:
+    options(chat, max_tokens=8)
+    text = ask(chat, "Hello!").locator(".md").inner_text()
+    chat.get_by_role("button", name="New chat").click()
+    ask(chat, "What is a lake?")
+    chat.reload()
+    entries = chat.locator(".chat-entry")
+    playwright.expect(entries).to_have_text(["What is a lake?", "Hello!"])
+    chat.get_by_role("searchbox", name="Search chats").fill("HELLO")
+    playwright.expect(entries).to_have_text(["Hello!"])
+    entries.first.click()
+    playwright.expect(chat.locator(".md").last).to_have_text(text)
+    chat.on("dialog", lambda dialog: dialog.accept())
+    chat.get_by_role("button", name="Delete Hello!").click()
+    playwright.expect(entries).to_have_count(0)
+    chat.get_by_role("searchbox", name="Search chats").fill("")
+    playwright.expect(entries).to_have_text(["What is a lake?"])
+
+
+def test_export_and_import_restore_the_chat(
+    chat: Any, open_page: Callable[..., Any], demo: Server, tmp_path: Path
+) -> None:
+    options(chat, max_tokens=8)
+    text = ask(chat, "Hello!").locator(".md").inner_text()
+    with chat.expect_download() as download:
+        chat.get_by_role("button", name="Export all").click()
+    file = tmp_path / "chats.json"
+    download.value.save_as(file)
+    other = open_page(f"{demo.base_url}/ui/")
+    other.wait_for_selector(".welcome")
+    other.get_by_label("File of chats").set_input_files(file)
+    other.locator(".chat-entry").click()
+    playwright.expect(other.locator(".md")).to_have_text(text)
+
+    for content, problem in (
+        ("{", "not JSON"),
+        ("{}", "no chats"),
+        (file.read_text().replace('"role": "user"', '"rule": "user"'), "broken"),
+    ):
+        file.write_text(content)
+        other.get_by_label("File of chats").set_input_files(file)
+        playwright.expect(other.get_by_role("alert")).to_contain_text(problem)
+
+
+def test_errors_of_the_server_are_shown(chat: Any) -> None:
+    chat.locator("summary", has_text="Template options").click()
+    chat.get_by_label("Template options").fill('{"messages": 1}')
+    chat.get_by_label("Template options").blur()
+    chat.get_by_role("textbox", name="Message").fill("Hello!")
+    chat.keyboard.press("Enter")
+    playwright.expect(chat.get_by_role("alert")).to_contain_text("chat_template_kwargs")
+    [fault] = chat.faults  # the browser's own line about the 400
+    assert "400" in fault
+    chat.faults.clear()
+
+
+def test_parameter_outside_its_range_is_refused_in_place(chat: Any) -> None:
+    options(chat, temperature=3)
+    playwright.expect(chat.get_by_role("status").filter(has_text="From 0 to 2")).to_be_visible()
+    bodies = sent_by(chat)
+    options(chat, max_tokens=4)
+    ask(chat, "Hello!")
+    assert "temperature" not in bodies[0]
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_page_fits_a_phone(open_page: Callable[..., Any], demo: Server, scheme: str) -> None:
+    viewport = {"width": 375, "height": 700}
+    page = open_page(f"{demo.base_url}/ui/", viewport=viewport, color_scheme=scheme)
+    page.get_by_role("textbox", name="Message").fill("Hello! " * 30)
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator(".message")).to_have_count(2)
+    complete(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    page.get_by_role("button", name="Settings").click()
+    playwright.expect(page.get_by_label("System prompt")).to_be_visible()

@@ -1,0 +1,116 @@
+"""The pages for people: contrast, labels, keyboard, phones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import playwright.sync_api as playwright
+import pytest
+
+from tests.support.serve import Server
+from tests.ui import axe
+
+pytestmark = [pytest.mark.ui, pytest.mark.slow]
+PAGES = ("chat", "engine", "lens", "prompt", "model")
+LOOKS = [(scheme, width) for scheme in ("dark", "light") for width in (1280, 375)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def axe_source() -> None:
+    try:
+        axe.source()
+    except OSError as error:
+        pytest.skip(f"needs npm and its registry: {error}")
+
+
+def say(page: Any, text: str, tokens: int = 24) -> Any:
+    page.wait_for_selector("[name=max_tokens]", state="attached")
+    page.get_by_role("textbox", name="Message").fill(text)
+    page.keyboard.press("Enter")
+    answer = page.locator(".message").last
+    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
+    return answer
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=str)
+@pytest.mark.parametrize("name", PAGES)
+def test_page_has_no_violation(
+    open_page: Callable[..., Any], demo: Server, name: str, look: tuple[str, int]
+) -> None:
+    scheme, width = look
+    viewport = {"width": width, "height": 900}
+    page = open_page(f"{demo.base_url}/ui/#/{name}", viewport=viewport, color_scheme=scheme)
+    page.wait_for_selector("main h1, main .chat, main .page")
+    page.wait_for_load_state("networkidle") if name != "engine" else page.wait_for_timeout(1500)
+    assert axe.violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=str)
+@pytest.mark.parametrize("button", ["Why these tokens", "Why this time"])
+def test_drawer_has_no_violation(
+    open_page: Callable[..., Any], demo: Server, button: str, look: tuple[str, int]
+) -> None:
+    scheme, width = look
+    viewport = {"width": width, "height": 900}
+    page = open_page(f"{demo.base_url}/ui/", viewport=viewport, color_scheme=scheme)
+    say(page, "Hello!").get_by_role("button", name=button).click()
+    page.wait_for_selector(".drawer table, .drawer .wf-steps")
+    assert axe.violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_pages_are_reached_by_their_keys(open_page: Callable[..., Any], demo: Server) -> None:
+    page = open_page(f"{demo.base_url}/ui/")
+    page.wait_for_selector(".welcome")
+    page.evaluate("document.activeElement.blur()")
+    for key, name in (
+        ("e", "Engine"),
+        ("l", "Lens"),
+        ("p", "Prompt"),
+        ("m", "Model"),
+        ("c", "Chat"),
+    ):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        playwright.expect(page).to_have_title(f"{name} · Penstock")
+        page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    playwright.expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    playwright.expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
+
+
+def tab_to(page: Any, **wanted: Any) -> None:
+    """Press Tab until the element with this role and name has the focus."""
+    target = page.get_by_role(wanted.pop("role"), **wanted).last
+    for _ in range(120):
+        if target.evaluate("element => element === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{wanted} is not reached by Tab")
+
+
+def test_journey_by_the_keyboard_alone(open_page: Callable[..., Any], demo: Server) -> None:
+    """From a question over a token's fork to the waterfall and the lens, without a mouse."""
+    page = open_page(f"{demo.base_url}/ui/")
+    page.wait_for_selector(".welcome")
+    page.keyboard.type("Hello! Who are you?")  # the box has the focus
+    page.keyboard.press("Enter")
+    answer = page.locator(".message").last
+    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
+    tab_to(page, role="button", name="Why these tokens")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator(".drawer")).to_contain_text("replay agrees")
+    tab_to(page, role="button", name="Close")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator(".drawer")).to_have_count(0)
+    tab_to(page, role="button", name="Why this time")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".wf-steps")
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator(".drawer")).to_have_count(0)
+    page.keyboard.press("g")
+    page.keyboard.press("l")
+    playwright.expect(page).to_have_title("Lens · Penstock")
