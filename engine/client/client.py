@@ -266,8 +266,9 @@ class ProcessClient:
     def _on_explained(self, message: Explained) -> None:
         stream = self._streams.get(message.id)
         if stream is not None:
-            known = stream.explained or {}  # after a preemption, tokens are explained again
-            stream.explained = known | dict(enumerate(message.tokens, message.first))
+            if stream.explained is None:
+                stream.explained = {}
+            stream.explained[message.index] = message  # again after a preemption
 
     def _answered(self, lookup_id: int, answer: int | LensResult) -> None:
         lookup = self._lookups.get(lookup_id)
