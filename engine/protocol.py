@@ -100,6 +100,13 @@ class Explain(Record, frozen=True):
     params: SamplingParams  # of the answer
     num_candidates: int  # likeliest tokens to return with each token
 
+    def first_row(self, length: int) -> int:
+        """Return the index of the first token whose logits explain one.
+
+        `length` is the number of tokens in the request's prompt.
+        """
+        return length - len(self.answer)
+
 
 class TokenLogprobs(Record, frozen=True):
     """Log-probabilities under the model's own distribution, before penalties and temperature."""
@@ -297,46 +304,35 @@ class PrefillChunk(Record, frozen=True):
     count: int
 
 
-# Why a token could not be drawn: values of Candidate.cut.
+# Why a token could not be drawn: values of Explained.cuts.
 KEPT, CUT_TOP_K, CUT_TOP_P, CUT_MIN_P, CUT_BAN, CUT_GRAMMAR = range(6)
 
 
-class Candidate(Record, frozen=True):
-    """A token that could have been drawn, or why it could not.
+class Explained(Message, frozen=True):
+    """How one token of the answer of a request with `explain` was drawn. Entropies are in bits.
 
-    `luck` is the noise of the draw, an exponential one: the greatest `tempered / luck` of the
-    tokens with cut 0 wins. None without a draw, at temperature 0.
+    The candidates are columns of equal length: the likeliest tokens after penalties; then up to 8
+    banned ones that are among the model's likeliest; then the answer's token and the one drawn now,
+    unless they came before.
     """
 
-    id: int
-    logit: float  # the model's own
-    raw: float  # probability under the model's own distribution
-    adjusted: float  # after penalties, biases, bans and the grammar
-    tempered: float  # after temperature, before the cuts
-    cut: int  # KEPT, or what removed it first
-    luck: float | None
-
-
-class ExplainedToken(Record, frozen=True):
-    """How one token of an answer was drawn. Entropies are in bits."""
-
-    drawn: int  # the token that is drawn now: the answer's, unless logits differ in their last bits
+    id: int  # of the request
+    index: int  # of the token in the answer
+    drawn: int  # now; the answer's token, unless logits differ in their last bits
     rank: int  # of the answer's token under the model's own distribution, from 1
     entropy: float  # of the model's own distribution
     final_entropy: float  # of the distribution that the token is drawn from
     kept: int  # tokens that can be drawn
     mass: float  # their probability after temperature
-    # The likeliest after penalties; then up to 8 banned ones that are among the model's likeliest;
-    # then the answer's token and the drawn one, unless they came before.
-    candidates: tuple[Candidate, ...]
-
-
-class Explained(Message, frozen=True):
-    """Explanations of tokens `first` and following of the answer of a request with `explain`."""
-
-    id: int
-    first: int
-    tokens: list[ExplainedToken]
+    ids: list[int]  # of the candidates
+    logits: list[float]  # the model's own
+    raw: list[float]  # probabilities under the model's own distribution
+    adjusted: list[float]  # after penalties, biases, bans and the grammar
+    tempered: list[float]  # after temperature, before the cuts
+    cuts: list[int]  # KEPT, or what removed the token first
+    # The noise of the draw: the greatest `tempered / luck` of the kept tokens wins. Empty at
+    # temperature 0, where nothing is drawn.
+    lucks: list[float]
 
 
 class EngineStats(Record, frozen=True):

@@ -275,16 +275,17 @@ class ProcessClient:
         for listen in self.step_listeners:
             listen(outputs)
 
+    def _on_explained(self, message: Explained) -> None:
+        stream = self._streams.get(message.id)
+        if stream is not None:
+            if stream.explained is None:
+                stream.explained = {}
+            stream.explained[message.index] = message  # again after a preemption
+
     def _answered(self, lookup_id: int, answer: int | LensResult) -> None:
         lookup = self._lookups.get(lookup_id)
         if lookup is not None and not lookup.done():
             lookup.set_result(answer)
-
-    def _on_explained(self, message: Explained) -> None:
-        stream = self._streams.get(message.id)
-        if stream is not None:
-            known = stream.explained or {}  # after a preemption, tokens are explained again
-            stream.explained = known | dict(enumerate(message.tokens, message.first))
 
     def _deliver(self, at: float, output: TokenOutput | EmbedOutput) -> None:
         if stream := self._streams.get(output.id):

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from engine.protocol import (
     Admission,
     EmbedOutput,
-    ExplainedToken,
+    Explained,
     PrefillChunk,
     TokenOutput,
 )
@@ -27,7 +27,7 @@ class OutputStream(Generic[Output]):
     """
 
     def __init__(self, ids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
-        self.explained: dict[int, ExplainedToken] | None = None  # by index in the answer
+        self.explained: dict[int, Explained] | None = None  # by index in the answer
         self.admissions: dict[int, Admission] = {}
         # By request id: (begin of the step, end of the step, prefill).
         self.prefills: defaultdict[int, list[tuple[float, float, PrefillChunk]]] = defaultdict(list)

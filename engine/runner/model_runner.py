@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +27,10 @@ from engine.models.base import Model
 from engine.protocol import ModelKind
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch, pool
-from engine.runner.pending_step import PendingStep
+from engine.runner.pending_step import PendingKnown, PendingStep
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
-from engine.sampling.explain import KnownTokens, PendingExplanation, explain
+from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.sampler import DrawParams, draw, sample
 from engine.scheduling.step import BlockCopy, EncoderInput, ScheduledSlice, Step
@@ -44,16 +43,6 @@ MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
 # a multiple: of 16 for texts, which add up to any number; of 8 for decoder steps, where every token
 # costs without AMX.
 FEW_TOKENS, TEXT_TOKENS_MULTIPLE, STEP_TOKENS_MULTIPLE = 32, 16, 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """The results of a step's slices."""
-
-    logits: torch.Tensor | None = None  # [R, V] of the R slices that sample; None without slices
-    prompt_logprobs: Sequence[PendingLogprobs] = ()
-    explained: Sequence[PendingExplanation] = ()
-    is_captured: bool = False  # a graph left the logits, and can draw from them
 
 
 class ModelRunner:
@@ -106,22 +95,13 @@ class ModelRunner:
         vectors = self._encode(step.encoder_inputs) if step.encoder_inputs else None
         tokens: torch.Tensor | None = None
         logprobs: PendingLogprobs | None = None
-        computed = _Computed()
+        known: Sequence[PendingKnown] = ()
         if step.slices:
-            computed = self._compute(step)
+            logits, is_captured, known = self._compute(step)
             if sampling:
-                tokens, logprobs = self._sample(computed, sampling, masks)
-        pending = PendingStep(
-            step,
-            launched_at,
-            self.device,
-            tokens,
-            logprobs,
-            vectors,
-            computed.prompt_logprobs,
-            masks.result().broken if masks else frozenset[int](),
-            computed.explained,
-        )
+                tokens, logprobs = self._sample(logits, sampling, masks, is_captured=is_captured)
+        cut = masks.result().broken if masks else frozenset[int]()
+        pending = PendingStep(step, launched_at, self.device, tokens, logprobs, vectors, known, cut)
         self.matchers.launched(pending)
         return pending
 
@@ -133,21 +113,23 @@ class ModelRunner:
             transposed_keys=self.backend.transposes_keys,
         )
 
-    def _compute(self, step: Step) -> _Computed:
-        """Return the logits of the slices that sample, and what others want of theirs."""
+    def _compute(self, step: Step) -> tuple[torch.Tensor, bool, Sequence[PendingKnown]]:
+        """Return logits [R, V] of the slices that sample, whether a graph left them, and what
+        slices want of known tokens."""
         shape = self._captured_shape(step)
         if self.graphs is not None and shape is not None:
-            return _Computed(self.graphs.compute(shape, step.slices), is_captured=True)
-        return self._compute_eagerly(step)
+            return self.graphs.compute(shape, step.slices), True, []
+        logits, known = self._compute_eagerly(step)
+        return logits, False, known
 
-    def _compute_eagerly(self, step: Step) -> _Computed:
+    def _compute_eagerly(self, step: Step) -> tuple[torch.Tensor, Sequence[PendingKnown]]:
         """Compute any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend)
         hidden = self._forward(batch)
-        prompt = self._prompt_logprobs(step.slices, hidden)
-        explained = self._explained(step, hidden) if step.explained else ()
-        logits = self._logits(hidden.index_select(0, batch.logit_index))
-        return _Computed(logits, prompt, explained)
+        known: Sequence[PendingKnown] = self._prompt_logprobs(step.slices, hidden)
+        if self.rows.explain and step.prefills:
+            known = [*known, *self._explained(step.slices, hidden)]
+        return self._logits(hidden.index_select(0, batch.logit_index)), known
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [T, hidden] of a batch, and of padding behind it."""
@@ -171,7 +153,8 @@ class ModelRunner:
         """Return the shape of the graph that computes this step, or None if none does."""
         if self.graphs is None:
             return None
-        if step.prefills and (step.explained or any(s.num_prompt_logprobs for s in step.slices)):
+        explain = self.rows.explain
+        if step.prefills and any(s.num_prompt_logprobs or s.row in explain for s in step.slices):
             return None  # they need more logits than a graph leaves
         shape = self.graphs.shape_for(step)
         return shape if shape is not None and self.graphs.is_captured(shape) else None
@@ -186,11 +169,13 @@ class ModelRunner:
 
     def _sample(
         self,
-        computed: _Computed,
+        logits: torch.Tensor,
         slices: Sequence[ScheduledSlice],
         masks: Future[TokenMasks] | None,
+        *,
+        is_captured: bool,
     ) -> tuple[torch.Tensor, PendingLogprobs | None]:
-        """Sample a token for each of `slices` from their logits, and append it to its row.
+        """Sample a token for each of `slices` from logits [R, V], and append it to its row.
 
         With graphs every step draws on the device alone, so that a row's token does not depend on
         whether its step was captured.
@@ -202,7 +187,7 @@ class ModelRunner:
             return rows.tokens[s.row, : s.start + s.count], rows.prompt_length[s.row]
 
         def draw_and_append(logits: torch.Tensor) -> torch.Tensor:
-            if graphs is not None and computed.is_captured:
+            if graphs is not None and is_captured:
                 return graphs.draw(len(slices))
             (row_ids,) = to_device([[s.row for s in slices]], self.device)
             tokens = self._draw(logits, rows.draw_params(row_ids))
@@ -210,12 +195,32 @@ class ModelRunner:
             return tokens
 
         on_device = masks.result().on(self.device) if masks else None
-        special = rows.special_params(slices)
-        assert computed.logits is not None
-        return sample(computed.logits, special, history, draw_and_append, on_device)
+        return sample(logits, rows.special_params(slices), history, draw_and_append, on_device)
 
     def _draw(self, logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
         return draw(logits, params, self.rows.kernels, static=self.graphs is not None)
+
+    def _explained(
+        self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor
+    ) -> list[PendingExplanation]:
+        """Return, for each slice of a past answer, how the tokens behind its own were drawn."""
+        found = []
+        end = 0
+        for s in slices:
+            end += s.count
+            explain = self.rows.explain.get(s.row)
+            if explain is None:
+                continue
+            first_row = explain.first_row(self.rows.prompt_length[s.row])
+            num_skipped = max(0, first_row - s.start)  # tokens before the answer
+            if num_skipped >= s.count:
+                continue
+            tokens = self.rows.tokens[s.row, : s.start + s.count]
+            index = s.start + num_skipped - first_row
+            pending = PendingExplanation(s.id, explain, tokens, first_row + 1, index)
+            pending.launch(self._logits(hidden[end - s.count + num_skipped : end]), self._draw)
+            found.append(pending)
+        return found
 
     def _prompt_logprobs(
         self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor
@@ -230,24 +235,6 @@ class ModelRunner:
                 count = self.rows.params[s.row].prompt_logprobs
                 found.append(prompt_logprobs(states, tokens, count, self._logits))
             first += s.count
-        return found
-
-    def _explained(self, step: Step, hidden: torch.Tensor) -> list[PendingExplanation]:
-        """Explain the draws behind the tokens of `step.explained`; `hidden` is [T, hidden]."""
-        wanted = {one.id: one for one in step.explained}
-        found = []
-        end = 0
-        for s in step.slices:
-            end += s.count
-            one = wanted.get(s.id)
-            if one is None:
-                continue
-            tokens = self.rows.tokens[s.row, : s.start + s.count]
-            prompt_length = self.rows.prompt_length[s.row] - len(one.explain.answer) + 1
-            first = len(tokens) - one.count + 1 - prompt_length
-            known = KnownTokens(tokens, first, one.count, one.explain)
-            logits = self._logits(hidden[end - one.count : end])
-            found.append(explain(s.id, known, logits, self._draw))
         return found
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor | None:

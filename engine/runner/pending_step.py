@@ -13,6 +13,9 @@ from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
+# What slices want of known tokens: their logprobs, or how they were drawn.
+PendingKnown = PendingLogprobs | PendingExplanation
+
 
 class PendingStep:
     """The results of one launch, on their way to the host. `wait` returns the tokens."""
@@ -25,9 +28,8 @@ class PendingStep:
         tokens: torch.Tensor | None,
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
-        prompt_logprobs: Sequence[PendingLogprobs] = (),
+        known: Sequence[PendingKnown] = (),
         cut: Set[int] = frozenset(),
-        explained: Sequence[PendingExplanation] = (),
     ) -> None:
         """Copy the results, because the next launch may overwrite them.
 
@@ -42,8 +44,7 @@ class PendingStep:
         self._tokens = HostCopy([] if tokens is None else [tokens], device)
         self._logprobs = logprobs
         self._cut = cut
-        self._prompt_logprobs = prompt_logprobs
-        self._explained = explained
+        self._known = known
         self._vectors = None if vectors is None else HostCopy([vectors], device)
 
     def wait(self) -> list[SampledToken]:
@@ -60,11 +61,13 @@ class PendingStep:
 
     def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
         """Return the prompt logprobs of each slice that wants some. Waits like `wait`."""
-        return [list(pending.read().values()) for pending in self._prompt_logprobs]
+        logprobs = [pending for pending in self._known if isinstance(pending, PendingLogprobs)]
+        return [list(pending.read().values()) for pending in logprobs]
 
     def explained(self) -> list[Explained]:
-        """Return what the step has explained. Waits like `wait`."""
-        return [pending.read() for pending in self._explained]
+        """Return how known tokens were drawn, of slices that want it. Waits like `wait`."""
+        found = [one.read() for one in self._known if isinstance(one, PendingExplanation)]
+        return [token for tokens in found for token in tokens]
 
     def embeddings(self) -> list[EmbedOutput]:
         """Return the vectors of the step's texts. Waits like `wait`."""

@@ -15,7 +15,7 @@ import torch
 from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
 from engine.ops.sequence_rows import append
-from engine.protocol import SamplingParams
+from engine.protocol import Explain, SamplingParams
 from engine.sampling.sampler import DrawParams, is_special
 from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice
 
@@ -57,6 +57,7 @@ class SequenceRows:
         # Columns that only the host reads.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.special: set[int] = set()  # rows that need more than a draw
+        self.explain: dict[int, Explain] = {}  # by row; the last owners of some rows have ended
         self.prompt_length: list[int] = [0] * max_num_seqs
         self.encoder_length: list[int] = [0] * max_num_seqs
 
@@ -82,6 +83,10 @@ class SequenceRows:
                 self.special.add(new.row)
             else:
                 self.special.discard(new.row)
+            if new.explain is not None:
+                self.explain[new.row] = new.explain
+            elif self.explain:
+                self.explain.pop(new.row, None)
             self.prompt_length[new.row] = new.prompt_length
             self.encoder_length[new.row] = new.encoder_length
         width, params = self.tokens.shape[1], [new.params for new in rows]

@@ -7,9 +7,7 @@ a known token can be repeated at any time, with everything that led to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +15,14 @@ import torch
 from engine.device.transfer import HostCopy
 from engine.protocol import (
     CUT_BAN,
-    CUT_GRAMMAR,
     CUT_MIN_P,
     CUT_TOP_K,
     CUT_TOP_P,
     KEPT,
-    Candidate,
     Explain,
     Explained,
-    ExplainedToken,
 )
-from engine.sampling.logits import adjust, adjusts_logits, cut, mask
+from engine.sampling.logits import adjust, adjusts_logits, cut
 from engine.sampling.noise import exponential_noise
 from engine.sampling.sampler import (
     GREEDY_BELOW,
@@ -41,181 +36,132 @@ MAX_BANNED = 8  # banned tokens that are returned with a drawn one
 NUM_OWN = 2  # the answer's token and the one drawn now
 CHUNK = 1 << 21  # logits that are looked at together: about ten tensors as large exist at a time
 LN_2 = math.log(2)
+# Fields of Explained that have an entry for each candidate.
+CANDIDATE_COLUMNS = {"ids", "logits", "raw", "adjusted", "tempered", "cuts", "lucks"}
 
 Draw = Callable[[torch.Tensor, DrawParams], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownTokens:
-    """A part of an answer, and the tokens before it."""
-
-    tokens: torch.Tensor  # int32 [known]: the prompt's and the answer's, but the last to explain
-    first: int  # index in the answer of the first token to explain
-    count: int  # tokens to explain
-    explain: Explain
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.tokens) - self.count + 1 - self.first
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens to explain."""
-        return self.explain.answer[self.first : self.first + self.count]
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.explain.params.temperature < GREEDY_BELOW
-
-    def history(self, row: int) -> torch.Tensor:
-        """Return the tokens before the one of a row."""
-        return self.tokens[: self.prompt_length + self.first + row]
-
-
 class PendingExplanation:
-    """Explanations of R tokens, on their way to the host."""
+    """How some tokens of a past answer were drawn, on its way to the host.
+
+    `tokens` int32 [known] are those of the prompt and of the answer, up to the one before the last
+    to explain. `first` is the index in the answer of the first one.
+    """
 
     def __init__(
-        self, request_id: int, known: KnownTokens, columns: Mapping[str, torch.Tensor]
+        self,
+        request_id: int,
+        explain: Explain,
+        tokens: torch.Tensor,
+        prompt_length: int,
+        first: int,
     ) -> None:
-        """`columns` are those of `_columns`."""
         self._id = request_id
-        self._known = known
-        self._names = tuple(columns)
-        self._copy = HostCopy(list(columns.values()), known.tokens.device)
+        self._explain = explain
+        self._params = explain.params
+        self._tokens = tokens
+        self._prompt_length = prompt_length
+        self._first = first
+        self._is_greedy = explain.params.temperature < GREEDY_BELOW
 
-    def read(self) -> Explained:
-        """Wait for the device, and return the message."""
+    def launch(self, logits: torch.Tensor, draw: Draw) -> None:
+        """Compute the explanations of R tokens from the model's logits [R, V] of each of them.
+
+        `draw` is the sampler's function of that name.
+        """
+        size = max(1, CHUNK // logits.shape[1])
+        indices = range(self._first, self._first + len(logits), size)
+        parts = [
+            self._columns(index, rows.float(), draw)
+            for index, rows in zip(indices, logits.split(size), strict=True)
+        ]
+        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self._names = tuple(columns)
+        self._copy = HostCopy(list(columns.values()), logits.device)
+
+    def read(self) -> list[Explained]:
+        """Wait for the device, and return the messages."""
         columns = [tensor.tolist() for tensor in self._copy.wait()]
         rows = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
-        return Explained(self._id, self._known.first, list(map(self._token, rows)))
+        return [self._message(index, row) for index, row in enumerate(rows, self._first)]
 
-    def _token(self, row: dict[str, Any]) -> ExplainedToken:
-        candidates = _listed(row, self._known.explain.num_candidates)
-        return ExplainedToken(
-            row["drawn"],
-            row["rank"],
-            row["entropy"],
-            row["final_entropy"],
-            row["kept"],
-            row["mass"],
-            tuple(candidates),
+    def _message(self, index: int, row: dict[str, Any]) -> Explained:
+        places = _listed(row["ids"], row["cuts"], self._explain.num_candidates)
+        for name in CANDIDATE_COLUMNS & row.keys():
+            row[name] = [row[name][place] for place in places]
+        return Explained(id=self._id, index=index, **({"lucks": []} | row))
+
+    def _columns(self, index: int, logits: torch.Tensor, draw: Draw) -> dict[str, torch.Tensor]:
+        """Return the fields of Explained, as tensors [R] and [R, candidates].
+
+        `index` is that of the first token in the answer.
+        """
+        num_candidates = min(self._explain.num_candidates, logits.shape[1])
+        rows = self._draw_params(index, len(logits), logits.device)
+        adjusted = self._adjusted(index, logits)
+        drawn = draw(adjusted, rows)
+        final = _final(adjusted, rows, is_greedy=self._is_greedy)
+        sent = torch.tensor(self._explain.answer[index : index + len(logits)], device=drawn.device)
+        own = torch.stack([sent, drawn.clamp(min=0)], dim=1)
+        likely = final["scores"].topk(num_candidates, dim=-1).indices
+        ids = torch.cat([likely, logits.topk(num_candidates, dim=-1).indices, own], dim=1)
+        raw = torch.softmax(logits, dim=-1)
+        cuts = final["cuts"].masked_fill(adjusted == float("-inf"), CUT_BAN)
+        columns = {
+            "drawn": drawn,
+            "rank": 1 + (logits > logits.gather(1, sent[:, None])).sum(dim=1),
+            "entropy": _bits(raw),
+            "final_entropy": final["entropy"],
+            "kept": final["kept"],
+            "mass": final["mass"],
+            "ids": ids,
+            "logits": logits.gather(1, ids),
+            "raw": raw.gather(1, ids),
+            "adjusted": torch.softmax(adjusted, dim=-1).gather(1, ids),
+            "tempered": final["probs"].gather(1, ids),
+            "cuts": cuts.gather(1, ids),
+        }
+        if not self._is_greedy:
+            columns["lucks"] = exponential_noise(rows.seeds, rows.positions, ids)
+        return columns
+
+    def _draw_params(self, index: int, count: int, device: torch.device) -> DrawParams:
+        """Return how `count` tokens of the answer were drawn."""
+        params = self._params
+
+        def column(value: float, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((count,), value, dtype=dtype, device=device)
+
+        first = self._prompt_length + index
+        return DrawParams(
+            temperature=column(params.temperature, torch.float32),
+            top_k=column(params.top_k, torch.int32),
+            top_p=column(params.top_p, torch.float32),
+            min_p=column(params.min_p, torch.float32),
+            seeds=column(params.seed, torch.int64),
+            positions=torch.arange(first, first + count, device=device),
         )
 
-
-def _listed(row: Mapping[str, Any], num_candidates: int) -> Iterable[Candidate]:
-    """Return the candidates of one token: see ExplainedToken."""
-    lucks = row.get("luck", repeat(None))
-    columns = (row[name] for name in ("ids", "logit", "raw", "adjusted", "tempered", "cut"))
-    found = [Candidate(*entry) for entry in zip(*columns, lucks, strict=False)]
-    count = min(num_candidates, (len(found) - NUM_OWN) // 2)
-    likely = [one for one in found[:count] if one.cut < CUT_BAN]
-    banned = [one for one in found[count : 2 * count] if one.cut >= CUT_BAN]
-    unique: dict[int, Candidate] = {}
-    for one in (*likely, *banned[:MAX_BANNED], *found[2 * count :]):
-        unique.setdefault(one.id, one)
-    return unique.values()
+    def _adjusted(self, index: int, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits after penalties, biases and bans."""
+        if not adjusts_logits(self._params):
+            return logits
+        adjusted = logits.clone()
+        for position, values in enumerate(adjusted, self._prompt_length + index):
+            adjust(values, self._params, self._tokens[:position], self._prompt_length)
+        return adjusted
 
 
-def explain(
-    request_id: int,
-    known: KnownTokens,
-    logits: torch.Tensor,
-    draw: Draw,
-    allowed: torch.Tensor | None = None,
-) -> PendingExplanation:
-    """Explain R tokens from the model's logits [R, V] of each of them.
-
-    `draw` is the sampler's function of that name. `allowed` [R, ceil(V / 32)] int32 are the tokens
-    that a grammar allows, as for `mask`.
-    """
-    parts = []
-    size = max(1, CHUNK // logits.shape[1])
-    for row in range(0, len(logits), size):
-        words = None if allowed is None else allowed[row : row + size]
-        parts.append(_columns(known, row, logits[row : row + size].float(), draw, words))
-    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return PendingExplanation(request_id, known, columns)
-
-
-def _columns(
-    known: KnownTokens,
-    first_row: int,
-    logits: torch.Tensor,
-    draw: Draw,
-    allowed: torch.Tensor | None,
-) -> dict[str, torch.Tensor]:
-    """Return what is sent of each row, as tensors [R] and [R, candidates]."""
-    num_candidates = min(known.explain.num_candidates, logits.shape[1])
-    rows = _draw_params(known, first_row, len(logits), logits.device)
-    adjusted, is_allowed = _adjusted(known, first_row, logits, allowed)
-    drawn = draw(adjusted, rows)
-    final = _final(adjusted, rows, is_greedy=known.is_greedy)
-    sent = torch.tensor(known.answer[first_row : first_row + len(logits)], device=logits.device)
-    own = torch.stack([sent, drawn.clamp(min=0)], dim=1)
-    likely = final["scores"].topk(num_candidates, dim=-1).indices
-    ids = torch.cat([likely, logits.topk(num_candidates, dim=-1).indices, own], dim=1)
-    raw = torch.softmax(logits, dim=-1)
-    cuts = final["cuts"].masked_fill(adjusted == float("-inf"), CUT_BAN)
-    if is_allowed is not None:
-        cuts.masked_fill_(~is_allowed, CUT_GRAMMAR)
-    columns = {
-        "drawn": drawn,
-        "rank": 1 + (logits > logits.gather(1, sent[:, None])).sum(dim=1),
-        "entropy": _bits(raw),
-        "final_entropy": final["entropy"],
-        "kept": final["kept"],
-        "mass": final["mass"],
-        "ids": ids,
-        "logit": logits.gather(1, ids),
-        "raw": raw.gather(1, ids),
-        "adjusted": torch.softmax(adjusted, dim=-1).gather(1, ids),
-        "tempered": final["probs"].gather(1, ids),
-        "cut": cuts.gather(1, ids),
-    }
-    if not known.is_greedy:
-        columns["luck"] = exponential_noise(rows.seeds, rows.positions, ids)
-    return columns
-
-
-def _draw_params(
-    known: KnownTokens, first_row: int, count: int, device: torch.device
-) -> DrawParams:
-    """Return how `count` tokens of the answer were drawn, from row `first_row` on."""
-    params = known.explain.params
-
-    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((count,), value, dtype=dtype, device=device)
-
-    first = known.prompt_length + known.first + first_row
-    return DrawParams(
-        temperature=column(params.temperature, torch.float32),
-        top_k=column(params.top_k, torch.int32),
-        top_p=column(params.top_p, torch.float32),
-        min_p=column(params.min_p, torch.float32),
-        seeds=column(params.seed, torch.int64),
-        positions=torch.arange(first, first + count, device=device),
-    )
-
-
-def _adjusted(
-    known: KnownTokens, first_row: int, logits: torch.Tensor, allowed: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the logits after penalties, biases, bans and the grammar, and its allowed tokens."""
-    params = known.explain.params
-    if not adjusts_logits(params) and allowed is None:
-        return logits, None
-    adjusted = logits.clone()
-    if adjusts_logits(params):
-        for row, values in enumerate(adjusted, first_row):
-            adjust(values, params, known.history(row), known.prompt_length)
-    if allowed is None:
-        return adjusted, None
-    rows = torch.arange(len(logits), device=logits.device)
-    masked = torch.zeros_like(logits)
-    for target in (adjusted, masked):
-        mask(target, rows, allowed)
-    return adjusted, masked == 0
+def _listed(ids: Sequence[int], cuts: Sequence[int], num_candidates: int) -> list[int]:
+    """Return the places in `_columns` of the candidates of one token: see Explained."""
+    count = min(num_candidates, (len(ids) - NUM_OWN) // 2)
+    likely = [place for place in range(count) if cuts[place] < CUT_BAN]
+    banned = [place for place in range(count, 2 * count) if cuts[place] >= CUT_BAN]
+    unique: dict[int, int] = {}
+    for place in (*likely, *banned[:MAX_BANNED], *range(2 * count, len(ids))):
+        unique.setdefault(ids[place], place)
+    return list(unique.values())
 
 
 def _final(adjusted: torch.Tensor, rows: DrawParams, *, is_greedy: bool) -> dict[str, torch.Tensor]:

@@ -196,7 +196,6 @@ class Scheduler:
         num_prompt_logprobs = 0
         if start < sequence.prompt_length or count > 1:
             builder.prefills.append(PrefillChunk(sequence.id, start, count))
-            builder.explained += sequence.explained(start, count)
             if sequence.num_missing_prompt_logprobs:
                 num_prompt_logprobs = max(0, min(count, sequence.prompt_length - 1 - start))
         sequence.num_computed += count

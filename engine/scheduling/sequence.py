@@ -11,7 +11,7 @@ from engine.protocol import (
     SamplingParams,
     TokenLogprobs,
 )
-from engine.scheduling.step import BlockCopy, ExplainedSlice
+from engine.scheduling.step import BlockCopy
 
 MAX_EXPLAINED = 64  # tokens a step: each takes as long as drawing one
 
@@ -23,6 +23,8 @@ class Sequence:
     so a sequence can be scheduled again before its last token has reached the host. `epoch`
     increases when the sequence is preempted or ends. Results launched before that are then stale.
     """
+
+    explain: Explain | None = None
 
     def __init__(self, request: GenerateRequest) -> None:
         self.id: int = request.id
@@ -87,10 +89,6 @@ class Sequence:
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
 
-    def explained(self, start: int, count: int) -> list[ExplainedSlice]:
-        """Return what the slice of tokens [start, start + count) explains."""
-        return []
-
     def append(self, token: int) -> FinishReason | None:
         """Append a sampled token; return why the sequence ends with it, or None."""
         self.tokens.append(token)
@@ -134,21 +132,16 @@ class ExplainedSequence(Sequence):
     def __init__(self, request: GenerateRequest, explain: Explain) -> None:
         super().__init__(request)
         self.explain = explain
+        self._first_explained = explain.first_row(self.prompt_length)
 
     @property
     def num_skippable(self) -> int:
-        """The first token of the answer needs the logits of the token before it."""
-        return self.prompt_length - len(self.explain.answer)
+        return self._first_explained
 
     @property
     def num_uncomputed(self) -> int:
-        most = max(0, self.num_skippable - self.num_computed) + MAX_EXPLAINED
+        most = max(0, self._first_explained - self.num_computed) + MAX_EXPLAINED
         return min(super().num_uncomputed, most)
-
-    def explained(self, start: int, count: int) -> list[ExplainedSlice]:
-        first = max(start, self.num_skippable)
-        rows = start + count - first
-        return [ExplainedSlice(self.id, rows, self.explain)] if rows > 0 else []
 
 
 def sequence_of(request: GenerateRequest) -> Sequence:

@@ -27,15 +27,6 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedSlice:
-    """The logits of the last `count` tokens of a slice explain the token behind each of them."""
-
-    id: int  # of the slice's sequence
-    count: int
-    explain: Explain
-
-
-@dataclass(frozen=True, slots=True)
 class EncoderInput:
     """A text for the encoder: pooled to a vector, or the source of a sequence.
 
@@ -58,6 +49,7 @@ class NewRow:
     prompt_length: int
     params: SamplingParams
     encoder_length: int = 0
+    explain: Explain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +86,6 @@ class Step:
     encoder_inputs: tuple[EncoderInput, ...] = ()
     # The slices that are prompt chunks, for metrics and traces.
     prefills: tuple[PrefillChunk, ...] = ()
-    explained: tuple[ExplainedSlice, ...] = ()
 
     @property
     def is_decode(self) -> bool:

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from engine.protocol import PrefillChunk
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import (
-    BlockCopy,
-    EncoderInput,
-    ExplainedSlice,
-    NewBlocks,
-    NewRow,
-    ScheduledSlice,
-    Step,
-)
+from engine.scheduling.step import BlockCopy, EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 
 class StepBuilder:
@@ -28,7 +20,6 @@ class StepBuilder:
         self.copies: list[BlockCopy] = []
         self.encoder_inputs: list[EncoderInput] = []
         self.prefills: list[PrefillChunk] = []
-        self.explained: list[ExplainedSlice] = []
         self.cut_prompts: list[Sequence] = []  # prompts too long for this step
 
     def add_slice(self, scheduled: ScheduledSlice) -> None:
@@ -52,6 +43,7 @@ class StepBuilder:
             sequence.prompt_length,
             sequence.params,
             len(sequence.encoder_prompt),
+            sequence.explain,
         )
         self.new_rows.append(row)
         for group, table in enumerate(sequence.tables):
@@ -80,5 +72,4 @@ class StepBuilder:
             tuple(self.copies),
             tuple(self.encoder_inputs),
             tuple(self.prefills),
-            tuple(self.explained),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import ExplainedToken, GenerateRequest, TokenOutput
+from engine.protocol import Explained, GenerateRequest, TokenOutput
 from server.generation.submission import Submission
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter
@@ -16,7 +16,7 @@ from server.state import AppState
 class ExplainedAnswer:
     """The tokens of an answer, and how many tokens of the request were in the prefix cache."""
 
-    tokens: list[ExplainedToken]
+    tokens: list[Explained]
     cached_tokens: int
 
 

@@ -25,7 +25,6 @@ from engine.protocol import (
     EngineStats,
     Explain,
     Explained,
-    ExplainedToken,
     FromEngine,
     GenerateRequest,
     Pooling,
@@ -167,7 +166,7 @@ class Driver:
         self.embeddings: dict[int, EmbedOutput] = {}
         self.admissions: dict[int, Admission] = {}
         self.rejected: dict[int, Rejected] = {}
-        self.explained: dict[int, dict[int, ExplainedToken]] = {}
+        self.explained: dict[int, dict[int, Explained]] = {}
         self.stats = EngineStats()
         self._ids = 0
 
@@ -246,8 +245,7 @@ class Driver:
                     assert embedding.id not in self.embeddings, "a second vector"
                     self.embeddings[embedding.id] = embedding
             case Explained():
-                found = self.explained.setdefault(message.id, {})
-                found |= dict(enumerate(message.tokens, message.first))
+                self.explained.setdefault(message.id, {})[message.index] = message
             case Rejected():
                 self.rejected[message.id] = message
 

@@ -205,13 +205,13 @@ def test_knobs_draw_what_the_reference_draws(
                 view.page.locator(f"[data-knob={knob}]").fill(str(value))
             line = view.page.locator(".ins-result").inner_text()
             expected, kept = tried(draw, temperature, top_p, top_k)
-            if "Not known" in line or expected is None:
+            if "not known" in line or expected is None:
                 continue
             decided += 1
-            assert line.startswith(f"{kept} kept here") or top_p < 1 or "kept" in line
+            assert line.startswith(f"{kept} kept;" if kept <= 32 else "more than 32 kept;")
             text = view.page.locator(f"tr[data-token='{expected}'] code")
             assert line.endswith(f"would draw: {text.first.inner_text()}")
-    assert decided > 8
+    assert decided
 
 
 def tried(draw: Draw, temperature: float, top_p: float, top_k: int) -> tuple[int | None, int]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol import Candidate, Explain, ExplainedToken, GenerateRequest, SamplingParams
+from engine.protocol import Explain, Explained, GenerateRequest, SamplingParams
 from server.api.openai.schemas.fields import Between, TokenId, TokenIds
 from server.api.openai.schemas.generate import GenerateBody
 from server.api.receive import admit_and_read
@@ -131,12 +131,12 @@ class _Report:
     def content(self, found: ExplainedAnswer) -> bytes:
         """Return the JSON. Takes long for a long answer."""
         answer = self._explain.answer
-        is_greedy = found.tokens[0].candidates[0].luck is None
+        is_greedy = not found.tokens[0].lucks
         self._checks = self._knows_dice or is_greedy
         tokens = [
             self._token(token, sent) for token, sent in zip(found.tokens, answer, strict=True)
         ]
-        ids = {*answer, *[one.id for token in found.tokens for one in token.candidates]}
+        ids = {*answer, *[one for token in found.tokens for one in token.ids]}
         text_of = self._tokenizer.token_text
         agrees = None
         if self._checks:
@@ -149,7 +149,7 @@ class _Report:
         }
         return orjson.dumps(answered)
 
-    def _token(self, token: ExplainedToken, sent: int) -> list[Any]:
+    def _token(self, token: Explained, sent: int) -> list[Any]:
         return [
             sent,
             token.rank,
@@ -158,16 +158,17 @@ class _Report:
             token.kept,
             _short(token.mass),
             token.drawn == sent if self._checks else None,
-            [self._candidate(one) for one in token.candidates],
+            self._candidates(token),
             token.drawn if self._checks else None,
         ]
 
-    def _candidate(self, one: Candidate) -> list[Any]:
-        luck = None
-        if self._knows_dice and one.luck is not None:
-            luck = float(f"{one.luck:.9g}")  # every bit of a float32
-        probs = [_short(value) for value in (one.logit, one.raw, one.adjusted, one.tempered)]
-        return [one.id, *probs, one.cut, luck]
+    def _candidates(self, token: Explained) -> list[tuple[Any, ...]]:
+        lucks: list[float | None] = [None] * len(token.ids)
+        if self._knows_dice and token.lucks:
+            lucks = [float(f"{luck:.9g}") for luck in token.lucks]  # every bit of a float32
+        columns = (token.logits, token.raw, token.adjusted, token.tempered)
+        shorts = [list(map(_short, column)) for column in columns]
+        return list(zip(token.ids, *shorts, token.cuts, lucks, strict=True))
 
 
 def _short(value: float) -> float:

@@ -7,22 +7,32 @@ import { Inspector } from "./inspector.js";
 /** `params` has `answer`, the id of an answer of the chat, and `token`, an index in it. */
 export default function Drawer({ params }) {
   useStyle("inspect/drawer.css");
-  const [chat, setChat] = useState(null);
-  const [problem, setProblem] = useState("");
+  const [found, setFound] = useState(null); // {answer, fork}
   useEffect(() => {
-    import("../chat/answers.js").then(setChat, () => setProblem("The chat could not be loaded."));
-  }, []);
-  const answer = chat?.answerOf(params.answer) ?? null;
-  const missing = chat && !answer;
-  const note = problem || (missing && "This answer is no longer in this browser.");
+    let isCurrent = true;
+    find(params.answer).then(
+      (entry) => isCurrent && setFound(entry),
+      (error) => isCurrent && setFound({ problem: error.message }),
+    );
+    return () => { isCurrent = false; };
+  }, [params.answer]);
+  const { answer, fork, problem } = found ?? {};
   const show = (token) => {
     navigate(route.value.page, { ...route.value.params, token }, { replace: true });
   };
   return html`<div class="ins">
     <h2>Why these tokens</h2>
-    ${note && html`<p role="alert">${note}</p>`}
-    ${!note && !answer && html`<p role="status" class="muted">Loading…</p>`}
-    ${answer && html`<${Inspector} key=${answer.id} answer=${answer} fork=${chat.fork}
+    ${problem && html`<p role="alert">${problem}</p>`}
+    ${!found && html`<p role="status" class="muted">Loading…</p>`}
+    ${answer && html`<${Inspector} key=${answer.id} answer=${answer} fork=${fork}
       token=${Number(params.token) || 0} onToken=${show} />`}
   </div>`;
+}
+
+/** The answer, and the chat's function that forks it. The chat's module is loaded for them only. */
+async function find(id) {
+  const { answerOf, fork } = await import("../chat/answers.js");
+  const answer = await answerOf(id);
+  if (!answer) throw new Error("This answer is no longer in this browser.");
+  return { answer, fork };
 }

@@ -40,10 +40,10 @@ export function Experiments({ token, original }) {
   </section>`;
 }
 
-function resultLine({ winner, kept, undecided }) {
-  const count = kept && `${kept.length} kept here. `;
-  if (undecided) return `${count ?? ""}Not known: ${undecided}.`;
-  return `${count}The same dice would draw: ${visible(winner.text)}`;
+function resultLine({ winner, kept, isWhole, undecided }) {
+  const count = kept && `${isWhole ? "" : "more than "}${kept.length} kept; `;
+  if (undecided) return `${count ?? ""}not known: ${undecided}`;
+  return `${count}the same dice would draw: ${visible(winner.text)}`;
 }
 
 function drawsLine(draws) {

@@ -17,19 +17,21 @@ export function settingsOf(params, defaults = {}) {
 }
 
 /**
- * Return `{winner, kept, undecided}` for other settings: the candidate that the same dice draw, the
- * candidates that could be drawn, and why one of both is not known ("" if they are). `winner` and
- * `kept` are null where they are not known. `original` are the settings of the answer.
+ * Return `{winner, kept, isWhole, undecided}` for other settings: the candidate that the same dice
+ * draw, the candidates that could be drawn, whether these are all, and why one of both is not known
+ * ("" if they are). `winner` and `kept` are null where they are not known. `original` are the
+ * settings of the answer.
  */
 export function redraw(token, settings, original, vocabulary) {
   const likely = likeliest(token);
   const isOriginal = Object.keys(original).every((name) => settings[name] === original[name]);
   if (isOriginal && token.drawn !== null) {
     const winner = token.candidates.find((one) => one.id === token.drawn);
-    return { winner, kept: token.candidates.filter((one) => one.final > 0), undecided: "" };
+    const kept = token.candidates.filter((one) => one.final > 0);
+    return { winner, kept, isWhole: kept.length === token.kept, undecided: "" };
   }
   if (settings.temperature < GREEDY_BELOW) {
-    return { winner: likely[0], kept: likely.slice(0, 1), undecided: "" };
+    return { winner: likely[0], kept: likely.slice(0, 1), isWhole: true, undecided: "" };
   }
   const isComplete = likely.length < CANDIDATES || likely.length === vocabulary;
   const weights = likely.map((one) => one.adjusted ** (1 / settings.temperature));
@@ -37,20 +39,20 @@ export function redraw(token, settings, original, vocabulary) {
   const kept = keptOf(likely, weights, rest, settings, isComplete);
   if (kept === null) {
     return {
-      winner: null, kept: null,
+      winner: null, kept: null, isWhole: false,
       undecided: "a cut falls where tokens beyond these candidates decide",
     };
   }
+  const isWhole = isComplete || kept.length < likely.length;
   if (likely[0].luck === null) {
-    return { winner: null, kept, undecided: "the seed of this answer is not known" };
+    return { winner: null, kept, isWhole, undecided: "the seed of this answer is not known" };
   }
   const score = (one) => Math.log(one.adjusted) / settings.temperature - Math.log(one.luck);
   const winner = kept.reduce((best, one) => (score(one) > score(best) ? one : best));
-  const reachesBeyond = kept.length === likely.length && !isComplete;
-  if (reachesBeyond && !beats(score(winner), token, settings, original)) {
-    return { winner: null, kept, undecided: "a token beyond these candidates could win" };
+  if (!isWhole && !beats(score(winner), token, settings, original)) {
+    return { winner: null, kept, isWhole, undecided: "a token beyond these candidates could win" };
   }
-  return { winner, kept, undecided: "" };
+  return { winner, kept, isWhole, undecided: "" };
 }
 
 /** The likeliest tokens without a gap, in the sampler's order. */
