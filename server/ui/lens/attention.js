@@ -87,7 +87,7 @@ function Head({ report, body, found, which, params, update }) {
       ${window !== null && ` · window ${window}`}
       ${found.softcap !== null && ` · softcap ${found.softcap}`}</small></h2>
     <${HeatMap} id=${shades} rows=${queries.length} columns=${keys.length} rowLabels=${queries}
-      columnLabels=${keys} start=${[pinned ?? queries.length - 1, 0]}
+      columnLabels=${keys} start=${startOf(pinned ?? queries.length - 1, stack)}
       shadeAt=${(r, c) => (isSeen(r, c) ? shades[r * keys.length + c] : null)}
       edge=${stack === "decoder" && window !== null ? (r) => Math.max(0, r - window + 1) : null}
       readOut=${readOut} label=${`Attention of ${title}: rows look at columns`}
@@ -97,6 +97,9 @@ function Head({ report, body, found, which, params, update }) {
       isPinned=${pinned !== null} queries=${queries} keys=${keys} unpin=${() => update({ row: "" })} />`}
   </section>`;
 }
+
+/** The first place of the cursor in a row: a key that is visible. */
+const startOf = (row, stack) => [row, stack === "decoder" ? row : 0];
 
 /** The tokens that the encoder reads: the source of a translation, or the text itself. */
 function keyIds(report, stack) {

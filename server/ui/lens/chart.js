@@ -55,7 +55,7 @@ export function Chart({ label, series, xs, isLog = false, xTitle }) {
   return html`<figure class="lens-chart">
     <figcaption>${label}
       ${series.map(({ name, mark, hue }) => html`<span class="lens-key" key=${name}
-        style=${{ color: `var(--owner-${hue})` }}>${mark} ${name}</span>`)}</figcaption>
+        style=${{ borderColor: `var(--owner-${hue})` }}>${mark} ${name}</span>`)}</figcaption>
     <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} tabindex="0" role="slider" aria-label=${label}
       aria-valuemin="0" aria-valuemax=${xs.length - 1} aria-valuenow=${cursor}
       aria-valuetext=${readOut} onKeyDown=${onKey} onPointerMove=${onMove}>

@@ -79,6 +79,10 @@ function Input({ params, facts, update }) {
     if (event.key === "Enter" && !event.shiftKey) submit(event);
   };
   const given = isTranslation ? params.source : params.text;
+  useEffect(() => {
+    if (given !== undefined) first.current.value = given;
+    if (isTranslation && params.text !== undefined) second.current.value = params.text;
+  }, [given, params.text]);
   return html`<form class="lens-row lens-input" onSubmit=${submit}>
     <label class="lens-grow">${isTranslation ? "Source" : "Text"}
       <textarea rows="2" ref=${first} onKeyDown=${onKey} defaultValue=${given ?? (params.answer ? "" : example)} /></label>
