@@ -128,7 +128,7 @@ class ModelRunner:
         batch = build_batch(step, self.rows, self.kv, self.backend)
         hidden = self._forward(batch)
         prompt = self._prompt_logprobs(step.slices, hidden)
-        return self._logits(hidden.index_select(0, batch.logit_index)), prompt
+        return self.logits(hidden.index_select(0, batch.logit_index)), prompt
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [T, hidden] of a batch, and of padding behind it."""
@@ -139,7 +139,7 @@ class ModelRunner:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states of a batch, computed by the model itself."""
-        batch = batch.padded(self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
+        batch = batch.padded(self.round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
         try:
             return self.model.forward(batch)
         except torch.OutOfMemoryError:
@@ -157,10 +157,10 @@ class ModelRunner:
         shape = self.graphs.shape_for(step)
         return shape if shape is not None and self.graphs.is_captured(shape) else None
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [L, V] for the hidden states [L, hidden] of some tokens."""
         count = len(hidden)
-        missing = self._round_up(count, STEP_TOKENS_MULTIPLE) - count
+        missing = self.round_up(count, STEP_TOKENS_MULTIPLE) - count
         if missing:
             hidden = F.pad(hidden, (0, 0, 0, missing))
         return self.model.logits(hidden)[:count]
@@ -207,18 +207,18 @@ class ModelRunner:
                 states = hidden[first : first + s.num_prompt_logprobs]
                 tokens = self.rows.tokens[s.row, s.start + 1 :][: s.num_prompt_logprobs]
                 count = self.rows.params[s.row].prompt_logprobs
-                found.append(prompt_logprobs(states, tokens, count, self._logits))
+                found.append(prompt_logprobs(states, tokens, count, self.logits))
             first += s.count
         return found
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor | None:
         """Encode encoder prompts, whose KV is written, or texts, whose vectors are returned."""
         batch = build_encoder_batch(inputs, self.kv, self.backend, self.device)
-        batch = batch.padded(self._round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
+        batch = batch.padded(self.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
         hidden = self.model.encode(batch)[: batch.num_tokens]
         return pool(hidden, inputs) if inputs[0].pooling else None
 
-    def _round_up(self, tokens: int, multiple: int) -> int:
+    def round_up(self, tokens: int, multiple: int) -> int:
         """Round a token count up to a multiple, so that oneDNN compiles fewer kernels."""
         if tokens <= FEW_TOKENS or not self._rounds_tokens:
             return tokens
