@@ -77,7 +77,7 @@ class EngineCore:
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
         self.admitted: list[Admission] = []  # not sent yet
-        self.watch: EngineWatch | None = None  # None while nobody watches
+        self.watch: EngineWatch | None = None  # None without a viewer
         self.running = True
 
     def run(self) -> None:

@@ -108,7 +108,7 @@ def traffic(demo: Server) -> Iterator[None]:
 
 
 def pause(page: Any) -> dict[str, Any]:
-    """Pause the page; return the engine's own tables, which it has asked for."""
+    """Pause the page; return the engine's own tables, from its own request."""
     with page.expect_response("**/ui/api/blocks") as answer:
         page.get_by_role("button", name="pause").click()
     page.wait_for_selector(".en-stats[data-mode=paused]")
