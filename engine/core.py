@@ -80,7 +80,7 @@ class EngineCore:
         self.in_flight: deque[PendingStep] = deque()
         self.admitted: list[Admission] = []  # not sent yet
         self.lenses = LensQueue(runner)
-        self.watch: EngineWatch | None = None  # None while nobody watches
+        self.watch: EngineWatch | None = None  # None without a viewer
         self.running = True
 
     def run(self) -> None:

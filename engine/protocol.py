@@ -11,7 +11,7 @@ request gets outputs until one of them has `finish` set, or Rejected if the engi
 with `explain` also gets Explained messages before. Abort ends requests early, Shutdown ends the
 engine, and Fatal says why an engine ends by itself.
 
-While somebody watches the engine, it sends a StepTrace behind each StepOutputs. Watch begins and
+While there is a viewer, the engine sends a StepTrace behind each StepOutputs. Watch begins and
 ends this. These messages hold integers and times, no token and no text.
 
 All times are CLOCK_MONOTONIC seconds, which two processes on one host can compare. Request ids are
@@ -372,7 +372,7 @@ class StepOutputs(Message, frozen=True):
 
 
 class StepTrace(Message, frozen=True):
-    """What happened in the engine since the last StepTrace, up to the StepOutputs before it."""
+    """Events in the engine since the last StepTrace, up to the StepOutputs before it."""
 
     step: int  # as in EngineStats
     launched: float  # 0.0: there was no step

@@ -1,6 +1,6 @@
 """Watching: what the engine reports about its steps, requests and KV blocks to a viewer.
 
-While nobody watches there is no EngineWatch, and the block pool has no journal.
+Without a viewer there is no EngineWatch, and the block pool has no journal.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class ModelRunner:
             tokens = self.rows.tokens[s.row, : s.start + s.count]
             index = s.start + num_skipped - first_row
             pending = PendingExplanation(s.id, explain, tokens, first_row + 1, index)
-            pending.launch(self._logits(hidden[end - s.count + num_skipped : end]), self._draw)
+            pending.launch(self.logits(hidden[end - s.count + num_skipped : end]), self._draw)
             found.append(pending)
         return found
 

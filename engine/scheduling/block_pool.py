@@ -56,7 +56,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.journal: list[BlockEvent] | None = None  # None while nobody watches
+        self.journal: list[BlockEvent] | None = None  # None without a viewer
         self._free = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * (num_blocks + 1)

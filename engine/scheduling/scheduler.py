@@ -316,7 +316,7 @@ class Scheduler:
     # ---- leaving the running sequences -------------------------------------------------------
 
     def _note(self, kind: BlockEventKind, sequence: Sequence) -> None:
-        """Note what happens to a sequence, if somebody watches."""
+        """Note what happens to a sequence, for a viewer."""
         if self.pool.journal is not None:
             self.pool.journal.append(BlockEvent(kind, sequence.id))
 

@@ -130,7 +130,7 @@ def top(
     url: ServerUrl = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Show what a running server's engine does: requests, KV blocks, and why requests wait.
+    """Show live what a running server computes, and why requests wait.
 
     With a key that is not an admin's, only its own requests are listed. Ctrl-C ends it.
     """

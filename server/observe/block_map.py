@@ -31,7 +31,7 @@ class WatchedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """What viewers are told about a request when it changes."""
+    """A request as viewers see it after a change."""
 
     id: int
     state: str

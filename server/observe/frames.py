@@ -77,7 +77,7 @@ def totals(live: LiveEngine, at: float, reader: Reader) -> Json:
 
 
 class FrameWriter:
-    """Writes one viewer's frames. Who decodes is sent as the difference to the step before."""
+    """Writes one viewer's frames. Decoding requests are sent as differences to the step before."""
 
     def __init__(self, live: LiveEngine) -> None:
         self._live = live

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.protocol import EngineStats, StepTrace
 from server.observe.block_map import RequestRow
 
-MOST_BEHIND_S = 2.0  # a reader that is further behind gets no events, but is told so
+MOST_BEHIND_S = 2.0  # a reader that is further behind gets `lost` instead of events
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What crosses the channel between the two processes, with the pages, without, and watched."""
+"""The messages between the two processes: with the pages, without them, and with a viewer."""
 
 from __future__ import annotations
 

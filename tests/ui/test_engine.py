@@ -108,7 +108,7 @@ def traffic(demo: Server) -> Iterator[None]:
 
 
 def pause(page: Any) -> dict[str, Any]:
-    """Pause the page; return the engine's own tables, which it has asked for."""
+    """Pause the page; return the engine's own tables, from its own request."""
     with page.expect_response("**/ui/api/blocks") as answer:
         page.get_by_role("button", name="pause").click()
     page.wait_for_selector(".en-stats[data-mode=paused]")
@@ -253,3 +253,57 @@ def test_idle_page_explains_itself(browser: Any) -> None:
         page = opened(browser, server)
         playwright.expect(page.get_by_text("The engine is idle.")).to_be_visible()
         page.close()
+
+
+WINDOWS = """
+async (frames) => {
+  const { EngineState } = await import("/ui/engine/state.js");
+  const { tableRows } = await import("/ui/engine/kv.js");
+  const queue = { requests: [], first: null, reason: null };
+  const state = new EngineState({
+    seq: 0, t: 0, role: "admin", num_blocks: 9, groups: [{}, { window: 64 }], requests: [],
+    findable: [], queue, stats: { held: 0, cached: 0, total: 9, generated: 0 },
+  });
+  const seen = [];
+  for (const { kv, requests, held, cached } of frames) {
+    const stats = { held, cached, total: 9, generated: 0 };
+    state.apply({ seq: state.seq + 1, t: 1, steps: [], requests, kv, queue, stats });
+    const rows = tableRows(state).map(({ request, group, table }) => [request.id, group, table]);
+    seen.push([rows, state.blockOf(1).kind, state.agrees]);
+  }
+  return seen;
+}
+"""
+
+
+def test_state_follows_windows_groups_and_preemptions(engine: Any) -> None:
+    """Two requests share block 1; a window passes block 3; one is preempted, and one ends."""
+    row = [1, "running", 99, 0, 1, 0, 0, None]
+    other = [2, *row[1:]]
+    frames = [
+        {
+            "kv": [["take", 1, 0, 0, [1, 2]], ["take", 1, 1, 0, [3, 4]], ["find", [1, 2]]],
+            "requests": [row],
+            "held": 4,
+            "cached": 0,
+        },
+        {
+            "kv": [["pass", 1, 1, 0, 1], ["take", 2, 0, 0, [1]]],
+            "requests": [other],
+            "held": 3,
+            "cached": 0,
+        },
+        {
+            "kv": [["preempt", 1]],
+            "requests": [[1, "preempted", *row[2:]]],
+            "held": 1,
+            "cached": 1,
+        },
+        {"kv": [["end", 2], ["forget", [2]]], "requests": [], "held": 0, "cached": 1},
+    ]
+    assert engine.evaluate(WINDOWS, frames) == [
+        [[[1, 0, [1, 2]], [1, 1, [3, 4]]], "held", True],
+        [[[1, 0, [1, 2]], [1, 1, [0, 4]], [2, 0, [1]]], "shared", True],
+        [[[2, 0, [1]]], "held", True],
+        [[], "cached", True],
+    ]

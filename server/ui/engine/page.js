@@ -18,14 +18,15 @@ export default function Engine({ params }) {
   useSpace(watch);
   const version = watch.version.value;
   const { state } = watch;
+  // State is changed in place; `version` tells components that read signals to render again.
   const set = (changes) => navigate("engine", { ...params, ...changes }, { replace: true });
   return html`<div class="page en">
     <h1>Engine live</h1>
     ${watch.problem.value && html`<p class="warn" role="alert">${watch.problem.value}</p>`}
     ${!state && !watch.problem.value && html`<p class="muted" role="status">Asking the engine…</p>`}
     ${state && html`
-      <${Stats} watch=${watch} state=${state} />
-      <${Explanation} state=${state} />
+      <${Stats} watch=${watch} state=${state} version=${version} />
+      <${Explanation} state=${state} version=${version} />
       <${Timeline} state=${state} version=${version} isTable=${params.steps === "table"} set=${set} />
       <${KvMap} state=${state} version=${version} isTable=${params.table === "1"} set=${set}
         view=${params.kv === "requests" ? "requests" : "pool"} />

@@ -1,4 +1,4 @@
-"""Watching: nothing while nobody looks, the same tokens, and events that rebuild the tables."""
+"""Watching: no cost without a viewer, the same tokens, and events that rebuild the tables."""
 
 from __future__ import annotations
 

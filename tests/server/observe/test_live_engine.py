@@ -130,7 +130,7 @@ async def test_snapshot_without_a_viewer_watches_for_a_moment(
     assert request["tables"] == [[1, 2]]
 
 
-async def test_snapshots_asked_for_together_are_one_question(
+async def test_snapshots_at_the_same_time_are_one_question(
     client: Client, live: LiveEngine
 ) -> None:
     one, two = await asyncio.gather(live.snapshot(), live.snapshot())
@@ -250,7 +250,7 @@ async def test_reader_without_rights_gets_own_requests_and_totals(
     assert document["findable"] == [11]
 
 
-async def test_wrong_map_is_logged_and_readers_are_told(
+async def test_wrong_map_is_logged_and_readers_are_lost(
     client: Client, live: LiveEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with live.viewer() as viewer:

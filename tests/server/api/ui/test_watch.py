@@ -183,7 +183,7 @@ async def test_viewer_sees_a_drain_and_leaves_at_its_end(served: Served) -> None
         assert (await task).status_code == 200
 
 
-async def test_viewer_of_a_dead_engine_is_told(served: Served) -> None:
+async def test_viewer_of_a_dead_engine_gets_the_end(served: Served) -> None:
     async with watching(served) as view:
         await view.next("hello")
         served.engine.die()
