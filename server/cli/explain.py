@@ -173,8 +173,6 @@ def show(report: Json, token: int | None, console: Console) -> None:
     else:
         style = "green" if report["agrees"] == count else "yellow"
         console.print(Text(f"replay agrees {report['agrees']}/{count}", style))
-    for note in report["notes"]:
-        console.print(Text(note, "yellow"))
 
 
 def _overview(report: Json) -> Any:

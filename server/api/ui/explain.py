@@ -144,17 +144,10 @@ class _Report:
         answered = {
             "agrees": agrees,
             "cached_tokens": found.cached_tokens,
-            "notes": self._notes(),
             "tokens": tokens,
             "pieces": {str(token): text_of(token) for token in sorted(ids)},
         }
         return orjson.dumps(answered)
-
-    def _notes(self) -> list[str]:
-        """Return what the explanation leaves out."""
-        if self._explain.params.grammar is None:
-            return []
-        return ["The grammar of this answer is not applied again: tokens that it forbade are kept."]
 
     def _token(self, token: Explained, sent: int) -> list[Any]:
         return [

@@ -21,7 +21,7 @@ const found = new Map(); // promises by answer id, the oldest first
 
 /**
  * Explain an answer of the chat; the result is kept by the answer's id. Resolves to `{agrees,
- * notes, cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept, mass, ok,
+ * cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept, mass, ok,
  * drawn, candidates: [{id, text, logit, raw, adjusted, temped, cut, final, luck}]}]}`. Where the
  * seed is not known, `agrees`, `ok`, `drawn` and `luck` are null. Rejects with ApiError.
  */
@@ -48,7 +48,6 @@ async function load(answer) {
   });
   return {
     agrees: report.agrees,
-    notes: report.notes,
     cachedTokens: report.cached_tokens,
     numOmitted: Math.max(0, answer.tokens.length - MAX_TOKENS),
     tokens: report.tokens.map((row) => tokenOf(row, report.pieces)),

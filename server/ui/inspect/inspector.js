@@ -82,7 +82,7 @@ function neighbour(token, selected, step) {
 
 /** Whether the replay draws the answer's tokens. A difference is counted, not hidden. */
 function Agreement({ found }) {
-  const { agrees, notes, tokens, numOmitted } = found;
+  const { agrees, tokens, numOmitted } = found;
   const uneven = hello.value?.uneven;
   const differs = agrees !== null && agrees < tokens.length;
   const text = agrees === null
@@ -91,7 +91,6 @@ function Agreement({ found }) {
   return html`<p class="ins-agrees">
     <strong class=${differs ? "warn" : ""}>${text}</strong>
     ${uneven && html`<span class="muted"> · near ties may differ: ${uneven.why}</span>`}
-    ${notes.map((note) => html`<span class="warn"> · ${note}</span>`)}
     ${numOmitted > 0 && html`<span class="muted"> · ${numOmitted} later tokens are not explained</span>`}
   </p>`;
 }
