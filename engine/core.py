@@ -126,7 +126,7 @@ class EngineCore:
 
     def handle(self, message: ToEngine) -> None:
         match message:
-            case GenerateRequest() if message.params.grammar:
+            case GenerateRequest() if message.grammar:
                 self.matchers.compile(message)
             case GenerateRequest() | EmbedRequest():
                 self._add(message)

@@ -134,6 +134,11 @@ class GenerateRequest(Message, frozen=True):
     explain: Explain | None = None
 
     @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of the answer, also of one to explain."""
+        return self.params.grammar if self.explain is None else self.explain.params.grammar
+
+    @property
     def size(self) -> int:
         """Number of tokens to compute before the first new one."""
         return len(self.prompt) + len(self.encoder_prompt)

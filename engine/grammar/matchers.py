@@ -87,6 +87,8 @@ class Matchers:
         self._compiler = compiler
         self._num_words = -(-vocab_size // WORD_BITS)
         self._states: dict[int, _State] = {}
+        # Of past answers that are explained. They count the tokens of the answer alone.
+        self._replays: dict[int, _State] = {}
         self._compiling: dict[int, tuple[GenerateRequest, Compilation]] = {}
         self._filler = ThreadPoolExecutor(1, "token-masks")
         self._executor: LLExecutor | None = None
@@ -96,8 +98,8 @@ class Matchers:
 
     def compile(self, request: GenerateRequest) -> None:
         """Start compiling the grammar of a request. `compiled` returns it when that is done."""
-        assert request.params.grammar is not None
-        compilation = self._compiler.submit(request.params.grammar)
+        assert request.grammar is not None
+        compilation = self._compiler.submit(request.grammar)
         self._compiling[request.id] = request, compilation
 
     @property
@@ -115,9 +117,12 @@ class Matchers:
             except RequestRejectedError as error:
                 results.append((request, error))
                 continue
-            assert request.params.grammar is not None
-            end = request.params.grammar.end_token_ids[0]
-            self._states[request.id] = _State(matcher, len(request.prompt), end)
+            assert request.grammar is not None
+            end = request.grammar.end_token_ids[0]
+            if request.explain is None:
+                self._states[request.id] = _State(matcher, len(request.prompt), end)
+            else:
+                self._replays[request.id] = _State(matcher, 0, end)
             results.append((request, None))
         return results
 
@@ -127,10 +132,11 @@ class Matchers:
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forget finished and aborted requests; unknown ids are ignored."""
-        if not self._states and not self._compiling:
+        if not self._states and not self._compiling and not self._replays:
             return
         for request_id in ids:
             self._states.pop(request_id, None)
+            self._replays.pop(request_id, None)
             if request_id in self._compiling:
                 self._compiling.pop(request_id)[1].cancel()
 
@@ -170,19 +176,39 @@ class Matchers:
             state = self._states[s.id]
             state.move_to(s.start + s.count)
             states.append(state)
+        self._fill_or_end(words, states)
+        broken = [i for i, state in zip(constrained, states, strict=True) if state.is_broken]
+        return TokenMasks(constrained, torch.from_numpy(words), frozenset(broken))
+
+    def replay(self, request_id: int, answer: Sequence[int], indices: range) -> torch.Tensor | None:
+        """Return the allowed tokens [R, ceil(V / 32)] of R tokens of a past answer.
+
+        None without a grammar.
+        """
+        state = self._replays.get(request_id)
+        if state is None:
+            return None
+        words = np.zeros((len(indices), self._num_words), np.int32)
+        for row, index in enumerate(indices):
+            if state.num_tokens > index:  # explained before, until a preemption
+                state.move_to(index)
+            for place in range(state.num_tokens, index):
+                state.accept(place, answer[place])
+            self._fill_or_end(words[row : row + 1], [state])
+        return torch.from_numpy(words)
+
+    def _fill_or_end(self, words: Words, states: list[_State]) -> None:
+        """Write the masks of all states. Those that cannot go on allow only the end token."""
         self._fill(words, states)
-        broken = set()
-        for row, (index, state) in enumerate(zip(constrained, states, strict=True)):
+        for row, state in enumerate(states):
             if not state.is_broken and state.matcher.is_error():
                 log.warning("a grammar cannot go on: %s", state.matcher.get_error().split("\n")[0])
                 state.is_broken = True
             if state.is_broken:
-                broken.add(index)
                 words[row] = 0
                 words[row, state.end_token // WORD_BITS] = np.uint32(
                     1 << state.end_token % WORD_BITS
                 ).view(np.int32)
-        return TokenMasks(constrained, torch.from_numpy(words), frozenset(broken))
 
     def _fill(self, words: Words, states: list[_State]) -> None:
         """Write the masks of all states that are not broken, on several threads."""

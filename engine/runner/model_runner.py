@@ -218,7 +218,10 @@ class ModelRunner:
             tokens = self.rows.tokens[s.row, : s.start + s.count]
             index = s.start + num_skipped - first_row
             pending = PendingExplanation(s.id, explain, tokens, first_row + 1, index)
-            pending.launch(self.logits(hidden[end - s.count + num_skipped : end]), self._draw)
+            logits = self.logits(hidden[end - s.count + num_skipped : end])
+            indices = range(index, index + len(logits))
+            allowed = self.matchers.replay(s.id, explain.answer, indices)
+            pending.launch(logits, self._draw, allowed)
             found.append(pending)
         return found
 

@@ -15,6 +15,7 @@ import torch
 from engine.device.transfer import HostCopy
 from engine.protocol import (
     CUT_BAN,
+    CUT_GRAMMAR,
     CUT_MIN_P,
     CUT_TOP_K,
     CUT_TOP_P,
@@ -22,7 +23,7 @@ from engine.protocol import (
     Explain,
     Explained,
 )
-from engine.sampling.logits import adjust, adjusts_logits, cut
+from engine.sampling.logits import adjust, adjusts_logits, cut, mask
 from engine.sampling.noise import exponential_noise
 from engine.sampling.sampler import (
     GREEDY_BELOW,
@@ -65,17 +66,18 @@ class PendingExplanation:
         self._first = first
         self._is_greedy = explain.params.temperature < GREEDY_BELOW
 
-    def launch(self, logits: torch.Tensor, draw: Draw) -> None:
+    def launch(self, logits: torch.Tensor, draw: Draw, allowed: torch.Tensor | None = None) -> None:
         """Compute the explanations of R tokens from the model's logits [R, V] of each of them.
 
-        `draw` is the sampler's function of that name.
+        `draw` is the sampler's function of that name. `allowed` [R, ceil(V / 32)] int32 are the
+        tokens that a grammar allows, as for `mask`.
         """
         size = max(1, CHUNK // logits.shape[1])
-        indices = range(self._first, self._first + len(logits), size)
-        parts = [
-            self._columns(index, rows.float(), draw)
-            for index, rows in zip(indices, logits.split(size), strict=True)
-        ]
+        parts = []
+        for row in range(0, len(logits), size):
+            words = None if allowed is None else allowed[row : row + size].to(logits.device)
+            rows = logits[row : row + size].float()
+            parts.append(self._columns(self._first + row, rows, draw, words))
         columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         self._names = tuple(columns)
         self._copy = HostCopy(list(columns.values()), logits.device)
@@ -92,7 +94,9 @@ class PendingExplanation:
             row[name] = [row[name][place] for place in places]
         return Explained(id=self._id, index=index, **({"lucks": []} | row))
 
-    def _columns(self, index: int, logits: torch.Tensor, draw: Draw) -> dict[str, torch.Tensor]:
+    def _columns(
+        self, index: int, logits: torch.Tensor, draw: Draw, allowed: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
         """Return the fields of Explained, as tensors [R] and [R, candidates].
 
         `index` is that of the first token in the answer.
@@ -100,6 +104,10 @@ class PendingExplanation:
         num_candidates = min(self._explain.num_candidates, logits.shape[1])
         rows = self._draw_params(index, len(logits), logits.device)
         adjusted = self._adjusted(index, logits)
+        before = adjusted
+        if allowed is not None:
+            adjusted = adjusted.clone()
+            mask(adjusted, torch.arange(len(logits), device=logits.device), allowed)
         drawn = draw(adjusted, rows)
         final = _final(adjusted, rows, is_greedy=self._is_greedy)
         sent = torch.tensor(self._explain.answer[index : index + len(logits)], device=drawn.device)
@@ -107,7 +115,8 @@ class PendingExplanation:
         likely = final["scores"].topk(num_candidates, dim=-1).indices
         ids = torch.cat([likely, logits.topk(num_candidates, dim=-1).indices, own], dim=1)
         raw = torch.softmax(logits, dim=-1)
-        cuts = final["cuts"].masked_fill(adjusted == float("-inf"), CUT_BAN)
+        cuts = final["cuts"].masked_fill(adjusted == float("-inf"), CUT_GRAMMAR)
+        cuts.masked_fill_((before == float("-inf")) & (cuts == CUT_GRAMMAR), CUT_BAN)
         columns = {
             "drawn": drawn,
             "rank": 1 + (logits > logits.gather(1, sent[:, None])).sum(dim=1),

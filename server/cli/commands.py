@@ -50,10 +50,11 @@ def chat(
     """
     question = text if quick is None else quick
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    raise typer.Exit(_chat(question, url, _api_key(api_key), model, system, options))
+    raise typer.Exit(_chat(question, url, own_key(api_key), model, system, options))
 
 
-def _api_key(given: str | None) -> str:
+def own_key(given: str | None) -> str:
+    """Return the key that the user has given, or the first one of the environment."""
     return given or os.environ.get("PENSTOCK_API_KEY", "").partition(",")[0]
 
 
@@ -94,7 +95,7 @@ def inspect(
     from server.cli.servers import ServerChoiceError, default_url
 
     try:
-        with closing(ApiClient(default_url() if url is None else url, _api_key(api_key))) as client:
+        with closing(ApiClient(default_url() if url is None else url, own_key(api_key))) as client:
             show(client, text)
     except (ClientError, ServerChoiceError) as error:
         raise fail(error, 1) from None
@@ -120,7 +121,7 @@ def open_pages(
     from server.cli.servers import ServerChoiceError
 
     try:
-        open_in_browser(server, _api_key(api_key))
+        open_in_browser(server, own_key(api_key))
     except (ClientError, ServerChoiceError) as error:
         raise fail(error, 1) from None
 
@@ -184,7 +185,7 @@ def ps(api_key: ApiKey = None) -> None:
     """List the running servers of this user."""
     from server.cli.servers import running_servers, table_of
 
-    servers = list(running_servers(_api_key(api_key)))
+    servers = list(running_servers(own_key(api_key)))
     if servers:
         typer.echo(table_of(servers))
     else:
@@ -205,7 +206,7 @@ def stop(
     from server.cli.servers import ServerChoiceError, running_servers, stop_server
 
     try:
-        stopped = stop_server(list(running_servers(_api_key(api_key))), server)
+        stopped = stop_server(list(running_servers(own_key(api_key))), server)
     except ServerChoiceError as error:
         raise fail(error, 1) from None
     say(f"Stopped {stopped}.")

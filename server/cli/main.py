@@ -15,6 +15,7 @@ from loadtest.cli import app as bench
 from server.cli import commands
 from server.cli.command import standard_streams
 from server.cli.compare import compare
+from server.cli.explain import explain
 from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
 from server.cli.verify import Verify, verify
@@ -44,6 +45,7 @@ app.command()(commands.chat)
 app.command(name="open")(commands.open_pages)
 app.command()(commands.inspect)
 app.command()(commands.top)
+app.command()(explain)
 app.command(cls=RunBatch)(run_batch)
 app.command(name="list")(commands.list_models)
 app.command()(commands.pull)

@@ -141,6 +141,31 @@ async def test_explained_bfloat16_answer_is_near_the_reference(oracle: DrawOracl
         check_token(row, draw, TOLERANCE["bfloat16"])
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_grammar_is_applied_again(demo: Server, seed: int) -> None:
+    """The draws agree only with the grammar, and it removes likely tokens."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    body = {"seed": seed, "temperature": 1.0, "top_p": 1.0, "response_format": schema}
+    async with demo.http() as http:
+        choice = await answered(http, body | {"prompt": "Anna is", "max_tokens": 100})
+        report = await explained(http, choice, body)
+        without = await explained(http, choice, body | {"response_format": {"type": "text"}})
+    count = len(choice["token_ids"])
+    assert report["agrees"] == count > without["agrees"]
+    cuts = {one[5] for row in report["tokens"] for one in row[7]}
+    assert 5 in cuts
+    for row in report["tokens"]:
+        assert sum(one[3] for one in row[7] if one[5] == 5) == 0
+
+
 async def test_answers_of_a_crowded_server_redraw_equally() -> None:
     """50 sampled answers in a batch of 16 with preemptions, explained all at once."""
     flags = ("--max-num-seqs", "16", "--num-gpu-blocks-override", "40", "--max-model-len", "512")

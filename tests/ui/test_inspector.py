@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,10 +14,11 @@ import pytest
 from engine.checkpoint.folder import model_folder
 from tests.support.draws import Draw, DrawOracle
 from tests.support.serve import Server, serving
+from tests.ui import axe
+from tests.ui.pages import SIZES, chromium, tab
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
-AXE = Path("build/axe-4.14.1.js")
 # The chat's module is replaced by one that knows a few answers and notes what is forked.
 CHAT = """
 const answers = %s;
@@ -73,13 +72,8 @@ def draws(answers: dict[str, dict[str, Any]]) -> dict[str, list[Draw]]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Debian's chromium")
-    with playwright.sync_playwright() as runner:
-        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 class View:
@@ -87,8 +81,6 @@ class View:
 
     def __init__(self, page: Any, demo: Server, answers: dict[str, Any]) -> None:
         self.page, self._demo = page, demo
-        self.errors: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
         script = CHAT % json.dumps(answers)
         page.route(
             "**/ui/chat/answers.js",
@@ -119,16 +111,12 @@ class View:
         return text
 
 
-@pytest.fixture(params=[("dark", 1280), ("light", 375)], ids=str)
+@pytest.fixture(params=SIZES, ids=str)
 def view(
     browser: Any, demo: Server, answers: dict[str, Any], request: pytest.FixtureRequest
 ) -> Iterator[View]:
-    scheme, width = request.param
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    view = View(page, demo, answers)
-    yield view
-    assert not view.errors
-    page.close()
+    with tab(browser, request.param) as page:
+        yield View(page, demo, answers)
 
 
 def near(text: str, expected: float, tolerance: float = 1e-4) -> None:
@@ -169,8 +157,6 @@ def test_figures_equal_the_reference(
         if not draw.is_close.any():
             assert view.fact("kept").split()[0].replace(",", "") == str(draw.kept)
         check_rows(view.rows(), draw, sent)
-    overflow = view.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-    assert overflow <= 0
 
 
 def test_keyboard_moves_over_tokens_and_forks(view: View, answers: dict[str, Any]) -> None:
@@ -247,11 +233,6 @@ def test_answer_that_is_gone_says_so(browser: Any, demo: Server) -> None:
     page.close()
 
 
-@pytest.mark.skipif(not AXE.exists(), reason="needs build/axe-4.14.1.js")
 def test_axe_finds_nothing(view: View) -> None:
     view.open("nucleus", 3)
-    script = f"(() => {{ {AXE.read_text()} }})()"
-    view.page.evaluate(script)
-    found = view.page.evaluate("axe.run(document.querySelector('.drawer'))")
-    problems = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found["violations"]]
-    assert problems == []
+    assert axe.violations(view.page) == []
