@@ -142,7 +142,7 @@ def top(
     from server.cli.top import show
 
     try:
-        with closing(ApiClient(default_url() if url is None else url, _api_key(api_key))) as client:
+        with closing(ApiClient(default_url() if url is None else url, own_key(api_key))) as client:
             show(client, Console(highlight=False), once=once)
     except (ClientError, ServerChoiceError) as error:
         raise fail(error, 1) from None
