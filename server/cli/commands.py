@@ -131,7 +131,7 @@ def top(
     url: ServerUrl = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Show live what a running server computes, and why requests wait.
+    """Show live what a running server computes, and what waits.
 
     With a key that is not an admin's, only its own requests are listed. Ctrl-C ends it.
     """
