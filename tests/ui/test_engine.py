@@ -182,7 +182,7 @@ def test_send_twice_shares_blocks(engine: Any) -> None:
     assert [kind for kind, _ in shown(engine, tables["num_blocks"])].count("shared") >= 3
     engine.get_by_label("by request").check()
     playwright.expect(engine.locator(".en-said").last).to_contain_text("shared by #")
-    engine.get_by_label("table").last.check()
+    engine.get_by_role("checkbox", name="table").last.check()
     playwright.expect(engine.get_by_role("region", name="Block tables")).to_contain_text("/")
     assert "kv=requests" in engine.url
     assert "table=1" in engine.url

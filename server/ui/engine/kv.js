@@ -35,16 +35,21 @@ function layoutOf(state, view, width) {
   const count = state.facts.num_blocks;
   if (view === "pool") {
     const { size, columns, rows } = poolLayout(count, width);
-    const at = (block) => [((block - 1) % columns) * size, Math.floor((block - 1) / columns) * size];
-    return { view, size, columns, cells: count, height: rows * size, at, block: (cell) => cell + 1 };
+    return {
+      view, size, columns, cells: count, height: rows * size,
+      at: (cell) => [(cell % columns) * size, Math.floor(cell / columns) * size],
+      block: (cell) => cell + 1,
+    };
   }
   const rows = tableRows(state).slice(0, MOST_ROWS);
   const longest = Math.max(1, ...rows.map(({ table }) => table.length));
   const room = Math.floor((width - LABEL) / longest);
   const size = Math.min(LARGEST, Math.max(1, room));
-  const place = rows.flatMap(({ table }, row) => table.map((block, index) => ({ block, row, index })));
+  const place = rows.flatMap(({ table }, row) =>
+    table.map((block, index) => ({ block, row, index })));
   return {
-    view, size, rows, columns: longest, cells: place.length, height: Math.max(1, rows.length) * LARGEST,
+    view, size, rows, columns: longest, cells: place.length,
+    height: Math.max(1, rows.length) * LARGEST,
     at: (cell) => [LABEL + place[cell].index * size, place[cell].row * LARGEST],
     block: (cell) => place[cell].block,
     place,
@@ -56,8 +61,9 @@ function paint(canvas, state, view) {
   const { context } = prepare(canvas, layout.height);
   const colors = readColors();
   if (view === "pool") {
-    for (let block = 1; block <= layout.cells; block += 1) {
-      drawBlock(context, colors, state.blockOf(block), ...layout.at(block), layout.size);
+    for (let cell = 0; cell < layout.cells; cell += 1) {
+      const block = state.blockOf(layout.block(cell));
+      drawBlock(context, colors, block, ...layout.at(cell), layout.size);
     }
     return layout;
   }

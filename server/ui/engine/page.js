@@ -23,11 +23,13 @@ export default function Engine({ params }) {
   return html`<div class="page en">
     <h1>Engine live</h1>
     ${watch.problem.value && html`<p class="warn" role="alert">${watch.problem.value}</p>`}
-    ${!state && !watch.problem.value && html`<p class="muted" role="status">Asking the engine…</p>`}
+    ${!state && !watch.problem.value &&
+      html`<p class="muted" role="status">Asking the engine…</p>`}
     ${state && html`
       <${Stats} watch=${watch} state=${state} version=${version} />
       <${Explanation} state=${state} version=${version} />
-      <${Timeline} state=${state} version=${version} isTable=${params.steps === "table"} set=${set} />
+      <${Timeline} state=${state} version=${version} set=${set}
+        isTable=${params.steps === "table"} />
       <${KvMap} state=${state} version=${version} isTable=${params.table === "1"} set=${set}
         view=${params.kv === "requests" ? "requests" : "pool"} />
       <${Queue} state=${state} version=${version} />
@@ -39,9 +41,8 @@ export default function Engine({ params }) {
 function useSpace(watch) {
   useEffect(() => {
     const onKey = (event) => {
-      if (event.key !== " " || event.target.closest?.("input, textarea, select, button, a, summary")) {
-        return;
-      }
+      const control = event.target.closest?.("input, textarea, select, button, a, summary");
+      if (event.key !== " " || control) return;
       event.preventDefault();
       watch.toggle();
     };
@@ -69,7 +70,8 @@ function Stats({ watch, state }) {
     ["tok/s", rate.toFixed(rate < 10 ? 1 : 0)],
   ];
   return html`<div class="en-stats" data-seq=${state.seq} data-mode=${mode}>
-    <dl>${figures.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <dl>${figures.map(([name, value]) =>
+      html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     <span class="en-buttons">
       <button onClick=${() => watch.toggle()} disabled=${mode === "pausing"} title="Space">
         ${mode === "paused" ? "go on" : "pause"}</button>

@@ -10,7 +10,9 @@ function Table({ label, columns, rows, empty }) {
   if (!rows.length) return html`<p class="muted">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
     <table class="en-table">
-      <thead><tr>${columns.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
+      <thead><tr>
+        ${columns.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}
+      </tr></thead>
       <tbody>${rows}</tbody>
     </table>
   </div>`;
@@ -59,7 +61,8 @@ export function Requests({ state }) {
   });
   return html`<section class="en-section" aria-label="Requests">
     <h2>Requests</h2>
-    <${Table} label="Table of requests" rows=${rows} empty="No request has come since this page was opened."
+    <${Table} label="Table of requests" rows=${rows}
+      empty="No request has come since this page was opened."
       columns=${["request", "state", "prompt", "cached", "out", "blocks", "waterfall"]} />
   </section>`;
 }

@@ -159,7 +159,7 @@ function useView(state) {
   };
 }
 
-/** The wheel zooms and pans. Preact's own listener would be passive, and could not stop scrolling. */
+/** The wheel zooms and pans. Preact's own listener is passive and could not stop scrolling. */
 function useWheel(canvas, onWheel) {
   useEffect(() => {
     const element = canvas.current;

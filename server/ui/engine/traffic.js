@@ -3,7 +3,7 @@ import { signal } from "../html.js";
 import { post, request } from "../api.js";
 import { hello } from "../store.js";
 
-/** Chats that "make traffic" sends. A browser opens six connections to a server, so two share one. */
+/** Chats that "make traffic" sends. A browser has six connections to a server, so two share one. */
 export const CHATS = 8;
 const CHOICES = 2;
 const MOST = 4; // requests of this page at a time
@@ -39,9 +39,11 @@ async function sendAll(requests) {
 function small(text, number) {
   const model = hello.value.model.id;
   if (hello.value.ready.kind === "encoder") return ["v1/embeddings", { model, input: text }];
-  const common = { model, max_tokens: TOKENS, min_tokens: TOKENS, stream: true, seed: number, n: CHOICES };
+  const length = { max_tokens: TOKENS, min_tokens: TOKENS };
+  const common = { model, ...length, stream: true, seed: number, n: CHOICES };
   if (!hello.value.has_template) return ["v1/completions", { ...common, prompt: text }];
-  return ["v1/chat/completions", { ...common, messages: [{ role: "user", content: text }] }];
+  const messages = [{ role: "user", content: text }];
+  return ["v1/chat/completions", { ...common, messages }];
 }
 
 /** Send small chats, as many as this page may still send. */
@@ -68,5 +70,5 @@ export async function sendTwice() {
   }
   const prompt = Array.from({ length: wanted }, (_, place) => ids[place % ids.length]);
   const body = { model, prompt, max_tokens: tokens, min_tokens: tokens, stream: true };
-  return sendAll([["v1/completions", { ...body, seed: 1 }], ["v1/completions", { ...body, seed: 2 }]]);
+  return sendAll([1, 2].map((seed) => ["v1/completions", { ...body, seed }]));
 }

@@ -44,7 +44,8 @@ export class Watch {
     const stop = new AbortController();
     this.stop = stop;
     try {
-      await events("ui/api/watch?blocks=1", { signal: stop.signal }, (event) => this.onEvent(event));
+      const { signal: stopped } = stop;
+      await events("ui/api/watch?blocks=1", { signal: stopped }, (event) => this.onEvent(event));
       this.problem.value = "The server has ended the view.";
     } catch (error) {
       if (!stop.signal.aborted) this.problem.value = error.message;
