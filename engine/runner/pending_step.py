@@ -13,7 +13,7 @@ from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
-# What slices want of known tokens: their logprobs, or how they were drawn.
+# Results of known tokens, of slices that want them: logprobs, or how the tokens were drawn.
 PendingKnown = PendingLogprobs | PendingExplanation
 
 
