@@ -9,6 +9,7 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
 from engine.inspect.lens_queue import LensQueue
+from engine.inspect.watch import EngineWatch
 from engine.lens_messages import LensRequest
 from engine.protocol import (
     Abort,
@@ -23,6 +24,7 @@ from engine.protocol import (
     Shutdown,
     StepOutputs,
     ToEngine,
+    Watch,
 )
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
@@ -78,6 +80,7 @@ class EngineCore:
         self.in_flight: deque[PendingStep] = deque()
         self.admitted: list[Admission] = []  # not sent yet
         self.lenses = LensQueue(runner)
+        self.watch: EngineWatch | None = None  # None without a viewer
         self.running = True
 
     def run(self) -> None:
@@ -111,8 +114,10 @@ class EngineCore:
             self.publish(self.in_flight.popleft())
         elif messages and not step:
             # Nothing was computed, but aborts changed the counts of requests and blocks.
-            now = time.monotonic()
-            self.endpoint.send(StepOutputs(now, [], [], self.stats()))
+            stats = self.stats()
+            self.endpoint.send(StepOutputs(time.monotonic(), [], [], stats))
+            if self.watch is not None:
+                self.endpoint.send(self.watch.events(stats))
         if self.lenses:
             waiting = self.scheduler.waiting or self.scheduler.embeds.waiting
             result = self.lenses.advance(is_free=not waiting)
@@ -135,8 +140,23 @@ class EngineCore:
                 found = {message.id: self.scheduler.num_cached(message)}
                 now = time.monotonic()
                 self.endpoint.send(StepOutputs(now, [], [], self.stats(), lookups=found))
+            case Watch():
+                self._watch(message)
             case Shutdown():
                 self.running = False
+
+    def _watch(self, message: Watch) -> None:
+        if not message.on:
+            if self.watch is not None:
+                self.watch.close()
+            self.watch = None
+            return
+        stats = self.stats()
+        if self.watch is None:
+            self.watch = EngineWatch(self.scheduler)
+        else:
+            self.endpoint.send(self.watch.events(stats))
+        self.endpoint.send(self.watch.blocks(message.id, stats))
 
     def _add(self, request: GenerateRequest | EmbedRequest) -> None:
         """Queue a request, or refuse it if it can never run."""
@@ -144,6 +164,9 @@ class EngineCore:
             self.scheduler.add(request)
         except RequestRejectedError as error:
             self._reject(request.id, error)
+            return
+        if self.watch is not None and isinstance(request, GenerateRequest):
+            self.watch.add(request)
 
     def _reject(self, request_id: int, error: RequestRejectedError) -> None:
         self.matchers.drop([request_id])
@@ -163,6 +186,8 @@ class EngineCore:
         stats = self.stats(pending.step, now - pending.launched_at)
         prefills = list(pending.step.prefills)
         self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors, prefills))
+        if self.watch is not None:
+            self.endpoint.send(self.watch.trace(stats, pending.step, pending.launched_at, now))
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         """Return the stats after `step`, if any, which took `seconds`."""

@@ -27,7 +27,7 @@ class ModelBox(Record, frozen=True):
     equal, only the first has boxes, and `layers` has the indices of all of them.
     """
 
-    name: str  # path of the module in the model; of an operation, "PATH.add 3" and alike
+    name: str  # path of the module in the model; of an operation, such as "PATH.add 3"
     kind: str  # class of the module, or the operation
     parameters: int = 0  # of the module itself, without those of its parts
     shape: tuple[int, ...] = ()  # of the output, for each token

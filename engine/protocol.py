@@ -11,6 +11,9 @@ request gets outputs until one of them has `finish` set, or Rejected if the engi
 with `explain` also gets Explained messages before. Abort ends requests early, Shutdown ends the
 engine, and Fatal says why an engine ends by itself.
 
+While there is a viewer, the engine sends a StepTrace behind each StepOutputs. Watch begins and
+ends this. These messages hold integers and times, no token and no text.
+
 All times are CLOCK_MONOTONIC seconds, which two processes on one host can compare. Request ids are
 integers that the client assigns and never reuses.
 """
@@ -24,6 +27,7 @@ from msgspec import field
 
 from engine.lens_messages import LensRequest, LensResult
 from engine.message import Message, Record, TokenIds
+from engine.watch_records import BlockEvent, QueueState, RequestState
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
 DUMP_STACKS = signal.SIGUSR1
@@ -174,6 +178,17 @@ class Abort(Message, frozen=True):
     """Drop the requests with these ids; unknown and finished ids are ignored."""
 
     ids: list[int]
+
+
+class Watch(Message, frozen=True):
+    """Begin to watch the engine, or stop.
+
+    The engine answers each Watch that is `on` with a Blocks, and then sends StepTraces. Before that
+    Blocks come the events up to it, so that it checks what was rebuilt from earlier events.
+    """
+
+    id: int  # from the same numbers as those of requests
+    on: bool
 
 
 class Shutdown(Message, frozen=True):
@@ -361,6 +376,32 @@ class StepOutputs(Message, frozen=True):
     lookups: dict[int, int] = field(default_factory=dict)
 
 
+class StepTrace(Message, frozen=True):
+    """Events in the engine since the last StepTrace, up to the StepOutputs before it."""
+
+    step: int  # as in EngineStats
+    launched: float  # 0.0: there was no step
+    at: float  # as in StepOutputs
+    chunks: list[PrefillChunk]
+    decodes: list[int]  # requests that decoded a token
+    encoded: list[PrefillChunk]  # sources and texts that were encoded
+    added: list[RequestState]  # requests that have arrived, before all of the events
+    events: list[BlockEvent]  # in the order in which they happened
+    queue: QueueState
+    blocks_held: int  # after these events, as the next
+    blocks_cached: int
+
+
+class Blocks(Message, frozen=True):
+    """All requests that generate, their block tables, and what the prefix cache finds."""
+
+    id: int  # of the Watch that it answers
+    requests: list[RequestState]
+    findable: list[int]  # blocks, held or not
+    queue: QueueState
+    stats: EngineStats
+
+
 class Rejected(Message, frozen=True):
     """The engine refuses one request; `code` is an OpenAI error code."""
 
@@ -385,5 +426,16 @@ class Fatal(Message, frozen=True):
     config_error: bool = False  # the configuration or the checkpoint cannot be served
 
 
-ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Shutdown
-FromEngine = Progress | Ready | StepOutputs | LensResult | Explained | Rejected | Notice | Fatal
+ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Watch | Shutdown
+FromEngine = (
+    Progress
+    | Ready
+    | StepOutputs
+    | LensResult
+    | Explained
+    | StepTrace
+    | Blocks
+    | Rejected
+    | Notice
+    | Fatal
+)

@@ -39,6 +39,7 @@ from server.api.responses.store import ResponseStore
 from server.api.ui import explain, hello, lens, pages, prompt
 from server.api.ui import model as ui_model
 from server.api.ui import requests as ui_requests
+from server.api.ui import watch as ui_watch
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
 from server.cli.config import ServerConfig, served_names
@@ -49,6 +50,7 @@ from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
+from server.observe.live_engine import LiveEngine
 from server.observe.recorder import Recorder
 from server.observe.structure import StructureReader
 from server.replay.record_file import RecordFile
@@ -76,10 +78,11 @@ ROUTE_FILES = (
     ops,
     hello,
     ui_requests,
-    explain,
     lens,
     prompt,
     ui_model,
+    explain,
+    ui_watch,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
@@ -103,6 +106,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     keys = ApiKeys(config)
     _check_ui(config, keys)
+    recorder = Recorder(client.step_listeners)
     state = AppState(
         config=config,
         client=client,
@@ -114,7 +118,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
         metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
         tracing=Tracing.from_environment(os.environ) if config.tracing else None,
-        recorder=Recorder(client.step_listeners),
+        recorder=recorder,
+        live=LiveEngine(client, recorder),
         names=names,
         created=int(time.time()),
         batches=_batches(config, client),

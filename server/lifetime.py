@@ -242,8 +242,12 @@ class Lifetime:
 
     @property
     def _unanswered(self) -> bool:
-        """Whether a request is in the engine, on its way there, or still being answered."""
-        return self._client.busy or bool(self.server.server_state.tasks)
+        """Whether a request is in the engine, on its way there, or still being answered.
+
+        Viewers of the engine do not count: they see the drain, and leave at its end.
+        """
+        tasks = len(self.server.server_state.tasks)
+        return self._client.busy or tasks > self._state.live.num_viewers
 
     def _stop_serving(self, grace_s: int) -> None:
         self.server.config.timeout_graceful_shutdown = grace_s

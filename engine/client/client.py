@@ -30,6 +30,7 @@ from engine.lens_messages import LensRequest, LensResult
 from engine.protocol import (
     DUMP_STACKS,
     Abort,
+    Blocks,
     CacheLookup,
     EmbedOutput,
     EmbedRequest,
@@ -44,7 +45,9 @@ from engine.protocol import (
     Rejected,
     Shutdown,
     StepOutputs,
+    StepTrace,
     TokenOutput,
+    Watch,
 )
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ POLL_S = 0.5  # seconds between hang checks
 LAST_WORDS_S = 0.5  # seconds for a hung engine to write its stacks before it is killed
 EXIT_S = 1.0  # seconds for an engine to exit after Shutdown before it is killed
 Request = GenerateRequest | EmbedRequest
+WatchListener = Callable[[StepTrace | Blocks], None]
 
 
 class EngineClient(Protocol):
@@ -102,6 +106,10 @@ class EngineClient(Protocol):
         """Return what a lens shows. It is computed while no request waits; a cancelled call drops
         it. Raises EngineUnavailableError or EngineDeadError."""
 
+    def watch(self, listener: WatchListener | None) -> int:
+        """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.
+        `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs."""
+
     def next_id(self) -> int: ...
 
     def last_step_age(self) -> float:
@@ -133,6 +141,7 @@ class ProcessClient:
         self._streams: dict[int, OutputStream[Any]] = {}
         # By message id: the answers to CacheLookup and LensRequest messages.
         self._lookups: dict[int, asyncio.Future[Any]] = {}
+        self._watcher: WatchListener | None = None
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
@@ -219,6 +228,9 @@ class ProcessClient:
                 self._on_step(message)
             case Explained():
                 self._on_explained(message)
+            case StepTrace() | Blocks():
+                if self._watcher is not None:  # otherwise it was sent before the engine knew
+                    self._watcher(message)
             case Progress():
                 self.progress = message
             case Ready():
@@ -331,6 +343,13 @@ class ProcessClient:
             return await lookup
         finally:
             del self._lookups[message.id]
+
+    def watch(self, listener: WatchListener | None) -> int:
+        self._watcher = listener
+        watch_id = self.next_id()
+        if self._death is None:
+            self._endpoint.send(Watch(watch_id, listener is not None))
+        return watch_id
 
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self._queue.reserve(self._stats)

@@ -1,4 +1,4 @@
-"""What `engine.compare.command` reads and writes. It imports no torch, so the server may use it."""
+"""The input and output of `engine.compare.command`. No torch is imported: the server uses it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Compared(msgspec.Struct, frozen=True, tag="compared"):
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """What the process is doing."""
+    """The work that begins now."""
 
     text: str
 

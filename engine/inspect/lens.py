@@ -29,7 +29,7 @@ from engine.lens_messages import (
 )
 from engine.models.base import Model
 from engine.ops.kernels import use_kernels
-from engine.runner.model_runner import ModelRunner
+from engine.runner.model_runner import TEXT_TOKENS_MULTIPLE, ModelRunner
 
 ROWS = 64  # whose logits are computed at once
 
@@ -68,7 +68,7 @@ def _pieces(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | 
             yield None
             positions = range(first, min(first + ROWS, len(request.tokens)))
             with reference_ops(runner):
-                logits = runner.model.logits(hidden[positions.start : positions.stop])
+                logits = runner.logits(hidden[positions.start : positions.stop])
             predictions += _predictions(request, passed.num_layers, positions, logits)
         for layer in range(passed.num_layers) if request.positions else ():
             yield None
@@ -114,21 +114,23 @@ class LensPass:
     def compute(self) -> torch.Tensor:
         """Return the hidden states [T, hidden] after the last layer and the last norm."""
         model, request = self._model, self._request
+        count = len(request.tokens)
         if self._runner.kind == "encoder":
-            with self.taps.of_stack("encoder"):
-                return model.encode(self._batch(request.tokens))
+            with self.taps.of_stack("encoder", count):
+                return model.encode(self._batch(request.tokens))[:count]
         if request.source:
-            with self.taps.of_stack("encoder"):
+            with self.taps.of_stack("encoder", len(request.source)):
                 model.encode(self._batch(request.source))
-        with self.taps.of_stack("decoder"):
-            return model.forward(self._batch(request.tokens))
+        with self.taps.of_stack("decoder", count):
+            return model.forward(self._batch(request.tokens))[:count]
 
     def _batch(self, tokens: Sequence[int]) -> ForwardBatch:
         count = len(tokens)
         ids, previous, positions = to_device(
             [list(tokens), [tokens[0], *tokens[:-1]], list(range(count))], self._runner.device
         )
-        return ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
+        batch = ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
+        return batch.padded(self._runner.round_up(count, TEXT_TOKENS_MULTIPLE))
 
     @property
     def num_layers(self) -> int:
@@ -142,9 +144,9 @@ class LensPass:
         """
         stream = self.taps.streams[layer]
         if self.taps.is_post_norm:
-            return self._model.logits(stream.normed)
+            return self._runner.logits(stream.normed)
         assert self.taps.last_norm is not None
-        return self._model.logits(self.taps.last_norm(stream.total))
+        return self._runner.logits(self.taps.last_norm(stream.total))
 
 
 def _predictions(

@@ -44,14 +44,19 @@ class ResidualTaps:
         self._model = model
         self._positions = self._index = positions
         self._stack: Stack = "decoder"
+        self._num_tokens = 0
         self._kind: SublayerKind | None = None
         self._layers = 0  # whose attention has been computed
         self._last_normed: torch.Tensor | None = None
 
     @contextlib.contextmanager
-    def of_stack(self, stack: Stack) -> Iterator[None]:
-        """Replace `add` of all norms and joins, and restore it on exit."""
+    def of_stack(self, stack: Stack, num_tokens: int) -> Iterator[None]:
+        """Replace `add` of all norms and joins, and restore it on exit.
+
+        Rows from `num_tokens` on are padding.
+        """
         self._stack, self._kind, self._layers = stack, None, 0
+        self._num_tokens = num_tokens
         # The positions are those of the decoder; a source may be shorter.
         self._index = self._positions if stack == "decoder" else self._positions[:0]
         self.streams.clear()
@@ -81,7 +86,9 @@ class ResidualTaps:
             if delta is not None:
                 self._joined(x, total, normed, delta, *post)
             if normed is not total:  # a Join has no norm
-                self.norms.append(NormSizes(self._stack, name, _rms(total), _rms(normed)))
+                tokens = slice(self._num_tokens)
+                sizes = _rms(total[tokens]), _rms(normed[tokens])
+                self.norms.append(NormSizes(self._stack, name, *sizes))
                 self.last_norm = layer
             return total, normed
 
@@ -96,16 +103,17 @@ class ResidualTaps:
         post: nn.Module | None = None,
     ) -> None:
         """Note that `delta`, or its norm by `post`, was added to the stream `x`."""
-        output = delta if post is None else post(delta)
+        output = (delta if post is None else post(delta))[: self._num_tokens]
         self.is_post_norm = x is self._last_normed
         self._last_normed = None if normed is total else normed
         layer = self._layers - 1
         kind = self._kind or "mlp"
         self._kind = None
-        update = _shares(output, x)
-        later = _share(output[1:], x[1:]) if len(x) > 1 else float("nan")
-        scale = _share(output, x)
-        self.updates.append(Update(self._stack, layer, kind, scale, later, update))
+        before = x[: self._num_tokens]
+        scale = _share(output, before)
+        later = _share(output[1:], before[1:]) if len(before) > 1 else float("nan")
+        scales = _shares(output, before)
+        self.updates.append(Update(self._stack, layer, kind, scale, later, scales))
         stream = self._at_positions(total, normed)
         del self.streams[layer + 1 :]
         self.streams.append(stream)

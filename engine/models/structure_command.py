@@ -2,7 +2,7 @@
 
 The arguments are the model's folder, the number of positions that are served, and the dtype. A run
 on the meta device imports much of torch, which takes seconds. So the server starts this process
-when the structure is first asked for, and neither the engine nor its start pays for it.
+at the first request for the structure, and neither the engine nor its start pays for it.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class ModelRunner:
         known: Sequence[PendingKnown] = self._prompt_logprobs(step.slices, hidden)
         if self.rows.explain and step.prefills:
             known = [*known, *self._explained(step.slices, hidden)]
-        return self._logits(hidden.index_select(0, batch.logit_index)), known
+        return self.logits(hidden.index_select(0, batch.logit_index)), known
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [T, hidden] of a batch, and of padding behind it."""
@@ -140,7 +140,7 @@ class ModelRunner:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states of a batch, computed by the model itself."""
-        batch = batch.padded(self._round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
+        batch = batch.padded(self.round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
         try:
             return self.model.forward(batch)
         except torch.OutOfMemoryError:
@@ -159,10 +159,10 @@ class ModelRunner:
         shape = self.graphs.shape_for(step)
         return shape if shape is not None and self.graphs.is_captured(shape) else None
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [L, V] for the hidden states [L, hidden] of some tokens."""
         count = len(hidden)
-        missing = self._round_up(count, STEP_TOKENS_MULTIPLE) - count
+        missing = self.round_up(count, STEP_TOKENS_MULTIPLE) - count
         if missing:
             hidden = F.pad(hidden, (0, 0, 0, missing))
         return self.model.logits(hidden)[:count]
@@ -218,7 +218,7 @@ class ModelRunner:
             tokens = self.rows.tokens[s.row, : s.start + s.count]
             index = s.start + num_skipped - first_row
             pending = PendingExplanation(s.id, explain, tokens, first_row + 1, index)
-            logits = self._logits(hidden[end - s.count + num_skipped : end])
+            logits = self.logits(hidden[end - s.count + num_skipped : end])
             indices = range(index, index + len(logits))
             allowed = self.matchers.replay(s.id, explain.answer, indices)
             pending.launch(logits, self._draw, allowed)
@@ -236,18 +236,18 @@ class ModelRunner:
                 states = hidden[first : first + s.num_prompt_logprobs]
                 tokens = self.rows.tokens[s.row, s.start + 1 :][: s.num_prompt_logprobs]
                 count = self.rows.params[s.row].prompt_logprobs
-                found.append(prompt_logprobs(states, tokens, count, self._logits))
+                found.append(prompt_logprobs(states, tokens, count, self.logits))
             first += s.count
         return found
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor | None:
         """Encode encoder prompts, whose KV is written, or texts, whose vectors are returned."""
         batch = build_encoder_batch(inputs, self.kv, self.backend, self.device)
-        batch = batch.padded(self._round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
+        batch = batch.padded(self.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
         hidden = self.model.encode(batch)[: batch.num_tokens]
         return pool(hidden, inputs) if inputs[0].pooling else None
 
-    def _round_up(self, tokens: int, multiple: int) -> int:
+    def round_up(self, tokens: int, multiple: int) -> int:
         """Round a token count up to a multiple, so that oneDNN compiles fewer kernels."""
         if tokens <= FEW_TOKENS or not self._rounds_tokens:
             return tokens

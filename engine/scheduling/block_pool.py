@@ -17,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from engine.watch_records import BlockEvent
+
 
 class BlockHasher:
     """Hash chain over blocks of tokens. The key prevents clients from constructing collisions."""
@@ -54,6 +56,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.journal: list[BlockEvent] | None = None  # None without a viewer
         self._free = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * (num_blocks + 1)
@@ -122,6 +125,11 @@ class BlockPool:
             else:
                 self._free.append(block)
 
+    @property
+    def findable(self) -> list[int]:
+        """The blocks that the prefix cache finds by their hashes, held or not."""
+        return list(self._hash_of)
+
     def is_shared(self, block: int) -> bool:
         return self._references[block] > 1
 
@@ -130,6 +138,8 @@ class BlockPool:
         if digest not in self._block_of and block not in self._hash_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
+            if self.journal is not None:
+                self.journal.append(BlockEvent("find", block))
             if parts:
                 self._parts_of[block] = parts
                 self._block_with.update(dict.fromkeys(parts, block))
@@ -139,6 +149,8 @@ class BlockPool:
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
+            if self.journal is not None:
+                self.journal.append(BlockEvent("forget", block))
         for part in self._parts_of.pop(block, ()):
             if self._block_with.get(part) == block:
                 del self._block_with[part]

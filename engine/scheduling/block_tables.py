@@ -15,6 +15,7 @@ from engine.protocol import KVGroup
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import BlockCopy, NewBlocks
+from engine.watch_records import BlockEvent
 
 
 class Match(NamedTuple):
@@ -62,11 +63,12 @@ class BlockTables:
             blocks += group.max_blocks(length, self.step_tokens, self.block_size)
         return blocks
 
-    def open(self, sequence: Sequence, spare: int) -> bool:
+    def open(self, sequence: Sequence, spare: int) -> int:
         """Hold the cached blocks of a waiting sequence and allocate blocks for its other tokens.
 
-        Groups with a window allocate their blocks chunk by chunk instead. Returns False, and holds
-        nothing, unless all known tokens can be computed with `spare` blocks left over.
+        Groups with a window allocate their blocks chunk by chunk instead. All known tokens must be
+        computable with `spare` blocks left over. Otherwise the sequence holds nothing, and this
+        returns how many blocks must be available; it returns 0 if it has opened the sequence.
         """
         num_tokens, num_source = len(sequence.tokens), len(sequence.encoder_prompt)
         match = self._matched(sequence)
@@ -74,9 +76,9 @@ class BlockTables:
         self._match_source(sequence, tables)
         found = [block for table in tables for block in table if block]
         missing = self.max_blocks(num_tokens, num_source) - len(found)
-        available = self.pool.num_available - self.pool.num_idle(found)
-        if missing + spare > available:
-            return False
+        needed = missing + spare + self.pool.num_idle(found)
+        if needed > self.pool.num_available:
+            return needed
         self.pool.hold(found)
         for group, table in zip(self.groups, tables, strict=True):
             if group.window is None:
@@ -85,6 +87,8 @@ class BlockTables:
             elif match.part:
                 table += self.pool.allocate(1)
         sequence.tables = tables
+        if self.pool.journal is not None:
+            self._note_open(sequence, self.pool.journal)
         sequence.num_computed = self._num_tokens(match)
         sequence.num_matched = match.blocks
         sequence.num_registered = match.blocks
@@ -94,7 +98,12 @@ class BlockTables:
                 sequence.copies.append(BlockCopy(source, target, match.part))
             self.release_unseen(sequence)  # a query behind the part sees fewer blocks
         self._register_source(sequence)
-        return True
+        return 0
+
+    def _note_open(self, sequence: Sequence, journal: list[BlockEvent]) -> None:
+        for number, table in enumerate(sequence.tables):
+            if table:
+                journal.append(BlockEvent("take", sequence.id, number, 0, tuple(table)))
 
     def _num_tokens(self, match: Match) -> int:
         return match.blocks * self.block_size + match.part
@@ -234,13 +243,17 @@ class BlockTables:
 
     def release_unseen(self, sequence: Sequence) -> None:
         """Release the blocks that no token still to be computed will see."""
-        for group, table in zip(self.groups, sequence.tables, strict=True):
+        journal = self.pool.journal
+        for number, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
             end = group.first_visible_block(sequence.num_computed, self.block_size)
             first = min(end, len(table))
             while first and table[first - 1]:
                 first -= 1
-            self.pool.release(table[first:end])
-            table[first:end] = [0] * len(table[first:end])
+            unseen = tuple(table[first:end])
+            self.pool.release(unseen)
+            table[first:end] = [0] * len(unseen)
+            if journal is not None and unseen:
+                journal.append(BlockEvent("pass", sequence.id, number, first, unseen))
 
     def num_missing(self, sequence: Sequence, count: int) -> int:
         """Return the number of blocks to allocate before `count` more tokens are computed."""
@@ -257,7 +270,11 @@ class BlockTables:
             first = len(table)
             if first < wanted:
                 table += self.pool.allocate(wanted - first)
-                appended.append(NewBlocks(sequence.row, number, first, tuple(table[first:])))
+                blocks = tuple(table[first:])
+                appended.append(NewBlocks(sequence.row, number, first, blocks))
+                if self.pool.journal is not None:
+                    event = BlockEvent("take", sequence.id, number, first, blocks)
+                    self.pool.journal.append(event)
         return appended
 
     def fresh(self, sequence: Sequence) -> list[int]:

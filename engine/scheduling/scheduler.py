@@ -39,6 +39,8 @@ from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence, sequence_of
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 from engine.scheduling.step_builder import StepBuilder
+from engine.scheduling.waiting_queue import WaitingQueue
+from engine.watch_records import BlockEvent, BlockEventKind
 
 
 class Scheduler:
@@ -76,15 +78,12 @@ class Scheduler:
         )
         # Blocks left free at admission, so that it does not cause a preemption in the next step.
         self.watermark = max(1, num_blocks // 100)
-        self.waiting: list[Sequence] = []  # sorted by rank
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # sorted by rank
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        # The last sequence that lacked blocks at admission, and how many were available then.
-        self._refused_id = self._refused_with = 0
-        self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = 0
-        self._admitted: list[tuple[int, int]] = []  # (id, cached tokens)
+        self._steps = self._preemptions = 0
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -98,7 +97,7 @@ class Scheduler:
         assert request.id not in self.sequences, "request ids are never reused"
         sequence = sequence_of(request)
         self.sequences[sequence.id] = sequence
-        bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
+        self.waiting.add(sequence)
 
     def num_cached(self, lookup: CacheLookup) -> int:
         """Return how many tokens of prompt and source would come from the prefix cache now."""
@@ -128,12 +127,14 @@ class Scheduler:
         builder = StepBuilder(budget, self.max_num_encoder_tokens)
         texts = self.embeds.take(self.max_num_encoder_tokens)
         builder.encoder_inputs += texts
-        self._admitted += [(text.id, 0) for text in texts]
+        self.waiting.admitted += [(text.id, 0) for text in texts]
         preemptions = self._preemptions
         self._schedule_running(builder, running)
         # After a preemption no sequence is admitted: it would be preempted in the next step.
         if self._preemptions == preemptions:
             self._admit_waiting(builder)
+        else:
+            self.waiting.refuse("preemption")
         step = builder.build()
         if step is not None:
             self._steps += 1
@@ -174,6 +175,7 @@ class Scheduler:
             self.tables.extend(sequence, count)
             builder.add_row(sequence, self.tables.fresh(sequence))
             self._take(builder, sequence, count)
+        self.waiting.refuse("budget")
 
     def _cut(self, builder: StepBuilder, prompt: Sequence, most: int, behind: Seq[Sequence]) -> int:
         """Return how many of `most` tokens a prompt too long for its step takes.
@@ -181,10 +183,7 @@ class Scheduler:
         The rest goes to sequences that run `behind` it and to waiting ones that can be admitted.
         """
         builder.cut_prompts.append(prompt)
-        waiting = self.waiting[: len(self._free_rows)]
-        lacks_blocks = self.pool.num_available <= self._refused_with
-        if waiting and waiting[0].id == self._refused_id and lacks_blocks:
-            waiting = []
+        waiting = self.waiting.admissible(len(self._free_rows), self.pool.num_available)
         is_own_turn = self._steps % 2 > 0
         left = tokens_for_others(
             prompt, most, behind, waiting, self.tables, is_own_turn=is_own_turn
@@ -228,37 +227,38 @@ class Scheduler:
     def _admit(self, builder: StepBuilder) -> Sequence | None:
         """Admit the first waiting sequence with blocks for all its tokens; return it, or None.
 
-        It waits if it could reuse the next block of a prompt that runs in chunks.
+        The queue behind it waits too, so that long prompts do not starve.
         """
-        if not self.waiting or not self._free_rows:
+        if not self.waiting:
             return None
-        sequence = self.waiting[0]
-        has_encoder_budget = len(sequence.encoder_prompt) <= builder.encoder_budget
-        if not has_encoder_budget and builder.encoder_budget < self.max_num_encoder_tokens:
-            return None  # only the first encoder prompt of a step may exceed the budget
-        if any(self.tables.shares_next_block(sequence, prompt) for prompt in builder.cut_prompts):
+        sequence = self.waiting.sequences[0]
+        if not self._open(builder, sequence):
             return None
-        spare = self.watermark if self.running else 0
-        if not self.tables.open(sequence, spare):
-            self._refused_id = sequence.id
-            self._refused_with = self.pool.num_available
-            return None  # the queue behind it waits too, so that long prompts do not starve
-        del self.waiting[0]
+        self.waiting.admit(sequence)
         sequence.row = self._free_rows.pop()
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
-        if not sequence.admitted:
-            self._count_admission(sequence)
         return sequence
 
-    def _count_admission(self, sequence: Sequence) -> None:
-        sequence.admitted = True
-        encoder_tokens = len(sequence.encoder_prompt)
-        cached = sequence.num_computed
-        if not sequence.needs_encoding:
-            cached += encoder_tokens
-        self._prefix_queries += sequence.prompt_length + encoder_tokens
-        self._prefix_hits += cached
-        self._admitted.append((sequence.id, cached))
+    def _open(self, builder: StepBuilder, sequence: Sequence) -> bool:
+        """Give the first waiting sequence its blocks, or note why it waits and return False."""
+        if not self._free_rows:
+            self.waiting.refuse("rows")
+            return False
+        has_encoder_budget = len(sequence.encoder_prompt) <= builder.encoder_budget
+        if not has_encoder_budget and builder.encoder_budget < self.max_num_encoder_tokens:
+            self.waiting.refuse("encoder")  # only the first encoder prompt of a step may exceed it
+            return False
+        for prompt in builder.cut_prompts:
+            # It could reuse the next block of a prompt that runs in chunks.
+            if self.tables.shares_next_block(sequence, prompt):
+                self.waiting.refuse_for_prefix(prompt.id)
+                return False
+        spare = self.watermark if self.running else 0
+        needed = self.tables.open(sequence, spare)
+        if needed:
+            self.waiting.refuse_for_blocks(needed, self.pool.num_available)
+            return False
+        return True
 
     # ---- results -----------------------------------------------------------------------------
 
@@ -286,13 +286,14 @@ class Scheduler:
 
     def _retire_token(self, sequence: Sequence, sampled: SampledToken) -> TokenOutput:
         token = sampled.token
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if sequence.prompt_logprobs:
-            logprobs = tuple(sequence.prompt_logprobs)
-            sequence.prompt_logprobs = []
-            if any(math.isnan(entry.logprob) for entry in logprobs):
-                token = -1
-        finish = self._append(sequence, token)
+        logprobs = sequence.take_prompt_logprobs()
+        if any(math.isnan(entry.logprob) for entry in logprobs):
+            token = -1
+        finish: FinishReason | None = "error"
+        if token >= 0:
+            finish = sequence.append(token)
+            if not len(sequence.tokens) % self.block_size:
+                self.tables.register(sequence)
         if sampled.is_cut and finish == "stop":
             finish = "length"
         if finish == "error":
@@ -306,28 +307,18 @@ class Scheduler:
         for scheduled, logprobs in zip(slices, found, strict=True):
             sequence = self.sequences.get(scheduled.id)
             if sequence is not None and sequence.epoch == scheduled.epoch:
-                known = sequence.num_prompt_logprobs - scheduled.start  # from before a preemption
-                sequence.prompt_logprobs += logprobs[known:]
-                sequence.num_prompt_logprobs = len(sequence.prompt_logprobs)
-
-    def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if token < 0:
-            return "error"
-        tokens, params = sequence.tokens, sequence.params
-        tokens.append(token)
-        if not len(tokens) % self.block_size:
-            self.tables.register(sequence)
-        outputs = len(tokens) - sequence.prompt_length
-        if token in params.stop_token_ids and outputs >= params.min_tokens:
-            return "stop"
-        return "length" if outputs >= params.max_tokens else None
+                sequence.add_prompt_logprobs(scheduled.start, logprobs)
 
     def take_admissions(self, at: float) -> list[Admission]:
         """Return the requests admitted for the first time since the last call."""
-        admitted, self._admitted = self._admitted, []
-        return [Admission(request_id, at, cached) for request_id, cached in admitted]
+        return self.waiting.take_admissions(at)
 
     # ---- leaving the running sequences -------------------------------------------------------
+
+    def _note(self, kind: BlockEventKind, sequence: Sequence) -> None:
+        """Note what happens to a sequence, for a viewer."""
+        if self.pool.journal is not None:
+            self.pool.journal.append(BlockEvent(kind, sequence.id))
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -337,13 +328,15 @@ class Scheduler:
         sequence.epoch += 1
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._note("preempt", sequence)
         self._release(sequence)
         sequence.num_computed = sequence.num_registered = 0
         sequence.num_tokens = len(sequence.tokens)  # tokens in flight are resampled identically
-        bisect.insort(self.waiting, sequence, key=lambda s: s.rank)
+        self.waiting.add(sequence)
         self._preemptions += 1
 
     def _remove(self, sequence: Sequence) -> None:
+        self._note("end", sequence)
         del self.sequences[sequence.id]
         if sequence.row >= 0:
             self._release(sequence)
@@ -368,8 +361,8 @@ class Scheduler:
             blocks_cached=self.pool.num_cached,
             blocks_total=self.pool.num_blocks,
             preemptions=self._preemptions,
-            prefix_queries=self._prefix_queries,
-            prefix_hits=self._prefix_hits,
+            prefix_queries=self.waiting.prefix_queries,
+            prefix_hits=self.waiting.prefix_hits,
             step_seconds=seconds,
             step_prefill_tokens=step.num_tokens - decode if step else 0,
             step_decode_tokens=decode,
@@ -381,19 +374,10 @@ class Scheduler:
         self.tables.check(self.running)
         rows = [s.row for s in self.running]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_num_seqs)), "rows"
-        for queue in (self.waiting, self.running):
-            assert [s.rank for s in queue] == sorted(s.rank for s in queue), "queue order"
+        self.waiting.check()
+        ranks = [s.rank for s in self.running]
+        assert ranks == sorted(ranks), "order of the running sequences"
         assert {s.id for s in (*self.waiting, *self.running)} == self.sequences.keys()
         assert len(self.waiting) + len(self.running) == len(self.sequences), "a duplicate sequence"
-        for sequence in self.waiting:
-            assert not sequence.tables, "a waiting sequence holds blocks"
-            assert sequence.row == -1
-            assert sequence.num_computed == 0
         for sequence in self.running:
-            assert sequence.num_computed <= sequence.num_tokens
-            assert len(sequence.tokens) <= sequence.num_tokens
-            assert sequence.num_outputs < sequence.params.max_tokens
-            assert sequence.num_missing_prompt_logprobs >= 0
-            assert not (sequence.num_missing_prompt_logprobs and sequence.num_outputs), (
-                "prompt logprob is missing"
-            )
+            sequence.check()

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from engine.protocol import Explain, GenerateRequest, SamplingParams, TokenLogprobs
+from collections.abc import Sequence as Seq
+
+from engine.protocol import (
+    Explain,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenLogprobs,
+)
 from engine.scheduling.step import BlockCopy
 
 MAX_EXPLAINED = 64  # tokens a step: each takes as long as drawing one
@@ -24,6 +32,7 @@ class Sequence:
         self.prompt_length: int = len(request.prompt)
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
+        self.arrival: float = request.arrival
         self.salt: str = request.salt
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
@@ -34,6 +43,7 @@ class Sequence:
         self.needs_encoding: bool = False  # its source must still be encoded
         self.hash_root: bytes = b""  # parent of its first hash; empty until computed
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
+        self.num_cached: int = 0  # tokens found in the prefix cache at its first admission
         self.num_matched: int = 0  # blocks of each table found in the prefix cache at admission
         self.num_registered: int = 0  # blocks of each table already offered to the prefix cache
         # Hashes of the beginnings of its next block, whose tokens are those of the range.
@@ -78,6 +88,39 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    def append(self, token: int) -> FinishReason | None:
+        """Append a sampled token; return why the sequence ends with it, or None."""
+        self.tokens.append(token)
+        params = self.params
+        outputs = len(self.tokens) - self.prompt_length
+        if token in params.stop_token_ids and outputs >= params.min_tokens:
+            return "stop"
+        return "length" if outputs >= params.max_tokens else None
+
+    def add_prompt_logprobs(self, start: int, found: Seq[TokenLogprobs]) -> None:
+        """Add the prompt logprobs of a slice that began at token `start`."""
+        known = self.num_prompt_logprobs - start  # from before a preemption
+        self.prompt_logprobs += found[known:]
+        self.num_prompt_logprobs = len(self.prompt_logprobs)
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Return the prompt logprobs that have not been sent yet, once."""
+        if not self.prompt_logprobs:
+            return ()
+        found = tuple(self.prompt_logprobs)
+        self.prompt_logprobs = []
+        return found
+
+    def check(self) -> None:
+        """Assert the invariants of a running sequence."""
+        assert self.num_computed <= self.num_tokens
+        assert len(self.tokens) <= self.num_tokens
+        assert self.num_outputs < self.params.max_tokens
+        assert self.num_missing_prompt_logprobs >= 0
+        assert not (self.num_missing_prompt_logprobs and self.num_outputs), (
+            "prompt logprob is missing"
+        )
 
 
 class ExplainedSequence(Sequence):

@@ -126,6 +126,30 @@ def open_pages(
         raise fail(error, 1) from None
 
 
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
+    url: ServerUrl = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Show live what a running server computes, and why requests wait.
+
+    With a key that is not an admin's, only its own requests are listed. Ctrl-C ends it.
+    """
+    from rich.console import Console
+
+    from server.cli.api_client import ApiClient, ClientError
+    from server.cli.servers import ServerChoiceError, default_url
+    from server.cli.top import show
+
+    try:
+        with closing(ApiClient(default_url() if url is None else url, _api_key(api_key))) as client:
+            show(client, Console(highlight=False), once=once)
+    except (ClientError, ServerChoiceError) as error:
+        raise fail(error, 1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
 def run(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="As for `penstock serve`.")

@@ -26,7 +26,8 @@ from server.state import AppState
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-PROBED_PATHS = OPEN_PATHS | {"/metrics"}  # logged at debug level, as pages are
+# Logged at debug level, as pages are.
+PROBED_PATHS = OPEN_PATHS | {"/metrics", "/ui/api/watch", "/ui/api/blocks", "/ui/api/hello"}
 LINGER = 5.0  # seconds to keep reading a body that is refused
 
 log = structlog.get_logger("server.access")

@@ -1,4 +1,4 @@
-"""StructureReader: asks once what the served model is made of."""
+"""StructureReader: finds the structure of the served model, once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StructureError(Exception):
 
 
 class StructureReader:
-    """Runs `engine.models.structure_command` when the structure is first asked for.
+    """Runs `engine.models.structure_command` at the first request for the structure.
 
     Later callers get the same answer. After a failure the next caller tries again.
     """

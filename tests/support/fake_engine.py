@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.client.admission import AdmissionControl
-from engine.client.client import State
+from engine.client.client import State, WatchListener
 from engine.client.output_stream import OutputStream
 from engine.config import EngineConfig
 from engine.errors import (
@@ -24,6 +24,7 @@ from engine.errors import (
 from engine.lens_messages import LensRequest, LensResult
 from engine.protocol import (
     Admission,
+    Blocks,
     EmbedRequest,
     EngineStats,
     GenerateRequest,
@@ -32,10 +33,12 @@ from engine.protocol import (
     Progress,
     Ready,
     StepOutputs,
+    StepTrace,
     ToEngine,
     TokenLogprobs,
     TokenOutput,
 )
+from engine.watch_records import BlockEvent, QueueState, RequestState
 
 Sent = TypeVar("Sent", GenerateRequest, EmbedRequest, LensRequest)
 WIRE = msgspec.msgpack.Decoder(ToEngine)
@@ -105,6 +108,8 @@ class FakeEngine:
     lookups: list[tuple[list[int], str, list[int]]] = field(default_factory=list)
     looks: list[LensRequest] = field(default_factory=list)
     lens: Callable[[LensRequest], LensResult] = lambda request: LensResult(request.id)
+    watcher: WatchListener | None = None
+    watch_calls: list[bool] = field(default_factory=list)  # whether each began to watch
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -172,6 +177,53 @@ class FakeEngine:
         await self.lens_gate.wait()
         return self.lens(request)
 
+    def watch(self, listener: WatchListener | None) -> int:
+        """Answer with the running requests; each has one block, which has its id."""
+        self.watcher = listener
+        self.watch_calls.append(listener is not None)
+        watch_id = self.next_id()
+        self._added: list[RequestState] = []
+        self._ended: list[int] = []
+        if listener is not None:
+            states = [self._state(running) for running in self.running.values()]
+            blocks = Blocks(watch_id, states, [], QueueState(), self.stats)
+            asyncio.get_running_loop().call_soon(self._send, blocks)
+        return watch_id
+
+    def _send(self, message: StepTrace | Blocks) -> None:
+        if self.watcher is not None:
+            self.watcher(message)
+
+    def _state(self, running: Running) -> RequestState:
+        request = running.request
+        tables = ((request.id,),) if running.done else ()
+        return RequestState(
+            request.id, request.arrival, 0, len(request.prompt), 0, running.done, False, tables
+        )
+
+    def _trace(self, at: float, prefills: list[PrefillChunk], outputs: list[TokenOutput]) -> None:
+        begun = {chunk.id for chunk in prefills}
+        ends = [output.id for output in outputs if output.finish] + self._ended
+        added, self._added, self._ended = self._added, [], []
+        events = [BlockEvent("take", key, 0, 0, (key,)) for key in sorted(begun)]
+        events += [BlockEvent("end", key) for key in ends]
+        decodes = [output.id for output in outputs if output.id not in begun]
+        self._send(
+            StepTrace(
+                self.stats.step,
+                at - 0.001,
+                at,
+                prefills,
+                decodes,
+                [],
+                added,
+                events,
+                QueueState(),
+                len(self.running),
+                0,
+            )
+        )
+
     def _check_room(self) -> None:
         if self.overloaded:
             raise EngineOverloadedError("The queue is full.", retry_after=7)
@@ -183,7 +235,10 @@ class FakeEngine:
         stream: OutputStream[TokenOutput] = OutputStream([r.id for r in requests], self._abort)
         for request in map(as_received, requests):
             self.requests.append(request)
-            self.running[request.id] = Running(request, stream, list(self.script(request)))
+            running = Running(request, stream, list(self.script(request)))
+            self.running[request.id] = running
+            if self.watcher is not None:
+                self._added.append(self._state(running))
         self._work.set()
         return stream
 
@@ -191,6 +246,8 @@ class FakeEngine:
         self.aborted += ids
         for request_id in ids:
             self.running.pop(request_id, None)
+            if self.watcher is not None:
+                self._ended.append(request_id)
 
     def next_id(self) -> int:
         self._ids += 1
@@ -248,6 +305,8 @@ class FakeEngine:
         )
         for listen in self.step_listeners:
             listen(StepOutputs(at, outputs, [], self.stats, prefills=prefills))
+        if self.watcher is not None:
+            self._trace(at, prefills, outputs)
 
     def _sample(self, running: Running) -> TokenOutput:
         params = running.request.params

@@ -1,4 +1,4 @@
-"""What tests of a page need: a browser, and a tab whose script errors fail the test."""
+"""Help for tests of a page: a browser, and a tab whose script errors fail the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chromium() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tab(browser: Any, size: tuple[str, int] = SIZES[0]) -> Iterator[Any]:
-    """Open a tab. At the end, its scripts have made no error and it is not wider than the window."""
+    """Open a tab. Fails at the end if a script made an error or the page is too wide."""
     scheme, width = size
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     errors: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -326,6 +327,7 @@ def test_thumbnails_choose_a_head_by_keys_and_by_clicks(page: Any, demo: Server)
     assert parameters(page)["order"] == "flat"
     page.get_by_text("Flatness of all heads as a table").click()
     table = page.get_by_role("region", name="Flatness")
+    playwright.expect(table.locator("tr")).to_have_count(5)
     flatness = [float(text) for text in table.locator("tr").nth(4).locator("td").all_inner_texts()]
     thumbs.focus()
     for _ in range(8):
@@ -370,6 +372,37 @@ def test_pointer_reads_out_the_cell_and_a_gone_capture_is_made_again(
 def test_answer_that_is_not_known_says_so(page: Any, demo: Server) -> None:
     page.goto(f"{demo.base_url}/ui/#/lens?answer=unknown")
     playwright.expect(page.get_by_role("alert")).to_be_visible()
+
+
+def with_answers(page: Any, prompt: list[int], tokens: list[int]) -> None:
+    """Stand in for the chat's answers: "mine" is the only one."""
+    answer = {"id": "mine", "prompt": prompt, "tokens": tokens}
+    module = f"export const answerOf = (id) => id === 'mine' ? {json.dumps(answer)} : null;"
+    page.route(
+        "**/chat/answers.js",
+        lambda route: route.fulfill(body=module, content_type="text/javascript"),
+    )
+
+
+@one_view
+def test_answer_of_the_chat_is_shown_with_its_prompt(page: Any, demo: Server) -> None:
+    ids = tokens_of(demo)
+    with_answers(page, ids[:4], ids[4:])
+    page.goto(f"{demo.base_url}/ui/#/lens?answer=mine")
+    page.wait_for_selector("#lens-predictions")
+    heads = page.locator("#lens-predictions thead th").all_inner_texts()
+    assert "".join(heads) == TEXT.replace(" ", "·")
+    page.goto(f"{demo.base_url}/ui/#/lens?answer=other")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("not known")
+
+
+@one_view
+def test_answer_that_is_too_long_is_cut_and_says_so(page: Any, demo: Server) -> None:
+    with_answers(page, [50] * 100, [60] * 200)
+    page.goto(f"{demo.base_url}/ui/#/lens?answer=mine")
+    page.wait_for_selector("#lens-predictions")
+    assert page.locator("#lens-predictions thead th").count() == 256
+    playwright.expect(page.locator(".lens-tokens")).to_contain_text("The last 44 tokens")
 
 
 @one_view

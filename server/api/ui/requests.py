@@ -49,7 +49,7 @@ async def waterfall(request: Request, request_id: str) -> Response:
     if form not in ("json", "trace"):
         raise invalid("format", f"format is {form[:32]!r}; supported: json, trace.")
     found = await _ended(request, recorder, request_id)
-    reader = _reader(request, recorder)
+    reader = reader_of(request, recorder)
     steps, for_fit = recorder.steps_of(found), recorder.steps_for_fit()
 
     def answer() -> Response:
@@ -103,7 +103,8 @@ def _found(request: Request, recorder: Recorder, request_id: str) -> RecordedReq
     raise ApiError(404, "not_found", message)
 
 
-def _reader(request: Request, recorder: Recorder) -> Reader:
+def reader_of(request: Request, recorder: Recorder) -> Reader:
+    """Return which requests the caller may see, and their names."""
     names: dict[int, str] = {}
     for opened in (*[one.opened for one in recorder.requests], *recorder.open_requests):
         if _may_see(request, opened):

@@ -3,9 +3,12 @@ import { html, useMemo, useState } from "../html.js";
 import { SHADES, cellStyle, shadeOf } from "./colours.js";
 import { bytesOf, useHead, useRow } from "./data.js";
 import { HeatMap } from "./heat.js";
+import { Choice, FigureTable } from "./parts.js";
 import { exact, figure, piecesOf, short, visible } from "./text.js";
 import { Thumbs } from "./thumbs.js";
 
+const LARGE = 100; // maps with more tokens take the whole width
+const ORDERS = [["", "by index"], ["flat", "flat to spiky"]];
 const NAMES = { decoder: "self-attention", encoder: "encoder", cross: "cross-attention" };
 
 export default function Attention({ report, body, params, update }) {
@@ -17,18 +20,15 @@ export default function Attention({ report, body, params, update }) {
   const isSorted = params.order === "flat";
   const order = useMemo(() => orders(found, isSorted), [found, isSorted]);
   const shades = useMemo(() => bytesOf(found.thumbs), [found]);
-  return html`<div class="lens-two">
+  const isLarge = Math.max(found.queries, found.keys) > LARGE;
+  return html`<div class=${isLarge ? "lens-one" : "lens-two"}>
     <section aria-label="All heads">
       <div class="lens-row">
-        ${stacks.length > 1 && html`<label>Attention of${" "}
-          <select value=${stack} onChange=${(event) => update({ stack: event.target.value, row: "" })}>
-            ${stacks.map((name) => html`<option value=${name}>${NAMES[name]}</option>`)}
-          </select></label>`}
-        <label>Heads${" "}
-          <select value=${isSorted ? "flat" : ""} onChange=${(event) => update({ order: event.target.value })}>
-            <option value="">by index</option>
-            <option value="flat">flat to spiky</option>
-          </select></label>
+        ${stacks.length > 1 && html`<${Choice} label="Attention of" value=${stack}
+          options=${stacks.map((name) => [name, NAMES[name]])}
+          pick=${(name) => update({ stack: name, row: "" })} />`}
+        <${Choice} label="Heads" value=${isSorted ? "flat" : ""} options=${ORDERS}
+          pick=${(chosen) => update({ order: chosen })} />
       </div>
       <${Thumbs} found=${found} shades=${shades} order=${order} layer=${layer} head=${head}
         pick=${(one) => update({ ...one, row: params.row })} />
@@ -69,7 +69,7 @@ function Head({ report, body, found, which, params, update }) {
   const keys = piecesOf(report, stack === "decoder" ? report.tokens : keyIds(report, stack));
   const queries = piecesOf(report, stack === "encoder" ? keyIds(report, stack) : report.tokens);
   const window = found.windows[layer];
-  const pinned = params.row === undefined || params.row === "" ? null : place(params.row, queries.length);
+  const pinned = params.row ? place(params.row, queries.length) : null;
   const title = `L${layer} H${head}`;
   if (answer.error) return html`<p class="warn" role="alert">${answer.error}</p>`;
   if (!answer.value) return html`<p class="muted" role="status">Loading ${title}…</p>`;
@@ -83,20 +83,25 @@ function Head({ report, body, found, which, params, update }) {
   };
   const row = pinned ?? cursor;
   return html`<section aria-label="One head">
-    <h2>${title} <small class="muted">${NAMES[stack]}, flatness ${figure(found.flatness[layer][head])}
+    <h2>${title} <small class="muted">${NAMES[stack]}, flatness${" "}
+      ${figure(found.flatness[layer][head])}
       ${window !== null && ` · window ${window}`}
       ${found.softcap !== null && ` · softcap ${found.softcap}`}</small></h2>
     <${HeatMap} id=${shades} rows=${queries.length} columns=${keys.length} rowLabels=${queries}
-      columnLabels=${keys} start=${[pinned ?? queries.length - 1, 0]}
+      columnLabels=${keys} start=${startOf(pinned ?? queries.length - 1, stack)}
       shadeAt=${(r, c) => (isSeen(r, c) ? shades[r * keys.length + c] : null)}
       edge=${stack === "decoder" && window !== null ? (r) => Math.max(0, r - window + 1) : null}
-      readOut=${readOut} label=${`Attention of ${title}: rows look at columns`}
+      pinned=${pinned} readOut=${readOut} label=${`Attention of ${title}: rows look at columns`}
       onCursor=${(r) => setCursor(r)} onPin=${(r) => update({ row: r === pinned ? "" : String(r) })}
       file=${`attention-L${layer}-H${head}`} />
     ${row !== null && html`<${Row} report=${report} body=${body} which=${which} row=${row}
-      isPinned=${pinned !== null} queries=${queries} keys=${keys} unpin=${() => update({ row: "" })} />`}
+      isPinned=${pinned !== null} queries=${queries} keys=${keys}
+      unpin=${() => update({ row: "" })} />`}
   </section>`;
 }
+
+/** The first place of the cursor in a row: a key that is visible. */
+const startOf = (row, stack) => [row, stack === "decoder" ? row : 0];
 
 /** The tokens that the encoder reads: the source of a translation, or the text itself. */
 function keyIds(report, stack) {
@@ -114,26 +119,21 @@ function Row({ report, body, which, row, isPinned, queries, keys, unpin }) {
     ${error && html`<p class="warn" role="alert">${error}</p>`}
     ${value && html`
       <p class="lens-strip mono">${value.weights.map((weight, key) => html`<span key=${key}
-        style=${cellStyle(shadeOf(weight))} title=${`${key}: ${exact(weight)}`}>${short(keys[key], 20)}</span>`)}</p>
+        style=${cellStyle(shadeOf(weight))}
+        title=${`${key}: ${exact(weight)}`}>${short(keys[key], 20)}</span>`)}</p>
       <${RowTable} value=${value} keys=${keys} />`}
   </div>`;
 }
 
+/** The figures of a row; of a model with a softcap the scores before and after it, too. */
 function RowTable({ value, keys }) {
-  const [isOpen, setOpen] = useState(false);
   const caps = value.scores !== undefined;
   const heads = ["key", "token", ...(caps ? ["score", "after softcap"] : []), "weight"];
-  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)} open=${caps}>
-    <summary>${caps ? "Scores before and after the softcap" : "Weights as a table"}</summary>
-    ${isOpen && html`<div class="lens-scroll" tabindex="0" role="region" aria-label="Weights of the row">
-      <table class="lens-table"><thead><tr>
-        ${heads.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}
-      </tr></thead><tbody>
-        ${value.weights.map((weight, key) => html`<tr key=${key}>
-          <th scope="row">${key}</th><td class="mono">${visible(keys[key])}</td>
-          ${caps && html`<td class="number">${exact(value.scores[key])}</td>
-            <td class="number">${exact(value.capped[key])}</td>`}
-          <td class="number">${exact(weight)}</td></tr>`)}
-      </tbody></table></div>`}
-  </details>`;
+  const rows = value.weights.map((weight, key) => {
+    const scores = caps ? [exact(value.scores[key]), exact(value.capped[key])] : [];
+    return [key, visible(keys[key]), ...scores, exact(weight)];
+  });
+  const summary = caps ? "Scores before and after the softcap" : "Weights as a table";
+  return html`<${FigureTable} summary=${summary} label="Weights of the row" heads=${heads}
+    rows=${rows} startsOpen=${caps} />`;
 }

@@ -18,6 +18,10 @@ function axisOf(values, isLog) {
   return { ...ends, ticks };
 }
 
+function tickText(tick) {
+  return tick >= 1e4 || (tick > 0 && tick < 1e-3) ? tick.toExponential(0) : `${tick}`;
+}
+
 /**
  * `series` are `{name, mark, hue, points: [[x, y], ...]}`; `xs` the labels of the horizontal axis,
  * by x. The arrows move a cursor along it, whose figures are read out.
@@ -27,15 +31,16 @@ export function Chart({ label, series, xs, isLog = false, xTitle }) {
   const cursor = Math.min(at, xs.length - 1);
   const all = series.flatMap(({ points }) => points);
   const axis = axisOf(all.map(([, y]) => y), isLog);
-  const width = WIDTH - BOX.left - BOX.right;
+  const [right, bottom] = [WIDTH - BOX.right, HEIGHT - BOX.bottom];
+  const width = right - BOX.left;
   const x = (place) => BOX.left + (xs.length > 1 ? (width * place) / (xs.length - 1) : width / 2);
   const y = (value) => {
     const scaled = isLog ? Math.log10(Math.max(value, 1e-30)) : value;
     const share = (scaled - axis.low) / (axis.high - axis.low);
-    return HEIGHT - BOX.bottom - share * (HEIGHT - BOX.top - BOX.bottom);
+    return bottom - share * (bottom - BOX.top);
   };
   const shown = series.flatMap(({ name, points }) => points
-    .filter(([place]) => Math.round(place) === cursor).map(([, value]) => `${name} ${figure(value)}`));
+    .filter(([place]) => place === cursor).map(([, value]) => `${name} ${figure(value)}`));
   const readOut = `${xs[cursor]}: ${shown.join(", ") || "–"}`;
 
   function onKey(event) {
@@ -55,17 +60,16 @@ export function Chart({ label, series, xs, isLog = false, xTitle }) {
   return html`<figure class="lens-chart">
     <figcaption>${label}
       ${series.map(({ name, mark, hue }) => html`<span class="lens-key" key=${name}
-        style=${{ color: `var(--owner-${hue})` }}>${mark} ${name}</span>`)}</figcaption>
+        style=${{ borderColor: `var(--owner-${hue})` }}>${mark} ${name}</span>`)}</figcaption>
     <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} tabindex="0" role="slider" aria-label=${label}
       aria-valuemin="0" aria-valuemax=${xs.length - 1} aria-valuenow=${cursor}
       aria-valuetext=${readOut} onKeyDown=${onKey} onPointerMove=${onMove}>
       ${axis.ticks.map((tick) => html`<g key=${tick}>
-        <line class="lens-grid" x1=${BOX.left} x2=${WIDTH - BOX.right} y1=${y(tick)} y2=${y(tick)} />
-        <text x=${BOX.left - 6} y=${y(tick) + 4} text-anchor="end">${tick >= 1e4 || (tick && tick < 1e-3)
-          ? tick.toExponential(0) : tick}</text></g>`)}
+        <line class="lens-grid" x1=${BOX.left} x2=${right} y1=${y(tick)} y2=${y(tick)} />
+        <text x=${BOX.left - 6} y=${y(tick) + 4} text-anchor="end">${tickText(tick)}</text></g>`)}
       ${xs.map((name, place) => place % step === 0 && html`<text key=${place} x=${x(place)}
-        y=${HEIGHT - BOX.bottom + 18} text-anchor="middle">${name}</text>`)}
-      <line class="lens-at" x1=${x(cursor)} x2=${x(cursor)} y1=${BOX.top} y2=${HEIGHT - BOX.bottom} />
+        y=${bottom + 18} text-anchor="middle">${name}</text>`)}
+      <line class="lens-at" x1=${x(cursor)} x2=${x(cursor)} y1=${BOX.top} y2=${bottom} />
       ${series.map((one) => html`<${Line} key=${one.name} one=${one} x=${x} y=${y} />`)}
     </svg>
     <p class="lens-read mono">${xTitle} ${readOut}</p>

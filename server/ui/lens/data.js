@@ -69,7 +69,10 @@ export function bytesOf(text) {
   return Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 }
 
-/** The answer of the chat with this id as a body. Throws an Error if it is not known. */
+/**
+ * The answer of the chat with this id: `{body, omitted}`. Tokens at the end that the lens does not
+ * take are omitted; they change nothing before them. Throws an Error if the answer is not known.
+ */
 export async function bodyOfAnswer(id, facts) {
   let chat;
   try {
@@ -81,8 +84,9 @@ export async function bodyOfAnswer(id, facts) {
   if (!answer) throw new Error("This answer is not known in this browser.");
   const most = facts.ready.max_lens_tokens;
   if (facts.ready.kind === "encoder-decoder") {
-    // The start token takes one place.
-    return { source_ids: answer.prompt.slice(0, most), ids: answer.tokens.slice(0, most - 1) };
+    const ids = answer.tokens.slice(0, most - 1); // the start token takes one place
+    return { body: { source_ids: answer.prompt, ids }, omitted: answer.tokens.length - ids.length };
   }
-  return { ids: [...answer.prompt, ...answer.tokens].slice(0, most) };
+  const all = [...answer.prompt, ...answer.tokens];
+  return { body: { ids: all.slice(0, most) }, omitted: Math.max(0, all.length - most) };
 }

@@ -1,8 +1,9 @@
 // Embeddings: the cosine of the angle between the embeddings of any two tokens.
 import { post } from "../api.js";
-import { html, useRef, useState } from "../html.js";
+import { html, useRef } from "../html.js";
 import { useAnswer } from "./data.js";
 import { HeatMap } from "./heat.js";
+import { FigureTable } from "./parts.js";
 import { exact, figure, short, visible } from "./text.js";
 
 const MOST = 32;
@@ -25,7 +26,8 @@ export default function Embeddings({ report, params, update }) {
   const field = useRef(null);
   const ids = [...report.source, ...report.tokens];
   const words = params.words ?? "";
-  const { value, error } = useAnswer(JSON.stringify([words, ids]), (signal) => load(words, ids, signal));
+  const key = JSON.stringify([words, ids]);
+  const { value, error } = useAnswer(key, (signal) => load(words, ids, signal));
   const choose = (event) => {
     event.preventDefault();
     update({ words: field.current.value });
@@ -41,7 +43,10 @@ export default function Embeddings({ report, params, update }) {
 }
 
 function Grid({ value: { cosine, texts, ids, omitted } }) {
-  const readOut = (row, column) => `${visible(texts[row])} and ${visible(texts[column])}: ${figure(cosine[row][column])}`;
+  const readOut = (row, column) => {
+    const pair = `${visible(texts[row])} and ${visible(texts[column])}`;
+    return `${pair}: ${figure(cosine[row][column])}`;
+  };
   return html`
     ${omitted > 0 && html`<p class="muted">Only the first ${MOST} different tokens are shown.</p>`}
     <${HeatMap} id=${cosine} rows=${texts.length} columns=${texts.length} rowLabels=${texts}
@@ -49,19 +54,7 @@ function Grid({ value: { cosine, texts, ids, omitted } }) {
       shadeAt=${(row, column) => Math.round(255 * Math.max(0, Math.min(1, cosine[row][column])))}
       file="embeddings" />
     <p class="muted">Dark: 0 or less; bright: 1, the same direction.</p>
-    <${CosineTable} cosine=${cosine} texts=${texts} ids=${ids} />`;
-}
-
-function CosineTable({ cosine, texts, ids }) {
-  const [isOpen, setOpen] = useState(false);
-  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary>Cosines as a table</summary>
-    ${isOpen && html`<div class="lens-scroll" tabindex="0" role="region" aria-label="Cosines">
-      <table class="lens-table" id="lens-cosines"><thead><tr><td />
-        ${texts.map((text, at) => html`<th scope="col" key=${at} class="mono">${short(text)}</th>`)}
-      </tr></thead><tbody>${cosine.map((row, at) => html`<tr key=${at} data-id=${ids[at]}>
-        <th scope="row" class="mono">${visible(texts[at])}</th>
-        ${row.map((value, column) => html`<td class="number" key=${column}>${exact(value)}</td>`)}</tr>`)}
-      </tbody></table></div>`}
-  </details>`;
+    <${FigureTable} summary="Cosines as a table" label="Cosines" id="lens-cosines" ids=${ids}
+      heads=${["", ...texts.map((text) => short(text))]}
+      rows=${cosine.map((row, at) => [visible(texts[at]), ...row.map(exact)])} />`;
 }

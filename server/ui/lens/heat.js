@@ -2,6 +2,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 import { theme } from "../store.js";
 import { SHADES } from "./colours.js";
+import { useWidth } from "./parts.js";
 import { short } from "./text.js";
 
 const GAP = 6;
@@ -51,8 +52,10 @@ function draw(canvas, props, layout, image, cursor) {
   context.strokeStyle = colour("warn");
   context.lineWidth = 2;
   if (props.edge) strokeEdge(context, props, layout);
-  if (!cursor) return;
   context.strokeStyle = colour("accent");
+  if (props.pinned != null) {
+    context.strokeRect(left + 1, top + props.pinned * cell + 1, props.columns * cell - 2, cell - 2);
+  }
   context.lineWidth = 1;
   const [row, column] = cursor;
   context.strokeRect(left, top + row * cell + 0.5, props.columns * cell, cell);
@@ -74,12 +77,13 @@ function drawLabels(context, props, { left, top, cell }, cursor, colour) {
     context.restore();
   };
   props.rowLabels.forEach((text, row) => {
-    const isCurrent = cursor?.[0] === row;
+    const isCurrent = cursor[0] === row;
     label(text, fits || isCurrent, isCurrent, left - GAP, top + (row + 0.5) * cell, 0);
   });
   props.columnLabels.forEach((text, column) => {
-    const isCurrent = cursor?.[1] === column;
-    label(text, fits || isCurrent, isCurrent, left + (column + 0.5) * cell, top - GAP, -Math.PI / 2);
+    const isCurrent = cursor[1] === column;
+    const x = left + (column + 0.5) * cell;
+    label(text, fits || isCurrent, isCurrent, x, top - GAP, -Math.PI / 2);
   });
 }
 
@@ -100,29 +104,24 @@ function strokeEdge(context, { rows, edge }, { left, top, cell }) {
 /**
  * `shadeAt(row, column)` is a shade from 0 to 255, or null; `readOut(row, column)` a sentence.
  * `edge(row)` is the first visible column. `onCursor(row, column)` follows pointer and keys,
- * `onPin(row, column)` a click or Enter. `id` names what is drawn: a new one draws again.
+ * `onPin(row, column)` a click or Enter; `pinned` is a row or null. `id` names what is drawn: a new
+ * one draws again.
  */
 export function HeatMap(props) {
   const { id, rows, columns, readOut, label, start } = props;
-  const [width, setWidth] = useState(0);
   const [cursor, setCursor] = useState(start ?? [0, 0]);
   const [hovered, setHovered] = useState(null);
-  const frame = useRef(null);
+  const [frame, width] = useWidth();
   const canvas = useRef(null);
   const image = useRef({ id: null });
   const at = (hovered ?? cursor).map((place, axis) => Math.min(place, [rows, columns][axis] - 1));
   const layout = width ? layoutOf(props, width) : null;
 
-  useEffect(() => {
-    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
-    observer.observe(frame.current);
-    return () => observer.disconnect();
-  }, []);
   useLayoutEffect(() => {
     if (!layout) return;
     if (image.current.id !== id) image.current = { id, canvas: imageOf(props) };
     draw(canvas.current, props, layout, image.current.canvas, at);
-  }, [id, width, ...at, theme.value]);
+  }, [id, width, ...at, props.pinned, theme.value]);
   useEffect(() => props.onCursor?.(...at), at);
 
   function cellAt(event) {

@@ -2,11 +2,13 @@
 import { html, useState } from "../html.js";
 import { cellStyle, shadeOf } from "./colours.js";
 import { useLens } from "./data.js";
+import { Choice } from "./parts.js";
 import { figure, percent, piecesOf, short, visible } from "./text.js";
 
 const POSITIONS = 64;
 const TOP = 5;
 const COSTLY = 5e8; // logits; more take seconds
+const SHADINGS = [["", "probability"], ["entropy", "certainty (entropy)"]];
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 export default function Logit({ report, body, params, update, facts }) {
@@ -21,17 +23,16 @@ export default function Logit({ report, body, params, update, facts }) {
   const { value, error, isLoading } = useLens(hasHead && isAllowed ? request : null);
   if (!hasHead) return html`<p class="empty">An encoder has no head, so it has no logit lens.</p>`;
   if (!isAllowed) {
-    return html`<p>This computes ${(logits / 1e6).toFixed(0)} million logits, which may take a while.${" "}
+    const millions = (logits / 1e6).toFixed(0);
+    return html`<p>This computes ${millions} million logits, which may take a while.${" "}
       <button type="button" onClick=${() => setAllowed(true)}>Compute them</button></p>`;
   }
   return html`
-    <p class="muted">Each row reads the stream after a number of layers, through the last norm and the
-      head. The last row is the model's own prediction.</p>
+    <p class="muted">Each row reads the stream after a number of layers, through the last norm and
+      the head. The last row is the model's own prediction.</p>
     <div class="lens-row">
-      <label>Shade${" "}
-        <select value=${params.shade ?? ""} onChange=${(event) => update({ shade: event.target.value })}>
-          <option value="">probability</option><option value="entropy">certainty (entropy)</option>
-        </select></label>
+      <${Choice} label="Shade" value=${params.shade ?? ""} options=${SHADINGS}
+        pick=${(shade) => update({ shade })} />
       ${count > POSITIONS && html`<label>From position${" "}
         <input type="number" min="0" max=${count - 1} value=${first}
           onChange=${(event) => update({ from: event.target.value })} /></label>`}
@@ -50,7 +51,8 @@ function Grid({ report, positions, shade, layers, most }) {
     ? Math.round(255 * Math.max(0, 1 - entropy / most)) : shadeOf(top[0][1]));
   const [, , entropy, top] = cell(row, column);
   const words = top.map(([id, p]) => `${visible(report.pieces[id])} ${percent(p)}`).join(", ");
-  const readOut = `after ${row} layers at ${visible(tokens[column])}: ${words}; entropy ${figure(entropy)} bits`;
+  const where = `after ${row} layers at ${visible(tokens[column])}`;
+  const readOut = `${where}: ${words}; entropy ${figure(entropy)} bits`;
 
   function onKey(event) {
     const move = MOVES[event.key];

@@ -18,7 +18,8 @@ const TABS = [
   ["residual", "Residual", Residual],
   ["embeddings", "Embeddings", Embeddings],
 ];
-const EXAMPLES = { decoder: "I want to move", encoder: "I want to move", "encoder-decoder": "Dan loves icecream" };
+const EXAMPLE = "I want to move";
+const SOURCE = "Dan loves icecream";
 // Parameters that belong to one text.
 const OF_THE_TEXT = { row: "", token: "", from: "", words: "", answer: "" };
 
@@ -36,11 +37,12 @@ export default function Lens({ params }) {
     <${Input} key=${params.answer ?? ""} params=${params} facts=${facts} update=${update} />
     ${problem && html`<p class="warn" role="alert">${problem}</p>`}
     ${isLoading && html`<p class="muted" role="status">Looking…</p>`}
-    ${report && html`<${Tokens} report=${report} />
-      <${Tabs} report=${report} body=${chosen.body} params=${params} update=${update} facts=${facts} />`}
-    ${!report && !problem && !isLoading && html`<p class="empty muted">Give a text to see the model's
-      predictions, attention and residual stream for it. It is computed between the steps of other
-      requests; nothing of it enters the cache.</p>`}
+    ${report && html`<${Tokens} report=${report} omitted=${chosen.omitted} facts=${facts} />
+      <${Tabs} report=${report} body=${chosen.body} params=${params} update=${update}
+        facts=${facts} />`}
+    ${!report && !problem && !isLoading && html`<p class="empty muted">Give a text to see the
+      model's predictions, attention and residual stream for it. It is computed between the steps
+      of other requests; nothing of it enters the cache.</p>`}
   </div>`;
 }
 
@@ -48,7 +50,7 @@ export default function Lens({ params }) {
 function useBody(params, facts) {
   const { answer, text, source } = params;
   const fromChat = useAnswer(answer && facts ? answer : null, () => bodyOfAnswer(answer, facts));
-  if (answer) return { body: fromChat.value ?? null, error: fromChat.error };
+  if (answer) return { body: null, ...fromChat.value, error: fromChat.error };
   if (!facts) return { body: null };
   if (facts.ready.kind !== "encoder-decoder") return { body: text ? { text } : null };
   return { body: source ? { source, text: text ?? "" } : null };
@@ -59,7 +61,7 @@ function Input({ params, facts, update }) {
   const first = useRef(null);
   const second = useRef(null);
   const [problem, setProblem] = useState("");
-  const example = EXAMPLES[facts.ready.kind];
+  const example = isTranslation ? SOURCE : EXAMPLE;
 
   async function submit(event) {
     event.preventDefault();
@@ -79,11 +81,17 @@ function Input({ params, facts, update }) {
     if (event.key === "Enter" && !event.shiftKey) submit(event);
   };
   const given = isTranslation ? params.source : params.text;
+  useEffect(() => {
+    if (given !== undefined) first.current.value = given;
+    if (isTranslation && params.text !== undefined) second.current.value = params.text;
+  }, [given, params.text]);
   return html`<form class="lens-row lens-input" onSubmit=${submit}>
     <label class="lens-grow">${isTranslation ? "Source" : "Text"}
-      <textarea rows="2" ref=${first} onKeyDown=${onKey} defaultValue=${given ?? (params.answer ? "" : example)} /></label>
+      <textarea rows="2" ref=${first} onKeyDown=${onKey}
+        defaultValue=${given ?? (params.answer ? "" : example)} /></label>
     ${isTranslation && html`<label class="lens-grow">Target (empty: the model translates)
-      <textarea rows="2" ref=${second} onKeyDown=${onKey} defaultValue=${params.text ?? ""} /></label>`}
+      <textarea rows="2" ref=${second} onKeyDown=${onKey}
+        defaultValue=${params.text ?? ""} /></label>`}
     <button class="primary">Look</button>
     ${params.answer && html`<p class="muted lens-note">Shows this answer with its prompt.</p>`}
     ${problem && html`<p class="warn" role="alert">${problem}</p>`}
@@ -97,19 +105,23 @@ async function translate(source) {
 }
 
 /** The tokens that the model reads. */
-function Tokens({ report }) {
+function Tokens({ report, omitted, facts }) {
   const strip = (ids) => piecesOf(report, ids).map(
     (text, at) => html`<span key=${at} title=${`${at}: id ${ids[at]}`}>${visible(text)}</span>`,
   );
-  const count = report.tokens.length;
+  const count = `${report.tokens.length} of at most ${facts.ready.max_lens_tokens} tokens`;
   return html`<div class="lens-tokens mono" aria-label="Tokens" role="group">
-    ${report.source.length > 0 && html`<p class="lens-strip">${strip(report.source)}<small>→</small></p>`}
-    <p class="lens-strip">${strip(report.tokens)}<small>${count} tok</small></p>
+    ${report.source.length > 0
+      && html`<p class="lens-strip">${strip(report.source)}<small>→</small></p>`}
+    <p class="lens-strip">${strip(report.tokens)}<small>${count}</small></p>
+    ${omitted > 0
+      && html`<p class="muted">The last ${omitted} tokens of the answer do not fit.</p>`}
   </div>`;
 }
 
 function Tabs({ report, body, params, update, facts }) {
-  const shown = TABS.find(([id]) => id === params.tab) ?? TABS[0];
+  const first = facts.ready.kind === "encoder" ? TABS[1] : TABS[0]; // an encoder predicts nothing
+  const shown = TABS.find(([id]) => id === params.tab) ?? first;
   const tabs = useRef(null);
   const wasMoved = useRef(false);
   useEffect(() => {
@@ -125,9 +137,10 @@ function Tabs({ report, body, params, update, facts }) {
   };
   return html`
     <div class="lens-tabs" role="tablist" aria-label="Views" ref=${tabs} onKeyDown=${onKey}>
-      ${TABS.map(([id, title]) => html`<button type="button" role="tab" key=${id} id=${`lens-tab-${id}`}
-        aria-selected=${id === shown[0] ? "true" : "false"} aria-controls="lens-panel"
-        tabindex=${id === shown[0] ? 0 : -1} onClick=${() => update({ tab: id })}>${title}</button>`)}
+      ${TABS.map(([id, title]) => html`<button type="button" role="tab" key=${id}
+        id=${`lens-tab-${id}`} aria-controls="lens-panel" tabindex=${id === shown[0] ? 0 : -1}
+        aria-selected=${id === shown[0] ? "true" : "false"}
+        onClick=${() => update({ tab: id })}>${title}</button>`)}
     </div>
     <div class="panel" role="tabpanel" id="lens-panel" aria-labelledby=${`lens-tab-${shown[0]}`}>
       <${shown[2]} report=${report} body=${body} params=${params} update=${update} facts=${facts} />

@@ -5,12 +5,14 @@ import { figure, percent, piecesOf, short, visible } from "./text.js";
 
 export default function Predictions({ report }) {
   const found = report.predictions;
-  if (!found.length) return html`<p class="empty">An encoder has no head, so it predicts no tokens.</p>`;
+  if (!found.length) {
+    return html`<p class="empty">An encoder has no head, so it predicts no tokens.</p>`;
+  }
   const tokens = piecesOf(report, report.tokens);
   const ranks = found[0].top.map((_, rank) => rank);
   return html`
-    <p class="muted">Each column has the most likely tokens after its token. The token that follows in
-      the text is framed. Entropy is in bits: 0 is certain.</p>
+    <p class="muted">Each column has the most likely tokens after its token. The token that follows
+      in the text is framed. Entropy is in bits: 0 is certain.</p>
     <div class="lens-scroll" tabindex="0" role="region" aria-label="Predictions">
       <table class="lens-table lens-columns" id="lens-predictions">
         <thead>

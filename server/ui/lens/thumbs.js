@@ -1,7 +1,8 @@
 // All heads of a model as thumbnails on one canvas: layers down, heads across.
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
+import { html, useLayoutEffect, useRef } from "../html.js";
 import { theme } from "../store.js";
 import { SHADES } from "./colours.js";
+import { FigureTable, useWidth } from "./parts.js";
 import { figure } from "./text.js";
 
 const GAP = 4;
@@ -60,17 +61,11 @@ function draw(canvas, { found, shades, order, layer, head }, cell, size) {
 /** `order` has the heads of each layer in the order shown; `pick({layer, head})` chooses one. */
 export function Thumbs(props) {
   const { found, order, layer, head, pick } = props;
-  const [width, setWidth] = useState(0);
-  const frame = useRef(null);
+  const [frame, width] = useWidth();
   const canvas = useRef(null);
   const fits = Math.floor((width - LABEL) / found.heads) - GAP;
   const cell = Math.max(SMALLEST, Math.min(LARGEST, fits));
   const size = [LABEL + found.heads * (cell + GAP), TOP + found.layers * (cell + GAP)];
-  useEffect(() => {
-    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
-    observer.observe(frame.current);
-    return () => observer.disconnect();
-  }, []);
   useLayoutEffect(() => {
     if (width) draw(canvas.current, props, cell, size);
   }, [found, order, layer, head, width, theme.value]);
@@ -95,23 +90,12 @@ export function Thumbs(props) {
   const text = `layer ${layer}, head ${head}, flatness ${figure(found.flatness[layer][head])}`;
   return html`<div class="lens-heat" ref=${frame}>
     <canvas ref=${canvas} style=${{ width: `${size[0]}px`, height: `${size[1]}px` }} tabindex="0"
-      role="slider" aria-label="Head" aria-valuemin="0" aria-valuemax=${found.layers * found.heads - 1}
+      role="slider" aria-label="Head" aria-valuemin="0"
+      aria-valuemax=${found.layers * found.heads - 1}
       aria-valuenow=${layer * found.heads + head} aria-valuetext=${text}
       onKeyDown=${onKey} onClick=${onClick} />
-    <${FlatnessTable} found=${found} />
+    <${FigureTable} summary="Flatness of all heads as a table" label="Flatness"
+      heads=${["layer", ...found.flatness[0].map((_, one) => `H${one}`)]}
+      rows=${found.flatness.map((row, at) => [at, ...row.map((value) => value.toFixed(3))])} />
   </div>`;
-}
-
-function FlatnessTable({ found }) {
-  const [isOpen, setOpen] = useState(false);
-  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary>Flatness of all heads as a table</summary>
-    ${isOpen && html`<div class="lens-scroll" tabindex="0" role="region" aria-label="Flatness">
-      <table class="lens-table"><thead><tr><th scope="col">layer</th>
-        ${found.flatness[0].map((_, head) => html`<th scope="col" key=${head}>H${head}</th>`)}
-      </tr></thead><tbody>
-        ${found.flatness.map((row, layer) => html`<tr key=${layer}><th scope="row">${layer}</th>
-          ${row.map((value, head) => html`<td class="number" key=${head}>${value.toFixed(3)}</td>`)}</tr>`)}
-      </tbody></table></div>`}
-  </details>`;
 }

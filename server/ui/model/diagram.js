@@ -79,6 +79,8 @@ function Facts({ node, tree, column, tokens }) {
   const { box } = node;
   const facts = [];
   if (box.detail) facts.push(box.detail);
+  const isAgain = tree.nodes.some((other) => other.index < node.index && other.box.name === box.name);
+  if (isAgain) facts.push(`the same weights as ${box.name} above, used again`);
   if (box.attention) facts.push(...attentionFacts(box.attention, tokens));
   const tables = tablesOf(node, tree.nodes);
   if (box.kind === "LMHead" && box.parameters === 0) facts.push(`tied: the weight of ${tables.join(", ")}`);

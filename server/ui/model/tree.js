@@ -71,8 +71,8 @@ export function columnsOf(roots) {
     columns.at(-1).push(node);
     hasBlocks ||= node.box.layers.length > 0;
   }
-  const anglesFirst = (a, b) => isAngles(b.box) - isAngles(a.box);
-  return columns.map((column) => column.sort(anglesFirst));
+  const isAside = ({ box }) => isAngles(box) || isTable(box);
+  return columns.map((column) => column.sort((a, b) => isAside(b) - isAside(a)));
 }
 
 /**

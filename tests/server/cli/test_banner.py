@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from engine.memory.report import LARGEST_STEP, WEIGHTS
 from engine.protocol import KVGroup, MemoryEntry
-from server.cli.banner import answers, arithmetic, curl, kv_cache, memory, not_followed
+from server.cli.banner import answers, arithmetic, curl, kv_cache, memory, not_followed, pages
 from server.text.parsers.formats import REASONING_BY_NAME
 from tests.support.fake_engine import INFO
 
@@ -93,3 +94,12 @@ async def test_answers_says_how_calls_are_read_and_whether_that_was_confirmed(se
     (line,) = answers(replace(found, calls=None, reasoning=REASONING_BY_NAME["think"]))
     assert line.endswith("describes tools (hermes), reasoning in <think>")
     assert answers(None) == []
+
+
+@pytest.mark.parametrize("serves_ui", [True, False])
+def test_banner_has_the_link_to_the_pages_where_they_are_served(serves_ui: bool) -> None:
+    state: Any = SimpleNamespace(serves_ui=serves_ui)
+    lines = pages(state, "http://127.0.0.1:8000")
+    assert [line.split()[:2] for line in lines] == (
+        [["pages", "http://127.0.0.1:8000/ui/"]] if serves_ui else []
+    )

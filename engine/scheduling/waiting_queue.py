@@ -1,0 +1,97 @@
+"""WaitingQueue: the sequences that wait for a row and blocks, and why the first of them waits."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from engine.protocol import Admission
+from engine.scheduling.sequence import Sequence
+from engine.watch_records import WaitReason
+
+
+class WaitingQueue:
+    """Waiting sequences in order of rank.
+
+    The scheduler admits the first one or says why not, so `reason` is that of its last decision.
+    The others wait behind the first.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.reason: WaitReason = "budget"
+        self.needed = 0  # reason "blocks": how many it needs, and how many were available
+        self.available = 0
+        self.sharing = 0  # reason "prefix": the request that computes its next block
+        self._refused_id = 0  # the last sequence that lacked blocks
+        self.admitted: list[tuple[int, int]] = []  # (id, cached tokens), not taken yet
+        self.prefix_queries = 0  # tokens: see EngineStats
+        self.prefix_hits = 0
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self.sequences, sequence, key=lambda s: s.rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        self.sequences.remove(sequence)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Remove a sequence that has its blocks, and count its first admission."""
+        self.sequences.remove(sequence)
+        if sequence.admitted:
+            return
+        sequence.admitted = True
+        encoder_tokens = len(sequence.encoder_prompt)
+        cached = sequence.num_computed
+        if not sequence.needs_encoding:
+            cached += encoder_tokens
+        sequence.num_cached = cached
+        self.prefix_queries += sequence.prompt_length + encoder_tokens
+        self.prefix_hits += cached
+        self.admitted.append((sequence.id, cached))
+
+    def take_admissions(self, at: float) -> list[Admission]:
+        """Return the requests admitted for the first time since the last call."""
+        admitted, self.admitted = self.admitted, []
+        return [Admission(request_id, at, cached) for request_id, cached in admitted]
+
+    def refuse(self, reason: WaitReason) -> None:
+        """Note why the first sequence was not admitted."""
+        self.reason = reason
+
+    def refuse_for_blocks(self, needed: int, available: int) -> None:
+        """Note that the first sequence lacks blocks."""
+        self.reason = "blocks"
+        self.needed, self.available = needed, available
+        self._refused_id = self.sequences[0].id
+
+    def refuse_for_prefix(self, sharing: int) -> None:
+        """Note that the first sequence waits to reuse a block that request `sharing` computes."""
+        self.reason = "prefix"
+        self.sharing = sharing
+
+    def admissible(self, num_rows: int, available: int) -> Seq[Sequence]:
+        """Return the sequences that may be admitted, given the free rows and available blocks.
+
+        None may if the first one lacked blocks, and there are no more since.
+        """
+        if not self.sequences:
+            return ()
+        if self.sequences[0].id == self._refused_id and available <= self.available:
+            return ()
+        return self.sequences[:num_rows]
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        ranks = [sequence.rank for sequence in self.sequences]
+        assert ranks == sorted(ranks), "order of the queue"
+        for sequence in self.sequences:
+            assert not sequence.tables, "a waiting sequence holds blocks"
+            assert sequence.row == -1
+            assert sequence.num_computed == 0

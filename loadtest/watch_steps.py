@@ -1,0 +1,106 @@
+"""Measure what a viewer costs per step, without a model: `python -m loadtest.watch_steps`.
+
+A scheduler runs decode steps. The time of the engine process is that of the StepTrace and its
+encoding; that of the API process is decoding it, rebuilding the block tables, and a tenth of a
+frame. All times are CPU time of the thread, medians over the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+import orjson
+
+from engine.client.client import EngineClient
+from engine.inspect.watch import EngineWatch
+from engine.protocol import FromEngine, GenerateRequest, SamplingParams, StepOutputs, StepTrace
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import SampledToken
+from server.observe.block_map import BlockMap
+from server.observe.frames import FrameWriter
+from server.observe.live_engine import LiveEngine
+from server.observe.recorder import Recorder
+from server.observe.report import Reader
+from server.observe.viewer import Counts, TracedStep
+
+PROMPT = 20  # tokens
+STEPS_A_FRAME = 10
+
+
+@dataclass
+class Times:
+    """Seconds of CPU in each step or frame."""
+
+    engine: list[float] = field(default_factory=list)
+    server: list[float] = field(default_factory=list)
+    frames: list[float] = field(default_factory=list)
+    frame_bytes: list[int] = field(default_factory=list)
+
+
+def measure(sequences: int, steps: int) -> Times:
+    scheduler = Scheduler(
+        num_blocks=sequences * (1 + steps // 32),
+        block_size=64,
+        max_model_len=steps + 2 * PROMPT,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=sequences * PROMPT,
+    )
+    for number in range(1, sequences + 1):
+        params = SamplingParams(steps + 1)
+        scheduler.add(GenerateRequest(number, [number] * PROMPT, params, 0.0))
+    watch = EngineWatch(scheduler)
+    block_map = BlockMap(watch.blocks(1, scheduler.stats()))
+    live = LiveEngine(cast(EngineClient, None), Recorder([]))
+    live.map = block_map
+    writer = FrameWriter(live)
+    encode = msgspec.msgpack.Encoder().encode
+    decode = msgspec.msgpack.Decoder(FromEngine).decode
+    times, pending = Times(), list[TracedStep]()
+    for number in range(steps):
+        step = scheduler.schedule()
+        assert step is not None
+        tokens = scheduler.retire(step, [SampledToken(5) for s in step.slices if s.samples])
+        stats = scheduler.stats(step, 0.01)
+        outputs = StepOutputs(0.0, tokens, scheduler.take_admissions(0.0), stats)
+        began = time.thread_time()
+        wire = encode(watch.trace(stats, step, 1.0, 1.1))
+        times.engine.append(time.thread_time() - began)
+        began = time.thread_time()
+        trace = decode(wire)
+        assert isinstance(trace, StepTrace)
+        changed = block_map.apply(trace, [outputs])
+        times.server.append(time.thread_time() - began)
+        pending.append(TracedStep(number, 0.0, 1.0, trace, changed, stats, Counts()))
+        if len(pending) == STEPS_A_FRAME:
+            began = time.thread_time()
+            frame = orjson.dumps(writer.frame(pending, Reader(sees_all=True, names={})))
+            times.frames.append(time.thread_time() - began)
+            times.frame_bytes.append(len(frame))
+            pending = []
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.watch_steps", description=__doc__)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--steps", type=int, default=2000)
+    given = parser.parse_args()
+    for sequences in given.sequences:
+        times = measure(sequences, given.steps)
+        engine = 1e6 * statistics.median(times.engine)
+        frame = 1e6 * statistics.median(times.frames) / STEPS_A_FRAME
+        server = 1e6 * statistics.median(times.server) + frame
+        size = statistics.median(times.frame_bytes)
+        print(
+            f"{sequences:4} streams: {engine:.1f} us a step in the engine, {server:.1f} us in the "
+            f"API process; a frame of {STEPS_A_FRAME} steps has {size:.0f} bytes"
+        )
+
+
+if __name__ == "__main__":
+    main()

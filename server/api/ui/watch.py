@@ -1,0 +1,123 @@
+"""GET /ui/api/watch and /ui/api/blocks: the engine while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.ui.access import is_admin, state_for_ui
+from server.api.ui.requests import reader_of
+from server.generation.sse import sse_event
+from server.http.errors import ApiError, invalid
+from server.observe.frames import FrameWriter, facts, snapshot_document, totals
+from server.observe.live_engine import MOST_VIEWERS, TooManyViewersError
+from server.observe.viewer import Lost, Viewer
+from server.state import AppState
+
+PERIOD_S = 0.1  # between two frames
+MOST_BYTES = 64 << 10  # of a frame
+
+router = APIRouter()
+
+
+@router.get("/ui/api/watch")
+async def watch(request: Request) -> Response:
+    """Stream what the engine does, as server-sent events.
+
+    The first event, `hello`, is the present state; each `frame` is what has happened since, at most
+    ten times a second. With `?blocks=1` these are the steps, the requests that changed, and the
+    events of KV blocks; without, all running requests and totals. A frame with `lost` says that the
+    reader was too slow: it must get `/ui/api/blocks` again. The event `end` says why nothing more
+    comes. At most 4 viewers are served.
+    """
+    state = state_for_ui(request)
+    state.loaded()
+    asked = request.query_params.get("blocks", "0")
+    if asked not in ("0", "1"):
+        raise invalid("blocks", f"blocks is {asked[:32]!r}; supported: 0, 1.")
+    return WatchResponse(state, request, with_blocks=asked == "1")
+
+
+@router.get("/ui/api/blocks")
+async def blocks(request: Request) -> Response:
+    """Return the engine's own block tables, and which blocks the prefix cache finds.
+
+    `seq` is the number of the frame that has the same state.
+    """
+    state = state_for_ui(request)
+    info = state.loaded()
+    snapshot = await state.live.snapshot()
+    document = snapshot_document(state.live, snapshot, reader_of(request, state.recorder))
+    return Response(orjson.dumps(facts(info) | document), media_type="application/json")
+
+
+class WatchResponse(EventSourceResponse):
+    """A stream of frames for one viewer."""
+
+    def __init__(self, state: AppState, request: Request, *, with_blocks: bool) -> None:
+        self._state = state
+        self._request = request
+        self._with_blocks = with_blocks
+        self._viewer: Viewer
+        super().__init__(
+            self._events(),
+            headers={"cache-control": "no-cache"},
+            ping=state.config.ping_interval,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._state.live.viewer() as self._viewer:
+                await super().__call__(scope, receive, send)
+        except TooManyViewersError:
+            message = f"{MOST_VIEWERS} viewers watch the engine already; close one of them."
+            headers = {"retry-after": "10"}
+            raise ApiError(503, "too_many_viewers", message, headers=headers) from None
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        live, viewer = self._state.live, self._viewer
+        snapshot = await live.snapshot()
+        viewer.begin(snapshot.number)
+        yield _event("hello", self._hello(snapshot_document(live, snapshot, self._reader)))
+        writer = FrameWriter(live)
+        while not live.is_over:
+            await asyncio.sleep(PERIOD_S)
+            for found in viewer.take():
+                if isinstance(found, Lost):
+                    yield _event("frame", writer.lost(found.at))
+                    continue
+                if self._with_blocks:
+                    frame = _event("frame", writer.frame(found, self._reader))
+                else:
+                    frame = _event("frame", totals(live, found[-1].trace.at, self._reader))
+                if len(frame) > MOST_BYTES:
+                    frame = _event("frame", writer.lost(time.monotonic()))
+                yield frame
+        yield _event("end", {"reason": self._state.client.state})
+
+    def _hello(self, document: dict[str, Any]) -> dict[str, Any]:
+        role = "admin" if is_admin(self._request) else "user"
+        if not self._with_blocks:
+            document = {
+                "seq": document["seq"],
+                **totals(self._state.live, time.monotonic(), self._reader),
+            }
+        return facts(self._state.loaded()) | {"role": role} | document
+
+    @property
+    def _reader(self) -> Any:
+        return reader_of(self._request, self._state.recorder)
+
+
+def _event(name: str, document: dict[str, Any]) -> bytes:
+    return sse_event(orjson.dumps(document), name)

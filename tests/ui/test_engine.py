@@ -1,0 +1,309 @@
+"""The page Engine in a real browser: its pixels equal the engine's own tables."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.serve import Server, serving
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.ui
+SMALL = ("--num-gpu-blocks-override", 40, "--max-num-seqs", 12, "--max-model-len", 768)
+PAUSES = 30
+# Reads the colour of each block from the canvas, and the colours that the style sheet names.
+PIXELS = """
+() => {
+  const canvas = document.querySelector(".en-section[aria-label='KV blocks'] canvas");
+  const size = Number(canvas.dataset.size), columns = Number(canvas.dataset.columns);
+  const context = canvas.getContext("2d");
+  const at = (x, y) => Array.from(context.getImageData(x, y, 1, 1).data).slice(0, 3).join();
+  const blocks = [];
+  for (let block = 0; block < COUNT; block += 1) {
+    const x = (block % columns) * size, y = Math.floor(block / columns) * size;
+    // The corner has no dot and no hatch; the others show the dot and the hatch.
+    const middle = (size - 1 - ((size - 1) >> 2)) >> 1;
+    blocks.push([at(x, y), at(x + 3, y), at(x + middle, y + middle)]);
+  }
+  const probe = document.createElement("canvas").getContext("2d");
+  const named = {};
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["ground", "raised", "muted", ...[1,2,3,4,5,6,7,8].map((n) => `owner-${n}`)]) {
+    probe.fillStyle = style.getPropertyValue(`--${name}`).trim();
+    probe.fillRect(0, 0, 1, 1);
+    named[name] = Array.from(probe.getImageData(0, 0, 1, 1).data).slice(0, 3).join();
+  }
+  return { blocks, named };
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    """The demo with a KV cache so small that requests wait and are preempted."""
+    with serving("demo", *SMALL) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Debian's chromium")
+    with playwright.sync_playwright() as runner:
+        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def opened(browser: Any, demo: Server, scheme: str = "dark", width: int = 1280) -> Any:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.goto(f"{demo.base_url}/ui/#/engine")
+    page.wait_for_selector(".en-stats")
+    return page
+
+
+@pytest.fixture(params=[("dark", 1280), ("light", 375)], ids=str)
+def engine(browser: Any, demo: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
+    page = opened(browser, demo, *request.param)
+    yield page
+    assert not page.errors
+    page.close()
+
+
+@pytest.fixture
+def traffic(demo: Server) -> Iterator[None]:
+    """Random requests, some with common beginnings, some given up."""
+    stop = threading.Event()
+    seed = random.randrange(10**6)
+
+    def client(number: int) -> None:
+        rng = random.Random(seed + number)
+        url = f"{demo.base_url}/v1/completions"
+        while not stop.is_set():
+            prompt = [9 + place % 50 for place in range(rng.randrange(1, 300))]
+            body = {"prompt": [*prompt, rng.randrange(900)], "max_tokens": rng.randrange(1, 300)}
+            try:
+                httpx2.post(url, json=body | {"ignore_eos": True}, timeout=rng.choice((0.1, 60)))
+            except httpx2.TimeoutException:
+                continue
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(14)]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def pause(page: Any) -> dict[str, Any]:
+    """Pause the page; return the engine's own tables, from its own request."""
+    with page.expect_response("**/ui/api/blocks") as answer:
+        page.get_by_role("button", name="pause").click()
+    page.wait_for_selector(".en-stats[data-mode=paused]")
+    tables: dict[str, Any] = answer.value.json()
+    return tables
+
+
+def expected(tables: dict[str, Any]) -> list[tuple[str, ...]]:
+    """(kind, colour) of each block."""
+    owners: dict[int, list[int]] = {}
+    for request in tables["requests"]:
+        for block in {block for table in request["tables"] for block in table if block}:
+            owners.setdefault(block, []).append(request["id"])
+    found = []
+    for block in range(1, tables["num_blocks"] + 1):
+        ids = sorted(owners.get(block, []))
+        if ids:
+            kind = "shared" if len(ids) > 1 else "held"
+            found.append((kind, f"owner-{(ids[0] - 1) % 8 + 1}"))
+        else:
+            found.append(("cached" if block in tables["findable"] else "free", "raised"))
+    return found
+
+
+def shown(page: Any, count: int) -> list[tuple[str, ...]]:
+    """(kind, colour) of each block, read from the canvas."""
+    picture = page.evaluate(PIXELS.replace("COUNT", str(count)))
+    colors = {value: name for name, value in picture["named"].items()}
+    found = []
+    for corner, hatch, middle in picture["blocks"]:
+        color = colors[corner]
+        if color == "raised":
+            found.append(("cached" if colors[middle] == "muted" else "free", color))
+        else:
+            found.append(("shared" if colors[hatch] == "ground" else "held", color))
+    return found
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("traffic")
+def test_pixels_at_pauses_equal_the_engines_tables(engine: Any) -> None:
+    kinds: set[str] = set()
+    for _ in range(PAUSES // 2):  # in each of two layouts
+        tables = pause(engine)
+        playwright.expect(engine.locator(".en-note")).to_contain_text("equal to the engine's own")
+        assert int(engine.get_attribute(".en-stats", "data-seq")) == tables["seq"]
+        assert shown(engine, tables["num_blocks"]) == expected(tables)
+        kinds |= {kind for kind, _ in expected(tables)}
+        engine.get_by_role("button", name="go on").click()
+        engine.wait_for_timeout(random.randrange(300))
+    assert {"held", "shared", "cached"} <= kinds
+    overflow = engine.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert overflow <= 0
+
+
+@pytest.mark.usefixtures("traffic")
+def test_queue_says_why_requests_wait(engine: Any) -> None:
+    reasons = engine.get_by_role("region", name="Waiting requests").locator(".en-reason")
+    playwright.expect(reasons.first).to_have_text(
+        re.compile("no blocks|the batch is full|behind #|preempted|token budget|reuse")
+    )
+
+
+def test_send_twice_shares_blocks(engine: Any) -> None:
+    engine.get_by_role("button", name="send ×2").click()
+    running = "() => document.querySelector('.en-stats dd').textContent.trim() === '2'"
+    engine.wait_for_function(running)
+    tables = pause(engine)
+    first, second = (set(request["tables"][0]) for request in tables["requests"])
+    assert len(first & second) >= 3
+    assert [kind for kind, _ in shown(engine, tables["num_blocks"])].count("shared") >= 3
+    engine.get_by_label("by request").check()
+    playwright.expect(engine.locator(".en-said").last).to_contain_text("shared by #")
+    engine.get_by_label("table").last.check()
+    playwright.expect(engine.get_by_role("region", name="Block tables")).to_contain_text("/")
+    assert "kv=requests" in engine.url
+    assert "table=1" in engine.url
+
+
+def test_traffic_of_the_page_moves_the_timeline_and_links_to_waterfalls(engine: Any) -> None:
+    engine.get_by_role("button", name="make traffic").click()
+    steps = engine.get_by_role("slider", name="Steps")
+    steps.focus()
+    engine.keyboard.press("Home")
+    assert "step " in steps.get_attribute("aria-valuetext")
+    before = steps.get_attribute("aria-valuemax")
+    engine.keyboard.press("+")
+    engine.keyboard.press("Shift+ArrowLeft")
+    engine.keyboard.press("0")
+    assert before is not None
+    engine.keyboard.press(" ")
+    engine.wait_for_selector(".en-stats[data-mode=paused]")
+    engine.keyboard.press(" ")
+    engine.wait_for_selector(".en-stats[data-mode=live]")
+    ended = engine.locator("tr.en-ended a").first
+    playwright.expect(ended).to_be_visible(timeout=30_000)
+    ended.click()
+    engine.wait_for_selector(".wf-steps")
+
+
+def test_cursor_reads_out_blocks(engine: Any) -> None:
+    grid = engine.get_by_role("slider", name="KV blocks")
+    grid.focus()
+    engine.keyboard.press("End")
+    assert grid.get_attribute("aria-valuetext").startswith("block 40: ")
+    engine.keyboard.press("ArrowLeft")
+    assert grid.get_attribute("aria-valuetext").startswith("block 39: ")
+
+
+RESYNC = """
+async (frame) => {
+  const { Watch } = await import("/ui/engine/watch.js");
+  const { get } = await import("/ui/api.js");
+  const watch = new Watch();
+  const snapshot = await get("ui/api/blocks");
+  watch.onHello({ ...snapshot, role: "admin", findable: [], seq: snapshot.seq - 1 });
+  watch.onFrame({ t: snapshot.t, lost: true });
+  watch.onFrame({ ...frame, seq: snapshot.seq });  // older than the snapshot to come
+  while (watch.isResyncing) await new Promise((done) => setTimeout(done, 20));
+  return [watch.state.difference(await get("ui/api/blocks")), watch.state.steps.length];
+}
+"""
+
+
+def test_page_takes_a_snapshot_after_lost(engine: Any, demo: Server) -> None:
+    """An event that the snapshot has already does no harm; its steps are kept."""
+    demo.wait_idle()
+    frame = {
+        "t": 1,
+        "steps": [[7, 0, 900, [[3, 0, 9]], [], [], [], [0, 0]]],
+        "requests": [],
+        "kv": [["find", [1]], ["take", 3, 0, 0, [5]]],
+        "queue": {},
+        "stats": {},
+    }
+    found = engine.evaluate(RESYNC, json.loads(json.dumps(frame)))
+    assert found == ["", 1]
+
+
+def test_idle_page_explains_itself(browser: Any) -> None:
+    with serving("demo") as server:
+        page = opened(browser, server)
+        playwright.expect(page.get_by_text("The engine is idle.")).to_be_visible()
+        page.close()
+
+
+WINDOWS = """
+async (frames) => {
+  const { EngineState } = await import("/ui/engine/state.js");
+  const { tableRows } = await import("/ui/engine/kv.js");
+  const queue = { requests: [], first: null, reason: null };
+  const state = new EngineState({
+    seq: 0, t: 0, role: "admin", num_blocks: 9, groups: [{}, { window: 64 }], requests: [],
+    findable: [], queue, stats: { held: 0, cached: 0, total: 9, generated: 0 },
+  });
+  const seen = [];
+  for (const { kv, requests, held, cached } of frames) {
+    const stats = { held, cached, total: 9, generated: 0 };
+    state.apply({ seq: state.seq + 1, t: 1, steps: [], requests, kv, queue, stats });
+    const rows = tableRows(state).map(({ request, group, table }) => [request.id, group, table]);
+    seen.push([rows, state.blockOf(1).kind, state.agrees]);
+  }
+  return seen;
+}
+"""
+
+
+def test_state_follows_windows_groups_and_preemptions(engine: Any) -> None:
+    """Two requests share block 1; a window passes block 3; one is preempted, and one ends."""
+    row = [1, "running", 99, 0, 1, 0, 0, None]
+    other = [2, *row[1:]]
+    frames = [
+        {
+            "kv": [["take", 1, 0, 0, [1, 2]], ["take", 1, 1, 0, [3, 4]], ["find", [1, 2]]],
+            "requests": [row],
+            "held": 4,
+            "cached": 0,
+        },
+        {
+            "kv": [["pass", 1, 1, 0, 1], ["take", 2, 0, 0, [1]]],
+            "requests": [other],
+            "held": 3,
+            "cached": 0,
+        },
+        {
+            "kv": [["preempt", 1]],
+            "requests": [[1, "preempted", *row[2:]]],
+            "held": 1,
+            "cached": 1,
+        },
+        {"kv": [["end", 2], ["forget", [2]]], "requests": [], "held": 0, "cached": 1},
+    ]
+    assert engine.evaluate(WINDOWS, frames) == [
+        [[[1, 0, [1, 2]], [1, 1, [3, 4]]], "held", True],
+        [[[1, 0, [1, 2]], [1, 1, [0, 4]], [2, 0, [1]]], "shared", True],
+        [[[2, 0, [1]]], "held", True],
+        [[], "cached", True],
+    ]
