@@ -13,7 +13,7 @@ from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
-# Results of known tokens, of slices that want them: logprobs, or how the tokens were drawn.
+# Results about known tokens: their logprobs, or how they were drawn.
 PendingKnown = PendingLogprobs | PendingExplanation
 
 

@@ -131,7 +131,7 @@ def top(
     url: ServerUrl = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Show live what a running server computes, and why requests wait.
+    """Show live what a running server computes, and what waits.
 
     With a key that is not an admin's, only its own requests are listed. Ctrl-C ends it.
     """
@@ -142,7 +142,7 @@ def top(
     from server.cli.top import show
 
     try:
-        with closing(ApiClient(default_url() if url is None else url, _api_key(api_key))) as client:
+        with closing(ApiClient(default_url() if url is None else url, own_key(api_key))) as client:
             show(client, Console(highlight=False), once=once)
     except (ClientError, ServerChoiceError) as error:
         raise fail(error, 1) from None

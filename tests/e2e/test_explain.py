@@ -113,11 +113,23 @@ def check_token(row: list[Any], draw: Draw, tolerance: float) -> None:
     assert set(clearly) <= set(listed)
 
 
+async def test_top_k_beyond_the_allowed_tokens_keeps_no_banned_one(
+    demo: Server, oracle: DrawOracle
+) -> None:
+    allowed = {"allowed_token_ids": list(range(100, 120)), "ignore_eos": True}
+    body = {"prompt": "A river", "seed": 3, "max_tokens": 8, "temperature": 1.0, "top_p": 1.0}
+    await check_explanation(demo, oracle, body | allowed | {"top_k": 40})
+
+
 @pytest.mark.parametrize("number", range(20))
 async def test_explained_answer_equals_the_reference(
     demo: Server, oracle: DrawOracle, number: int
 ) -> None:
-    body = drawn_body(random.Random(random.randrange(2**32)))
+    await check_explanation(demo, oracle, drawn_body(random.Random()))
+
+
+async def check_explanation(demo: Server, oracle: DrawOracle, body: dict[str, Any]) -> None:
+    """Compare the explanation of an answer to `body` with the reference."""
     async with demo.http() as http:
         choice = await answered(http, body)
         report = await explained(http, choice, body)

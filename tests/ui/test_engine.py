@@ -268,7 +268,7 @@ async (frames) => {
   for (const { kv, requests, held, cached } of frames) {
     const stats = { held, cached, total: 9, generated: 0 };
     state.apply({ seq: state.seq + 1, t: 1, steps: [], requests, kv, queue, stats });
-    const rows = tableRows(state).map(({ request, group, table }) => [request.id, group, table]);
+    const rows = tableRows(state).map((row) => [row.request.id, row.group, [...row.table]]);
     seen.push([rows, state.blockOf(1).kind, state.agrees]);
   }
   return seen;

@@ -59,7 +59,7 @@ export function Requests({ state }) {
   });
   return html`<section class="en-section" aria-label="Requests">
     <h2>Requests</h2>
-    <${Table} label="Requests" rows=${rows} empty="No request has come since this page was opened."
+    <${Table} label="Table of requests" rows=${rows} empty="No request has come since this page was opened."
       columns=${["request", "state", "prompt", "cached", "out", "blocks", "waterfall"]} />
   </section>`;
 }

@@ -55,6 +55,6 @@ function Grid({ value: { cosine, texts, ids, omitted } }) {
       file="embeddings" />
     <p class="muted">Dark: 0 or less; bright: 1, the same direction.</p>
     <${FigureTable} summary="Cosines as a table" label="Cosines" id="lens-cosines" ids=${ids}
-      heads=${["", ...texts.map((text) => short(text))]}
+      heads=${["token", ...texts.map((text) => short(text))]}
       rows=${cosine.map((row, at) => [visible(texts[at]), ...row.map(exact)])} />`;
 }

@@ -6,10 +6,12 @@ import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 import pytest
 
+from engine.inspect.watch import EngineWatch
 from engine.protocol import Abort, Blocks, StepOutputs, StepTrace, Watch
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_builder import StepBuilder
@@ -66,31 +68,38 @@ class Rebuilt:
         assert len(self.findable - held) == pool.num_cached
 
 
-def drained(scheduler: Scheduler) -> list[BlockEvent]:
-    journal = scheduler.pool.journal
-    assert journal is not None
-    scheduler.pool.journal = []
-    return journal
+def filled(tables: list[list[int]]) -> dict[int, list[int]]:
+    return {group: table for group, table in enumerate(tables) if table}
 
 
 @pytest.fixture
 def rebuilding(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Let every Simulation write a journal, and compare it with the tables at each check.
+    """Watch every Simulation, and compare what its events rebuild with the tables at each check.
 
     Returns the kinds of events that occurred.
     """
     kinds: set[str] = set()
-    rebuilt: dict[int, Rebuilt] = {}
+    watched: WeakKeyDictionary[Simulation, tuple[EngineWatch, Rebuilt, BlockMap]]
+    watched = WeakKeyDictionary()
 
     def check(self: Simulation) -> None:
         original(self)
-        if self.scheduler.pool.journal is None:
-            self.scheduler.pool.journal = []
-            rebuilt[id(self)] = Rebuilt()  # its first check comes before it holds a block
-        for event in drained(self.scheduler):
-            rebuilt[id(self)].apply(event)
-        rebuilt[id(self)].check(self.scheduler)
-        kinds.update(rebuilt[id(self)].kinds)
+        scheduler = self.scheduler
+        if self not in watched:  # its first check comes before it holds a block
+            watch = EngineWatch(scheduler)
+            watched[self] = watch, Rebuilt(), BlockMap(watch.blocks(0, scheduler.stats()))
+        watch, rebuilt, block_map = watched[self]
+        for key in scheduler.sequences.keys() - block_map.requests.keys():
+            watch.add(self.device.requests[key][0])
+        trace = watch.events(scheduler.stats())
+        for event in trace.events:
+            rebuilt.apply(event)
+        block_map.apply(trace, [])
+        rebuilt.check(scheduler)
+        assert block_map.findable == rebuilt.findable
+        tables = {key: request.tables for key, request in block_map.requests.items()}
+        assert tables == {s.id: filled(s.tables) for s in scheduler.sequences.values()}
+        kinds.update(rebuilt.kinds)
 
     original = Simulation.check
     monkeypatch.setattr(simulations.Simulation, "check", check)
