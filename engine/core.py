@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
-from engine.inspect.lens_queue import LensQueue
-from engine.inspect.watch import EngineWatch
-from engine.lens_messages import LensRequest
+from engine.message import Message
 from engine.protocol import (
     Abort,
     Admission,
     CacheLookup,
     EmbedRequest,
     EngineStats,
-    FromEngine,
     GenerateRequest,
     Ready,
     Rejected,
     Shutdown,
     StepOutputs,
-    ToEngine,
-    Watch,
 )
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
@@ -38,9 +34,25 @@ COPIED_PART = 16
 class Endpoint(Protocol):
     """The engine's end of the channel: a zmq endpoint, or lists in a test."""
 
-    def drain(self, *, block: bool) -> list[ToEngine]: ...
+    def drain(self, *, block: bool) -> Sequence[Message]: ...
 
-    def send(self, message: FromEngine) -> None: ...
+    def send(self, message: Message) -> None: ...
+
+
+class Inspection(Protocol):
+    """The part that looks into the engine (`engine/inspect/inspectors.py`); it computes no request."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def handle(self, message: Message) -> None:
+        """Take a message: one of its own, or a request that was queued, or an Abort."""
+
+    def work(self) -> None:
+        """Do a piece of work between two steps."""
+
+    def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
+        """A step was retired, or counts have changed without a step."""
 
 
 class EngineCore:
@@ -79,8 +91,7 @@ class EngineCore:
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
         self.admitted: list[Admission] = []  # not sent yet
-        self.lenses = LensQueue(runner)
-        self.watch: EngineWatch | None = None  # None without a viewer
+        self.inspection: Inspection | None = None  # None: nothing can look into this engine
         self.running = True
 
     def run(self) -> None:
@@ -92,7 +103,8 @@ class EngineCore:
     def turn(self) -> None:
         """Run the loop body once: handle messages, launch a step, retire a step that is due."""
         messages = self.endpoint.drain(block=False)
-        has_work = self.scheduler.has_work or self.in_flight or self.lenses
+        inspects = self.inspection is not None and self.inspection.has_work
+        has_work = self.scheduler.has_work or self.in_flight or inspects
         idle = not messages and not has_work
         if idle and self.matchers.is_compiling:
             self.matchers.wait()
@@ -114,17 +126,14 @@ class EngineCore:
             self.publish(self.in_flight.popleft())
         elif messages and not step:
             # Nothing was computed, but aborts changed the counts of requests and blocks.
-            stats = self.stats()
-            self.endpoint.send(StepOutputs(time.monotonic(), [], [], stats))
-            if self.watch is not None:
-                self.endpoint.send(self.watch.events(stats))
-        if self.lenses:
-            waiting = self.scheduler.waiting or self.scheduler.embeds.waiting
-            result = self.lenses.advance(is_free=not waiting)
-            if result is not None:
-                self.endpoint.send(result)
+            now, stats = time.monotonic(), self.stats()
+            self.endpoint.send(StepOutputs(now, [], [], stats))
+            if self.inspection is not None:
+                self.inspection.stepped(None, now, stats)
+        if self.inspection is not None and self.inspection.has_work:
+            self.inspection.work()
 
-    def handle(self, message: ToEngine) -> None:
+    def handle(self, message: Message) -> None:
         match message:
             case GenerateRequest() if message.grammar:
                 self.matchers.compile(message)
@@ -132,31 +141,20 @@ class EngineCore:
                 self._add(message)
             case Abort():
                 self.matchers.drop(message.ids)
-                self.lenses.drop(message.ids)
                 self.scheduler.abort(message.ids)
-            case LensRequest():
-                self.lenses.add(message)
+                self._inspect(message)
             case CacheLookup():
                 found = {message.id: self.scheduler.num_cached(message)}
                 now = time.monotonic()
                 self.endpoint.send(StepOutputs(now, [], [], self.stats(), lookups=found))
-            case Watch():
-                self._watch(message)
             case Shutdown():
                 self.running = False
+            case _:
+                self._inspect(message)
 
-    def _watch(self, message: Watch) -> None:
-        if not message.on:
-            if self.watch is not None:
-                self.watch.close()
-            self.watch = None
-            return
-        stats = self.stats()
-        if self.watch is None:
-            self.watch = EngineWatch(self.scheduler)
-        else:
-            self.endpoint.send(self.watch.events(stats))
-        self.endpoint.send(self.watch.blocks(message.id, stats))
+    def _inspect(self, message: Message) -> None:
+        if self.inspection is not None:
+            self.inspection.handle(message)
 
     def _add(self, request: GenerateRequest | EmbedRequest) -> None:
         """Queue a request, or refuse it if it can never run."""
@@ -165,8 +163,7 @@ class EngineCore:
         except RequestRejectedError as error:
             self._reject(request.id, error)
             return
-        if self.watch is not None and isinstance(request, GenerateRequest):
-            self.watch.add(request)
+        self._inspect(request)
 
     def _reject(self, request_id: int, error: RequestRejectedError) -> None:
         self.matchers.drop([request_id])
@@ -186,8 +183,8 @@ class EngineCore:
         stats = self.stats(pending.step, now - pending.launched_at)
         prefills = list(pending.step.prefills)
         self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors, prefills))
-        if self.watch is not None:
-            self.endpoint.send(self.watch.trace(stats, pending.step, pending.launched_at, now))
+        if self.inspection is not None:
+            self.inspection.stepped(pending, now, stats)
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         """Return the stats after `step`, if any, which took `seconds`."""

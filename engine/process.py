@@ -62,12 +62,14 @@ def main() -> int:
     try:
         # Imported here so that a broken torch is reported like other failures.
         from engine.core import EngineCore
+        from engine.inspect.inspectors import Inspectors
         from engine.runner.load import load_engine
 
         loaded = load_engine(config, endpoint.send)
         # On a GPU the host schedules the next step while this one runs.
         depth = 1 if loaded.plan.device.type == "cuda" else 0
         core = EngineCore(config, loaded.runner, loaded.facts, endpoint, depth=depth)
+        core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
         endpoint.send(loaded.facts)
         is_loaded = True
         gc.freeze()  # otherwise a collection traverses torch's modules, a pause of 55 ms

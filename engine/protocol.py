@@ -1,18 +1,16 @@
-"""Every message that crosses between the API process and the engine process.
+"""The messages between the API process and the engine process that requests need.
 
-This module documents that boundary. A message is a frozen msgspec struct, encoded as msgpack
-(`engine/message.py`); nothing is pickled. Each direction has one tagged union: `ToEngine` and
-`FromEngine`. `engine/client/channel.py` carries the messages over zmq and numbers them, so that a
-lost or repeated message is detected.
+A message is a frozen msgspec struct, encoded as msgpack (`engine/message.py`); nothing is pickled.
+Each direction has one tagged union: `ToEngine` and `FromEngine` in `engine/wire.py`. They also have
+the messages of the inspectors: `engine/watch_messages.py` and `engine/lens_messages.py`.
+`engine/client/channel.py` carries the messages over zmq and numbers them, so that a lost or
+repeated message is detected.
 
 The engine sends Progress while it loads the model and Ready when it can serve. The API process
 then sends GenerateRequest and EmbedRequest messages. The engine sends one StepOutputs per step. A
 request gets outputs until one of them has `finish` set, or Rejected if the engine refuses it; one
 with `explain` also gets Explained messages before. Abort ends requests early, Shutdown ends the
 engine, and Fatal says why an engine ends by itself.
-
-While there is a viewer, the engine sends a StepTrace behind each StepOutputs. Watch begins and
-ends this. These messages hold integers and times, no token and no text.
 
 All times are CLOCK_MONOTONIC seconds, which two processes on one host can compare. Request ids are
 integers that the client assigns and never reuses.
@@ -25,9 +23,7 @@ from typing import Literal
 
 from msgspec import field
 
-from engine.lens_messages import LensRequest, LensResult
 from engine.message import Message, Record, TokenIds
-from engine.watch_records import BlockEvent, QueueState, RequestState
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
 DUMP_STACKS = signal.SIGUSR1
@@ -178,17 +174,6 @@ class Abort(Message, frozen=True):
     """Drop the requests with these ids; unknown and finished ids are ignored."""
 
     ids: list[int]
-
-
-class Watch(Message, frozen=True):
-    """Begin to watch the engine, or stop.
-
-    The engine answers each Watch that is `on` with a Blocks, and then sends StepTraces. Before that
-    Blocks come the events up to it, so that it checks what was rebuilt from earlier events.
-    """
-
-    id: int  # from the same numbers as those of requests
-    on: bool
 
 
 class Shutdown(Message, frozen=True):
@@ -376,32 +361,6 @@ class StepOutputs(Message, frozen=True):
     lookups: dict[int, int] = field(default_factory=dict)
 
 
-class StepTrace(Message, frozen=True):
-    """Events in the engine since the last StepTrace, up to the StepOutputs before it."""
-
-    step: int  # as in EngineStats
-    launched: float  # 0.0: there was no step
-    at: float  # as in StepOutputs
-    chunks: list[PrefillChunk]
-    decodes: list[int]  # requests that decoded a token
-    encoded: list[PrefillChunk]  # sources and texts that were encoded
-    added: list[RequestState]  # requests that have arrived, before all of the events
-    events: list[BlockEvent]  # in the order in which they happened
-    queue: QueueState
-    blocks_held: int  # after these events, as the next
-    blocks_cached: int
-
-
-class Blocks(Message, frozen=True):
-    """All requests that generate, their block tables, and what the prefix cache finds."""
-
-    id: int  # of the Watch that it answers
-    requests: list[RequestState]
-    findable: list[int]  # blocks, held or not
-    queue: QueueState
-    stats: EngineStats
-
-
 class Rejected(Message, frozen=True):
     """The engine refuses one request; `code` is an OpenAI error code."""
 
@@ -424,18 +383,3 @@ class Fatal(Message, frozen=True):
     message: str  # for the user
     detail: str = ""  # a traceback for the log
     config_error: bool = False  # the configuration or the checkpoint cannot be served
-
-
-ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Watch | Shutdown
-FromEngine = (
-    Progress
-    | Ready
-    | StepOutputs
-    | LensResult
-    | Explained
-    | StepTrace
-    | Blocks
-    | Rejected
-    | Notice
-    | Fatal
-)

@@ -21,8 +21,10 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.protocol import FromEngine, GenerateRequest, SamplingParams, ToEngine
+from engine.message import Message
+from engine.protocol import GenerateRequest, SamplingParams
 from engine.runner.load import load_engine
+from engine.wire import ToEngine
 
 PROMPT = 20  # tokens of each prompt
 WARM_UP = 20  # steps
@@ -47,7 +49,7 @@ class Requests:
         requests, self._requests = self._requests, []
         return list(requests)
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: Message) -> None:
         self._encode(message)
 
 

@@ -11,16 +11,16 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.message import Message
 from engine.protocol import (
     Abort,
-    FromEngine,
     GenerateRequest,
     Rejected,
     SamplingParams,
     StepOutputs,
-    ToEngine,
 )
 from engine.runner.load import load_engine
+from engine.wire import ToEngine
 
 WARM_UP = 8  # steps
 
@@ -53,7 +53,7 @@ class Engine:
         messages, self._inbox = self._inbox, []
         return messages
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: Message) -> None:
         if isinstance(message, Rejected):
             raise RuntimeError(f"the engine refused a request: {message.message}")
         if isinstance(message, StepOutputs):

@@ -16,11 +16,13 @@ from typing import cast
 import msgspec
 import orjson
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.inspect.watch import EngineWatch
-from engine.protocol import FromEngine, GenerateRequest, SamplingParams, StepOutputs, StepTrace
+from engine.protocol import GenerateRequest, SamplingParams, StepOutputs
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken
+from engine.watch_messages import StepTrace
+from engine.wire import FromEngine
 from server.observe.block_map import BlockMap
 from server.observe.frames import FrameWriter
 from server.observe.live_engine import LiveEngine

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from engine.checkpoint.folder import model_folder
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.api import capabilities, docs, ops

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
 from server.app import create_app

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
 from server.app import create_app

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
 from server.batch.runner import BatchRunner

@@ -21,7 +21,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
-from engine.protocol import Fatal, FromEngine, ToEngine
+from engine.message import Message
+from engine.protocol import Fatal
+from engine.wire import FromEngine, ToEngine
 
 Received = TypeVar("Received")
 TO_ENGINE, FROM_ENGINE = "to_engine", "from_engine"  # names of the socket files
@@ -57,7 +59,7 @@ class _Outbox:
         self._encode = msgspec.msgpack.Encoder().encode
         self._sent = 0
 
-    def send(self, message: ToEngine | FromEngine, flags: int = 0) -> None:
+    def send(self, message: Message, flags: int = 0) -> None:
         self.socket.send(NUMBER.pack(self._sent) + self._encode(message), flags)
         self._sent += 1
 
@@ -113,7 +115,7 @@ class EngineEndpoint:
                 return messages
             flags = zmq.NOBLOCK
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: Message) -> None:
         self._outbox.send(message)
 
     def close(self) -> None:

@@ -11,16 +11,16 @@ from engine.core import EngineCore
 from engine.errors import ConfigError
 from engine.inspect.lens import LensPass, reference_ops
 from engine.lens_messages import LensRequest
+from engine.message import Message
 from engine.protocol import (
-    FromEngine,
     GenerateRequest,
     Rejected,
     SamplingParams,
     StepOutputs,
-    ToEngine,
     TokenOutput,
 )
 from engine.runner.load import load_engine
+from engine.wire import ToEngine
 
 ROWS = 64  # positions whose distributions are computed at once
 
@@ -47,7 +47,7 @@ class Candidate:
         messages, self._inbox = self._inbox, []
         return messages
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: Message) -> None:
         if isinstance(message, Rejected):
             raise ConfigError(f"The model refuses a prompt: {message.message}")
         if isinstance(message, StepOutputs):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.lens_messages import MAX_LENS_WAIT, LensRequest, LensResult
-from engine.runner.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
 
 class LensQueue:
-    """The lenses that were requested, computed one piece at a time between steps."""
+    """The lenses that were requested, computed one piece at a time between steps.
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    `look` yields None between the pieces of a lens, and its result at the end.
+    """
+
+    def __init__(self, look: Callable[[LensRequest], Iterator[LensResult | None]]) -> None:
+        self.look = look
         self._requests: deque[LensRequest] = deque()
         self._pieces: Iterator[LensResult | None] | None = None  # of the first request
         self._waiting_since: float | None = None  # None: the first request does not wait
@@ -61,8 +63,7 @@ class LensQueue:
         self._waiting_since = None
         request = self._requests[0]
         if self._pieces is None:
-            assert self._runner.look is not None
-            self._pieces = self._runner.look(request)
+            self._pieces = self.look(request)
         try:
             return next(self._pieces)
         except Exception:  # a lens must not end the engine

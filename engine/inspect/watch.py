@@ -5,18 +5,11 @@ Without a viewer there is no EngineWatch, and the block pool has no journal.
 
 from __future__ import annotations
 
-import time
-
-from engine.protocol import (
-    Blocks,
-    EngineStats,
-    GenerateRequest,
-    PrefillChunk,
-    StepTrace,
-)
+from engine.protocol import EngineStats, GenerateRequest, PrefillChunk
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
+from engine.watch_messages import Blocks, StepTrace
 from engine.watch_records import QueueState, RequestState
 
 MOST_WAITING = 32  # requests of the queue that are reported
@@ -40,7 +33,7 @@ class EngineWatch:
         )
 
     def trace(self, stats: EngineStats, step: Step | None, launched: float, at: float) -> StepTrace:
-        """Return what happened since the last trace; `step`, if any, has been retired `at`."""
+        """Return what happened since the last trace; a step, if any, was retired `at`."""
         pool = self._scheduler.pool
         assert pool.journal is not None
         events, pool.journal = pool.journal, []
@@ -66,10 +59,6 @@ class EngineWatch:
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
         )
-
-    def events(self, stats: EngineStats) -> StepTrace:
-        """Return what happened since the last trace, without a step."""
-        return self.trace(stats, None, 0.0, time.monotonic())
 
     def blocks(self, watch_id: int, stats: EngineStats) -> Blocks:
         """Return the tables of all requests, and what the prefix cache finds."""

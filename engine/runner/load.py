@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
-from engine.inspect.lens import look, max_lens_tokens
+from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory.estimate import rows_bytes
@@ -74,7 +73,6 @@ def load_engine(
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
     release_unused()
-    runner.look = partial(look, runner)
     _capture(plan, runner, recorder, report)
     memory = memory_table(plan, runner, max_model_len, profile)
     facts = Ready(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -21,7 +21,6 @@ from engine.device.limits import resident_memory
 from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.grammar.matchers import Matchers, TokenMasks
-from engine.lens_messages import LensRequest, LensResult
 from engine.memory.graph_shapes import GraphShape
 from engine.models.base import Model
 from engine.protocol import ModelKind
@@ -74,8 +73,6 @@ class ModelRunner:
         self._resident, self._resident_at = 0, -MEMORY_INTERVAL
         # Computes hidden states [T, hidden] of any batch, and faster than Python for few decodes.
         self.programs: Callable[[ForwardBatch], torch.Tensor] | None = None
-        # Computes a lens in pieces: None between them, at the end the result.
-        self.look: Callable[[LensRequest], Iterator[LensResult | None]] | None = None
 
     # ---- one step ----------------------------------------------------------------------------
 

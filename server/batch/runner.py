@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.errors import EngineError
 from server.batch.batches import BatchRecord, Status
 from server.batch.executor import refuse_lines, run_lines

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Blocks, StepOutputs, StepTrace
+from engine.protocol import StepOutputs
+from engine.watch_messages import Blocks, StepTrace
 from engine.watch_records import BlockEvent, RequestState
 
 ABORTED = "aborted"  # the end of a request without a last token

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.lens_messages import (
     MAX_LENS_BYTES,
     MAX_LENS_WAIT,

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.errors import EngineDeadError
-from engine.protocol import Blocks, EngineStats, StepOutputs, StepTrace
+from engine.protocol import EngineStats, StepOutputs
+from engine.watch_messages import Blocks, StepTrace
 from engine.watch_records import QueueState
 from server.observe.block_map import BlockMap
 from server.observe.recorder import Recorder

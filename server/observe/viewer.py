@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.protocol import EngineStats, StepTrace
+from engine.protocol import EngineStats
+from engine.watch_messages import StepTrace
 from server.observe.block_map import RequestRow
 
 MOST_BEHIND_S = 2.0  # a reader that is further behind gets `lost` instead of events

@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.client.client import EngineClient
+from engine.client.interface import EngineClient
 from engine.protocol import Admission, StepOutputs
 from server.cli.config import MetricsCompat
 from server.telemetry.metrics_vllm import VllmNames

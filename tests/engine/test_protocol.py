@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from engine import protocol
 from engine.protocol import (
     Abort,
-    FromEngine,
     GenerateRequest,
     SamplingParams,
     StepOutputs,
-    ToEngine,
     TokenLogprobs,
 )
+from engine.wire import FromEngine, ToEngine
 from tests.support.thorough import examples
 
 DIRECTIONS = [ToEngine, FromEngine]

@@ -21,7 +21,8 @@ import pytest
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
-from engine.protocol import DUMP_STACKS, FromEngine, GenerateRequest, SamplingParams
+from engine.protocol import DUMP_STACKS, GenerateRequest, SamplingParams
+from engine.wire import FromEngine
 from server.cli import exit_codes
 from server.cli.serve import LONGEST_TMPDIR
 from server.lifetime import ECHO_S

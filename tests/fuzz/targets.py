@@ -31,15 +31,14 @@ from engine.protocol import (
     EmbedRequest,
     EngineStats,
     Fatal,
-    FromEngine,
     GenerateRequest,
     Rejected,
     SamplingParams,
     StepOutputs,
-    ToEngine,
     TokenLogprobs,
     TokenOutput,
 )
+from engine.wire import FromEngine, ToEngine
 from server.batch.lines import ENDPOINTS, check_input, read_lines, with_priority
 from server.batch.results import Results, ResultsError, result_line
 from server.text.chat_template import ChatTemplate, TemplateError

@@ -16,9 +16,9 @@ from engine.protocol import (
     Ready,
     SamplingParams,
     StepOutputs,
-    ToEngine,
     TokenOutput,
 )
+from engine.wire import ToEngine
 
 READY = Ready(
     "Llama", "decoder", "float32", "cpu", 512, 256, 64, 9, 8, 64, 1, 1, 1, 0.1, "torch", 1, ()

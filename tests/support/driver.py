@@ -17,6 +17,8 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.inspect.inspectors import Inspectors
+from engine.message import Message
 from engine.protocol import (
     Abort,
     Admission,
@@ -25,13 +27,11 @@ from engine.protocol import (
     EngineStats,
     Explain,
     Explained,
-    FromEngine,
     GenerateRequest,
     Pooling,
     Rejected,
     SamplingParams,
     StepOutputs,
-    ToEngine,
     TokenLogprobs,
     TokenOutput,
 )
@@ -40,6 +40,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import SampledToken, Step
+from engine.wire import ToEngine
 from tests.support.tape import TapeRecorder, memory
 
 EAGER: dict[str, dict[str, Any]] = {
@@ -109,7 +110,6 @@ class LateRunner:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
         self.gauges, self.matchers = runner.gauges, runner.matchers
-        self.look = runner.look
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -160,8 +160,10 @@ class Driver:
             self._capture_on_demand(self.runner.graphs)
         runner: Any = LateRunner(self.runner) if late else self.runner
         self.core = EngineCore(self.config, runner, self.loaded.facts, self, depth=depth)
+        self.inspectors = Inspectors(self.core.scheduler, self.runner, self.send)
+        self.core.inspection = self.inspectors
         self.inbox: list[ToEngine] = []
-        self.sent: list[FromEngine] = []
+        self.sent: list[Message] = []
         self.outputs: dict[int, list[TokenOutput]] = {}
         self.embeddings: dict[int, EmbedOutput] = {}
         self.admissions: dict[int, Admission] = {}
@@ -228,7 +230,7 @@ class Driver:
         messages, self.inbox = self.inbox, []
         return messages
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: Message) -> None:
         self.sent.append(message)
         match message:
             case StepOutputs():

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.client.admission import AdmissionControl
-from engine.client.client import State, WatchListener
+from engine.client.interface import State, WatchListener
 from engine.client.output_stream import OutputStream
 from engine.config import EngineConfig
 from engine.errors import (
@@ -24,7 +24,6 @@ from engine.errors import (
 from engine.lens_messages import LensRequest, LensResult
 from engine.protocol import (
     Admission,
-    Blocks,
     EmbedRequest,
     EngineStats,
     GenerateRequest,
@@ -33,12 +32,12 @@ from engine.protocol import (
     Progress,
     Ready,
     StepOutputs,
-    StepTrace,
-    ToEngine,
     TokenLogprobs,
     TokenOutput,
 )
+from engine.watch_messages import Blocks, StepTrace
 from engine.watch_records import BlockEvent, QueueState, RequestState
+from engine.wire import ToEngine
 
 Sent = TypeVar("Sent", GenerateRequest, EmbedRequest, LensRequest)
 WIRE = msgspec.msgpack.Decoder(ToEngine)

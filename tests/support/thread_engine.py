@@ -9,6 +9,7 @@ import traceback
 from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.inspect.inspectors import Inspectors
 from engine.protocol import Fatal, Shutdown
 from engine.runner.load import LoadedEngine
 
@@ -32,7 +33,8 @@ class ThreadChild:
     def _run(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         endpoint = EngineEndpoint(self._address)
         try:
-            self.core = EngineCore(config, loaded.runner, loaded.facts, endpoint)
+            self.core = core = EngineCore(config, loaded.runner, loaded.facts, endpoint)
+            core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
             endpoint.send(self.core.facts)
             self.core.run()
         except Exception as error:

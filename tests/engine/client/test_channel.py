@@ -29,15 +29,14 @@ from engine.protocol import (
     Abort,
     EngineStats,
     Fatal,
-    FromEngine,
     GenerateRequest,
     Progress,
     SamplingParams,
     Shutdown,
     StepOutputs,
-    ToEngine,
     TokenOutput,
 )
+from engine.wire import FromEngine, ToEngine
 
 COUNT = 3000
 GREETINGS = 50  # messages that the engine sends before it has received any

@@ -13,7 +13,8 @@ import torch
 from engine.inspect import lens_queue
 from engine.lens_messages import MAX_LENS_BYTES, LensRequest, LensResult
 from engine.ops.kernels import use_kernels
-from engine.protocol import FromEngine, StepOutputs, ToEngine
+from engine.protocol import StepOutputs
+from engine.wire import FromEngine, ToEngine
 from tests.support.driver import MODES, Driver, each, tiny_llama
 from tests.support.tiny_bert import tiny_bert
 
@@ -46,7 +47,7 @@ def test_lens_changes_no_token_and_no_logprob_of_requests(
         sampled: dict[str, Any] = {"temperature": 1.0, "seed": 3, "logprobs": 0}
         ids = [driver.submit(prompt, 20, **sampled) for prompt in PROMPTS]
         turns = 0
-        while driver.busy or driver.core.lenses:
+        while driver.busy or driver.inspectors.lenses:
             if looks and turns % 4 == 2 and turns < 40:
                 ask(driver, 900 + turns, positions=(0, 3))
             driver.turn()
@@ -134,7 +135,7 @@ def test_lens_is_refused_when_requests_wait_too_long(
     driver.turn()
     (refused,) = results(driver)
     assert refused == LensResult(900, error="busy")
-    assert not driver.core.lenses
+    assert not driver.inspectors.lenses
     monkeypatch.undo()
     driver.run()
 
@@ -147,7 +148,7 @@ def test_aborted_lens_is_dropped_and_the_next_one_is_computed(checkpoint: Path) 
     driver.abort(903)
     driver.turn()  # the first piece of the first one
     driver.abort(901, 5555)
-    while driver.core.lenses:
+    while driver.inspectors.lenses:
         driver.turn()
     (result,) = results(driver)
     assert result.id == 902
@@ -165,16 +166,16 @@ def test_failing_lens_is_reported_and_requests_go_on(
         yield None
         raise RuntimeError("secret")
 
-    look = driver.runner.look
-    driver.runner.look = failing
+    look = driver.inspectors.lenses.look
+    driver.inspectors.lenses.look = failing
     ask(driver, 901)
     driver.run()
     assert results(driver) == [LensResult(901, error="failed")]
     assert "secret" in caplog.text
     assert len(driver.tokens(request)) == 10
-    driver.runner.look = look
+    driver.inspectors.lenses.look = look
     ask(driver, 902)
-    while driver.core.lenses or driver.inbox:
+    while driver.inspectors.lenses or driver.inbox:
         driver.turn()
     assert results(driver)[1].attention
 
@@ -208,7 +209,7 @@ def test_lens_of_an_encoder_waits_for_texts(tmp_path: Path) -> None:
     driver.turn(2)
     assert not results(driver)
     driver.run()
-    while driver.core.lenses:
+    while driver.inspectors.lenses:
         driver.turn()
     (result,) = results(driver)
     assert [layer.stack for layer in result.attention] == ["encoder"] * 2

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from engine.inspect.watch import EngineWatch
-from engine.protocol import Abort, Blocks, StepOutputs, StepTrace, Watch
+from engine.protocol import Abort, StepOutputs
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_builder import StepBuilder
+from engine.watch_messages import Blocks, StepTrace, Watch
 from engine.watch_records import BlockEvent
 from server.observe.block_map import BlockMap
 from tests.engine.scheduling import simulation as simulations
@@ -137,7 +138,7 @@ def test_unwatched_engine_has_no_journal_and_sends_no_trace(
 ) -> None:
     driver = Driver(checkpoint, **mode, **SMALL)
     traffic(driver, random.Random(1))
-    assert driver.core.watch is None
+    assert driver.inspectors.watch is None
     driver.run()
     assert driver.core.scheduler.pool.journal is None
     assert {type(message) for message in driver.sent} == {StepOutputs}

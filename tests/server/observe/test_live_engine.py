@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 
 from engine.errors import EngineDeadError
-from engine.protocol import Blocks, EngineStats, PrefillChunk, StepOutputs, StepTrace, TokenOutput
+from engine.protocol import EngineStats, PrefillChunk, StepOutputs, TokenOutput
+from engine.watch_messages import Blocks, StepTrace
 from engine.watch_records import BlockEvent, QueueState, RequestState
 from server.observe import frames
 from server.observe.frames import FrameWriter, snapshot_document, totals

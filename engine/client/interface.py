@@ -1,0 +1,92 @@
+"""EngineClient: the async interface to the engine in the API process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from engine.client.output_stream import OutputStream
+from engine.errors import EngineDeadError
+from engine.lens_messages import LensRequest, LensResult
+from engine.protocol import (
+    EmbedOutput,
+    EmbedRequest,
+    EngineStats,
+    GenerateRequest,
+    Progress,
+    Ready,
+    StepOutputs,
+    TokenOutput,
+)
+from engine.watch_messages import Blocks, StepTrace
+
+State = Literal["loading", "ready", "draining", "dead"]
+WatchListener = Callable[[StepTrace | Blocks], None]
+
+
+class EngineClient(Protocol):
+    """The interface the server uses; tests implement it without a process."""
+
+    state: State
+    info: Ready | None  # None until the model is loaded
+    progress: Progress
+    step_listeners: list[Callable[[StepOutputs], None]]  # called for every step, in this order
+    config_error: bool  # the engine died because its configuration cannot be served
+
+    @property
+    def stats(self) -> EngineStats:
+        """Stats of the last step; `waiting` also counts requests not yet admitted."""
+
+    async def start(self) -> None:
+        """Start the engine and return at once; it loads in the background."""
+
+    async def wait_ready(self) -> Ready:
+        """Wait until the model is loaded. Raises EngineDeadError if loading failed."""
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine dies without `stop`; return the reason."""
+
+    def admit(self) -> None:
+        """Check for room for one more request. Cheap enough to call before tokenising it. Raises
+        EngineUnavailableError or EngineOverloadedError."""
+
+    def reserve(self) -> contextlib.AbstractContextManager[None]:
+        """Reserve a queue place for a request that passed `admit`. Submit it right after the
+        context. Raises EngineOverloadedError if other requests took the room."""
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
+        """Submit all of the requests or none. They passed `admit`, possibly before a drain. Raises
+        EngineDeadError, EngineOverloadedError (prompt tokens count too) or RequestRejectedError."""
+
+    def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
+        """Submit texts to embed, as `submit` does. In the queue they count as one request."""
+
+    async def num_cached(
+        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+    ) -> int:
+        """Return how many tokens of a prompt and its source are in the prefix cache. The answer
+        comes between two steps. Raises EngineUnavailableError or EngineDeadError."""
+
+    async def look(self, request: LensRequest) -> LensResult:
+        """Return what a lens shows. It is computed while no request waits; a cancelled call drops
+        it. Raises EngineUnavailableError or EngineDeadError."""
+
+    def watch(self, listener: WatchListener | None) -> int:
+        """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.
+        `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs."""
+
+    def next_id(self) -> int: ...
+
+    def last_step_age(self) -> float:
+        """Seconds since the engine last sent a message while it had work; 0 if it has none."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any accepted request is unfinished."""
+
+    def drain(self) -> None:
+        """Make `admit` refuse requests; those that passed it can still be submitted and go on."""
+
+    async def stop(self) -> None:
+        """End the engine process. Idempotent."""

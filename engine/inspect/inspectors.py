@@ -1,0 +1,71 @@
+"""Inspectors: what looks into a running engine. The loop calls them, and knows none of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from engine.inspect.lens import look
+from engine.inspect.lens_queue import LensQueue
+from engine.inspect.watch import EngineWatch
+from engine.lens_messages import LensRequest
+from engine.message import Message
+from engine.protocol import Abort, EngineStats, GenerateRequest
+from engine.runner.model_runner import ModelRunner
+from engine.runner.pending_step import PendingStep
+from engine.scheduling.scheduler import Scheduler
+from engine.watch_messages import Watch
+
+
+class Inspectors:
+    """The lens and the watch of one engine. `send` sends a message to the API process."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, send: Callable[[Message], None]
+    ) -> None:
+        self._scheduler, self._runner, self._send = scheduler, runner, send
+        self.lenses = LensQueue(partial(look, runner))
+        self.watch: EngineWatch | None = None  # None without a viewer
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.lenses)
+
+    def handle(self, message: Message) -> None:
+        match message:
+            case LensRequest():
+                self.lenses.add(message)
+            case Abort():
+                self.lenses.drop(message.ids)
+            case Watch():
+                self._watch(message)
+            case GenerateRequest() if self.watch is not None:
+                self.watch.add(message)
+
+    def work(self) -> None:
+        """Compute a piece of a lens, unless requests wait."""
+        waiting = self._scheduler.waiting or self._scheduler.embeds.waiting
+        result = self.lenses.advance(is_free=not waiting)
+        if result is not None:
+            self._send(result)
+
+    def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
+        """Report a step that was retired, or changes without a step."""
+        if self.watch is None:
+            return
+        step, launched = (pending.step, pending.launched_at) if pending else (None, 0.0)
+        self._send(self.watch.trace(stats, step, launched, now))
+
+    def _watch(self, message: Watch) -> None:
+        if not message.on:
+            if self.watch is not None:
+                self.watch.close()
+            self.watch = None
+            return
+        stats = self._scheduler.stats(None, 0.0, self._runner.gauges())
+        if self.watch is None:
+            self.watch = EngineWatch(self._scheduler)
+        else:
+            self.stepped(None, time.monotonic(), stats)
+        self._send(self.watch.blocks(message.id, stats))

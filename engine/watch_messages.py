@@ -1,0 +1,48 @@
+"""Messages about watching the engine. They hold integers and times, no token and no text.
+
+While somebody watches, the engine sends a StepTrace behind each StepOutputs. Watch begins and ends
+this.
+"""
+
+from __future__ import annotations
+
+from engine.message import Message
+from engine.protocol import EngineStats, PrefillChunk
+from engine.watch_records import BlockEvent, QueueState, RequestState
+
+
+class Watch(Message, frozen=True):
+    """Begin to watch the engine, or stop.
+
+    The engine answers each Watch that is `on` with a Blocks, and then sends StepTraces. Before that
+    Blocks come the events up to it, so that it checks what was rebuilt from earlier events.
+    """
+
+    id: int  # from the same numbers as those of requests
+    on: bool
+
+
+class StepTrace(Message, frozen=True):
+    """Events in the engine since the last StepTrace, up to the StepOutputs before it."""
+
+    step: int  # as in EngineStats
+    launched: float  # 0.0: there was no step
+    at: float  # as in StepOutputs
+    chunks: list[PrefillChunk]
+    decodes: list[int]  # requests that decoded a token
+    encoded: list[PrefillChunk]  # sources and texts that were encoded
+    added: list[RequestState]  # requests that have arrived, before all of the events
+    events: list[BlockEvent]  # in the order in which they happened
+    queue: QueueState
+    blocks_held: int  # after these events, as the next
+    blocks_cached: int
+
+
+class Blocks(Message, frozen=True):
+    """All requests that generate, their block tables, and what the prefix cache finds."""
+
+    id: int  # of the Watch that it answers
+    requests: list[RequestState]
+    findable: list[int]  # blocks, held or not
+    queue: QueueState
+    stats: EngineStats

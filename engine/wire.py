@@ -1,0 +1,34 @@
+"""All messages of the channel between the two processes, by direction."""
+
+from __future__ import annotations
+
+from engine.lens_messages import LensRequest, LensResult
+from engine.protocol import (
+    Abort,
+    CacheLookup,
+    EmbedRequest,
+    Explained,
+    Fatal,
+    GenerateRequest,
+    Notice,
+    Progress,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepOutputs,
+)
+from engine.watch_messages import Blocks, StepTrace, Watch
+
+ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Watch | Shutdown
+FromEngine = (
+    Progress
+    | Ready
+    | StepOutputs
+    | LensResult
+    | Explained
+    | StepTrace
+    | Blocks
+    | Rejected
+    | Notice
+    | Fatal
+)
