@@ -85,8 +85,11 @@ class PendingExplanation:
     def read(self) -> list[Explained]:
         """Wait for the device, and return the messages."""
         columns = [tensor.tolist() for tensor in self._copy.wait()]
-        rows = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
-        return [self._message(index, row) for index, row in enumerate(rows, self._first)]
+        messages = []
+        for index, values in enumerate(zip(*columns, strict=True), self._first):
+            row = dict(zip(self._names, values, strict=True))
+            messages.append(self._message(index, row))
+        return messages
 
     def _message(self, index: int, row: dict[str, Any]) -> Explained:
         places = _listed(row["ids"], row["cuts"], self._explain.num_candidates)
@@ -113,13 +116,18 @@ class PendingExplanation:
         sent = torch.tensor(self._explain.answer[index : index + len(logits)], device=drawn.device)
         own = torch.stack([sent, drawn.clamp(min=0)], dim=1)
         likely = final["scores"].topk(num_candidates, dim=-1).indices
-        ids = torch.cat([likely, logits.topk(num_candidates, dim=-1).indices, own], dim=1)
+        likely_to_model = logits.topk(num_candidates, dim=-1).indices
+        ids = torch.cat([likely, likely_to_model, own], dim=1)
         raw = torch.softmax(logits, dim=-1)
-        cuts = final["cuts"].masked_fill(adjusted == float("-inf"), CUT_GRAMMAR)
-        cuts.masked_fill_((before == float("-inf")) & (cuts == CUT_GRAMMAR), CUT_BAN)
+        adjusted_probs = torch.softmax(adjusted, dim=-1)
+        sent_logits = logits.gather(1, sent[:, None])
+        is_banned = before == float("-inf")
+        is_forbidden = adjusted == float("-inf")
+        cuts = final["cuts"].masked_fill(is_forbidden, CUT_GRAMMAR)
+        cuts.masked_fill_(is_forbidden & is_banned, CUT_BAN)
         columns = {
             "drawn": drawn,
-            "rank": 1 + (logits > logits.gather(1, sent[:, None])).sum(dim=1),
+            "rank": 1 + (logits > sent_logits).sum(dim=1),
             "entropy": _bits(raw),
             "final_entropy": final["entropy"],
             "kept": final["kept"],
@@ -127,7 +135,7 @@ class PendingExplanation:
             "ids": ids,
             "logits": logits.gather(1, ids),
             "raw": raw.gather(1, ids),
-            "adjusted": torch.softmax(adjusted, dim=-1).gather(1, ids),
+            "adjusted": adjusted_probs.gather(1, ids),
             "tempered": final["probs"].gather(1, ids),
             "cuts": cuts.gather(1, ids),
         }
@@ -219,7 +227,9 @@ def _write_cuts(
     cuts.masked_fill_(~within_k, CUT_TOP_K)
     cuts.masked_fill_(stays, KEPT)
     # Less likely tokens than the candidates are removed like the last of these.
-    all_cuts = cuts[:, -1:].repeat(1, final["cuts"].shape[1]).scatter_(1, candidates.ids, cuts)
+    vocabulary = final["cuts"].shape[1]
+    all_cuts = cuts[:, -1:].repeat(1, vocabulary)
+    all_cuts.scatter_(1, candidates.ids, cuts)
     final["cuts"].index_copy_(0, waiting, all_cuts)
     stays = stays & (candidates.scores > float("-inf"))
     kept_probs = probs * stays
