@@ -40,7 +40,7 @@ class Endpoint(Protocol):
 
 
 class Inspection(Protocol):
-    """The part that looks into the engine (`engine/inspect/inspectors.py`); it computes no request."""
+    """The part that looks into the engine: `engine/inspect/inspectors.py`."""
 
     @property
     def has_work(self) -> bool: ...

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import protocol
+from engine import lens_messages, protocol, watch_messages
 from engine.protocol import (
     Abort,
     GenerateRequest,
@@ -73,7 +73,9 @@ def test_message_is_frozen_and_tagged_with_its_name() -> None:
 
 
 def test_messages_have_unique_names_and_one_direction_each() -> None:
-    structs = [value for value in vars(protocol).values() if isinstance(value, type)]
+    modules = (protocol, lens_messages, watch_messages)
+    names = [value for module in modules for value in vars(module).values()]
+    structs = [value for value in names if isinstance(value, type)]
     messages = {s for s in structs if issubclass(s, protocol.Message)} - {protocol.Message}
     travelling = [s for union in DIRECTIONS for s in typing.get_args(union)]
     assert set(travelling) == messages

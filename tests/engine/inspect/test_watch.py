@@ -92,7 +92,7 @@ def rebuilding(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         watch, rebuilt, block_map = watched[self]
         for key in scheduler.sequences.keys() - block_map.requests.keys():
             watch.add(self.device.requests[key][0])
-        trace = watch.events(scheduler.stats())
+        trace = watch.trace(scheduler.stats(), None, 0.0, 0.0)
         for event in trace.events:
             rebuilt.apply(event)
         block_map.apply(trace, [])
