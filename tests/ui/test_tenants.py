@@ -94,7 +94,7 @@ def test_pages_of_one_client_receive_nothing_of_another(
     traffic_of_a: list[list[int]],
 ) -> None:
     page = open_page(f"{proxy.url}/ui/")
-    with_key(page, B)
+    with_key(page, B)  # the browser reports the 401 before
     page.wait_for_selector(".welcome")
     visit_all(page, proxy.url)
     received = bytes(proxy.received)
@@ -103,8 +103,9 @@ def test_pages_of_one_client_receive_nothing_of_another(
     for secret in (CANARY, "Quixotl", "Xyzzybrook", "secret-of-a", A):
         assert secret.encode() not in received, secret
     for ids in list(traffic_of_a):
-        text = ",".join(map(str, ids[12:]))  # the template's first tokens are the same for all
-        assert text.encode() not in received.replace(b" ", b"")
+        own = ids[12:]  # the template's first tokens are the same for all
+        if len(own) >= 8:  # fewer may occur by chance
+            assert ",".join(map(str, own)).encode() not in received.replace(b" ", b"")
     page.faults.clear()  # what B is refused is an error line of the browser
 
 
@@ -144,8 +145,9 @@ def test_route_refuses_strangers(locked: Server, method: str, path: str) -> None
     preflight["access-control-request-headers"] = "x-penstock-ui"
     refused = httpx2.options(url, headers=preflight)
     assert "access-control-allow-origin" not in refused.headers
-    answer = httpx2.request(method, url, headers=origin, json={} if method == "POST" else None)
-    assert "access-control-allow-origin" not in answer.headers
+    body = {} if method == "POST" else None
+    with httpx2.stream(method, url, headers=origin, json=body) as answer:
+        assert "access-control-allow-origin" not in answer.headers
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=str)
