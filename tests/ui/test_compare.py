@@ -70,7 +70,7 @@ def test_tokens_are_shaded_and_read_out(page: Any) -> None:
     assert first.locator("span").all_inner_texts() == ["a", " b"]
     assert [span.get_attribute("class").split()[0] for span in first.locator("span").all()] == [
         "cmp-0",
-        "cmp-5",
+        "cmp-3",
     ]
     text = first.get_attribute("aria-valuetext")
     assert text.startswith("token 1 “·b”: 60.0 % here, 5.00 % by merge")

@@ -21,6 +21,7 @@ export function isRough(fit) {
 /** A time in ms as text: "9.1 ms", "410 ms" or "2.31 s". */
 export function duration(ms) {
   const size = Math.abs(ms);
+  if (size < 0.005) return "0 ms";
   if (size >= 1000) return `${number(ms / 1000, 2)} s`;
   if (size >= 100) return `${number(ms, 0)} ms`;
   return `${number(ms, size >= 10 ? 1 : 2)} ms`;
