@@ -6,6 +6,8 @@ this.
 
 from __future__ import annotations
 
+from msgspec import field
+
 from engine.message import Message
 from engine.protocol import EngineStats, PrefillChunk
 from engine.watch_records import BlockEvent, QueueState, RequestState
@@ -36,6 +38,8 @@ class StepTrace(Message, frozen=True):
     queue: QueueState
     blocks_held: int  # after these events, as the next
     blocks_cached: int
+    # Begin and end of each piece of a lens that was computed between steps.
+    lenses: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Blocks(Message, frozen=True):

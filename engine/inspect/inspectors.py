@@ -46,9 +46,14 @@ class Inspectors:
     def work(self) -> None:
         """Compute a piece of a lens, unless requests wait."""
         waiting = self._scheduler.waiting or self._scheduler.embeds.waiting
+        begin = time.monotonic()
         result = self.lenses.advance(is_free=not waiting)
+        end = time.monotonic()
+        if self.watch is not None and not waiting:
+            self.watch.add_lens(begin, end)
         if result is not None:
             self._send(result)
+            self.stepped(None, end, self._stats())
 
     def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
         """Report a step that was retired, or changes without a step."""
@@ -63,9 +68,12 @@ class Inspectors:
                 self.watch.close()
             self.watch = None
             return
-        stats = self._scheduler.stats(None, 0.0, self._runner.gauges())
+        stats = self._stats()
         if self.watch is None:
             self.watch = EngineWatch(self._scheduler)
         else:
             self.stepped(None, time.monotonic(), stats)
         self._send(self.watch.blocks(message.id, stats))
+
+    def _stats(self) -> EngineStats:
+        return self._scheduler.stats(None, 0.0, self._runner.gauges())

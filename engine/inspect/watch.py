@@ -21,6 +21,7 @@ class EngineWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._added: list[RequestState] = []
+        self._lenses: list[tuple[float, float]] = []
         scheduler.pool.journal = []
 
     def close(self) -> None:
@@ -32,12 +33,17 @@ class EngineWatch:
             RequestState(request.id, request.arrival, request.priority, len(request.prompt))
         )
 
+    def add_lens(self, begin: float, end: float) -> None:
+        """Note that a piece of a lens was computed."""
+        self._lenses.append((begin, end))
+
     def trace(self, stats: EngineStats, step: Step | None, launched: float, at: float) -> StepTrace:
         """Return what happened since the last trace; a step, if any, was retired `at`."""
         pool = self._scheduler.pool
         assert pool.journal is not None
         events, pool.journal = pool.journal, []
         added, self._added = self._added, []
+        lenses, self._lenses = self._lenses, []
         chunks: list[PrefillChunk] = []
         decodes: list[int] = []
         encoded: list[PrefillChunk] = []
@@ -58,6 +64,7 @@ class EngineWatch:
             queue=self._queue(),
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
+            lenses=lenses,
         )
 
     def blocks(self, watch_id: int, stats: EngineStats) -> Blocks:

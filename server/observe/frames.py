@@ -97,11 +97,16 @@ class FrameWriter:
             "seq": last.number,
             "t": _us(live, last.trace.at),
             "steps": [self._step(step, reader) for step in steps if step.trace.launched],
+            "lenses": [self._lens(begin, end) for s in steps for begin, end in s.trace.lenses],
             "requests": [_row(row, live, reader) for row in rows],
             "kv": _events(events, reader, live.map),
             "queue": _queue(last.trace.queue, reader),
             "stats": _stats(last.stats, last.counts),
         }
+
+    def _lens(self, begin: float, end: float) -> list[int]:
+        """Return [begin, microseconds] of a piece of a lens, which runs between steps."""
+        return [_us(self._live, begin), round((end - begin) * 1e6)]
 
     def _step(self, step: TracedStep, reader: Reader) -> list[Any]:
         """Return [number, begin, microseconds, chunks, joined, left, preempted, others].

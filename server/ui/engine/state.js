@@ -10,6 +10,7 @@ export class EngineState {
     this.facts = hello;
     this.role = hello.role;
     this.steps = []; // {n, begin, dur, chunks, decodes, preempted, others}, the oldest first
+    this.lenses = []; // {begin, dur} of the pieces of lenses, which run between steps
     this.decoding = new Set();
     this.ended = []; // requests, the last one first
     this.rates = []; // [time, generated tokens], of the last seconds
@@ -42,6 +43,8 @@ export class EngineState {
     this.now = frame.t;
     const isNew = frame.seq > this.seq;
     for (const step of frame.steps) this.addStep(step, isNew);
+    for (const [begin, dur] of frame.lenses) this.lenses.push({ begin, dur });
+    if (this.lenses.length > MOST_STEPS) this.lenses.splice(0, this.lenses.length - MOST_STEPS);
     if (!isNew) return;
     this.seq = frame.seq;
     this.stats = frame.stats;

@@ -83,6 +83,19 @@ function drawGrid(context, colors, { begin, span, width, height, x }) {
   context.fillText(`grid ${say(step)}`, LABEL + 4, height - AXIS + 3);
 }
 
+/** Lenses have a row of their own, because they belong to no request. */
+function drawLenses(context, colors, lenses, top, { x, width }) {
+  context.fillStyle = colors.muted;
+  context.font = `11px ${colors.mono}`;
+  context.textBaseline = "middle";
+  context.fillText("lens", 0, top + ROW / 2, LABEL - 8);
+  for (const { begin, dur } of lenses) {
+    const left = Math.max(LABEL, x(begin));
+    const right = Math.min(width, x(begin + dur));
+    if (right > LABEL && left < width) context.fillRect(left, top + 2, Math.max(1, right - left), ROW - 4);
+  }
+}
+
 function drawRow(context, colors, id, slices, top, { x, width }) {
   context.fillStyle = colors.muted;
   context.font = `11px ${colors.mono}`;
@@ -111,12 +124,14 @@ function paint(canvas, state, view) {
   const steps = visible(state.steps, begin, end);
   const rows = rowsOf(steps);
   const shown = rows.slice(-MOST_ROWS);
-  const height = Math.max(4, shown.length) * ROW + AXIS;
+  const lenses = visible(state.lenses, begin, end);
+  const height = Math.max(4, shown.length + (lenses.length > 0)) * ROW + AXIS;
   const { context, width } = prepare(canvas, height);
   const colors = readColors();
   const x = (at) => LABEL + ((at - begin) / view.span) * (width - LABEL);
   const place = { begin, span: view.span, width, height, x };
   drawGrid(context, colors, place);
+  if (lenses.length) drawLenses(context, colors, lenses, shown.length * ROW, place);
   shown.forEach(([id, slices], row) => drawRow(context, colors, id, slices, row * ROW, place));
   return { ...place, steps, hidden: rows.length - shown.length };
 }

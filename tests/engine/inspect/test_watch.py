@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from engine.inspect.watch import EngineWatch
+from engine.lens_messages import LensRequest
 from engine.protocol import Abort, StepOutputs
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_builder import StepBuilder
@@ -238,6 +239,24 @@ def test_trace_names_what_a_step_computes(checkpoint: Path) -> None:
     decodes = [key for trace in traces for key in trace.decodes]
     assert decodes.count(first) == decodes.count(second) == 3
     assert [state.id for trace in traces for state in trace.added] == [first, second]
+
+
+def test_trace_has_the_pieces_of_lenses_between_steps(checkpoint: Path) -> None:
+    driver = Driver(checkpoint)
+    driver.core.handle(Watch(99, on=True))
+    driver.submit([7, 8], 8)
+    driver.turn()
+    driver.inbox.append(LensRequest(900, [1, 2, 3], positions=(0, 1)))
+    driver.run()
+    while driver.inspectors.lenses:
+        driver.turn()
+    traces = [m for m in driver.sent if isinstance(m, StepTrace)]
+    pieces = [piece for trace in traces for piece in trace.lenses]
+    steps = [(trace.launched, trace.at) for trace in traces if trace.launched]
+    assert len(pieces) >= 3
+    assert all(begin <= end for begin, end in pieces)
+    in_order = sorted([*pieces, *steps])
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(in_order)), "none overlap"
 
 
 def waits(driver: Driver) -> list[tuple[str, int, int, int]]:
