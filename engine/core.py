@@ -25,6 +25,7 @@ from engine.protocol import (
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import explained_in_a_step
 from engine.scheduling.step import Step
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
@@ -79,6 +80,7 @@ class EngineCore:
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_num_encoder_tokens=facts.max_num_encoder_tokens,
             context_cost=facts.context_cost,
+            most_explained=explained_in_a_step(facts.vocab_size),
             groups=facts.kv_groups,
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,

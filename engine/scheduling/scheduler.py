@@ -36,7 +36,7 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
-from engine.scheduling.sequence import Sequence, sequence_of
+from engine.scheduling.sequence import MAX_EXPLAINED, Sequence, sequence_of
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
@@ -60,6 +60,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_encoder_tokens: int = 1 << 30,
         context_cost: float = 0.0,
+        most_explained: int = MAX_EXPLAINED,
         groups: Seq[KVGroup] = (KVGroup(1),),
         prefix_caching: bool = True,
         part_size: int = 0,
@@ -71,6 +72,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_encoder_tokens = max_num_encoder_tokens
         self.context_cost = context_cost  # see step_budget
+        self.most_explained = most_explained  # tokens of a step, see ExplainedSequence
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
         self.tables = BlockTables(
@@ -95,7 +97,7 @@ class Scheduler:
             return
         check_generation(request, self.tables, self.max_model_len)
         assert request.id not in self.sequences, "request ids are never reused"
-        sequence = sequence_of(request)
+        sequence = sequence_of(request, self.most_explained)
         self.sequences[sequence.id] = sequence
         self.waiting.add(sequence)
 

@@ -13,7 +13,15 @@ from engine.protocol import (
 )
 from engine.scheduling.step import BlockCopy
 
-MAX_EXPLAINED = 64  # tokens a step: each takes as long as drawing one
+# How much a step explains, which all requests in it wait for: tokens, and their logits. A thread of
+# a CPU takes 10 to 100 ms for so many, depending on the filters.
+MAX_EXPLAINED = 64
+MAX_EXPLAINED_LOGITS = 1 << 19
+
+
+def explained_in_a_step(vocab_size: int) -> int:
+    """Return how many tokens a step explains at most."""
+    return max(1, min(MAX_EXPLAINED, MAX_EXPLAINED_LOGITS // vocab_size))
 
 
 class Sequence:
@@ -126,12 +134,13 @@ class Sequence:
 class ExplainedSequence(Sequence):
     """A past answer whose draws are explained: its tokens are known, and computed like a prompt.
 
-    A step explains at most MAX_EXPLAINED of them, so that others do not wait.
+    A step explains at most `most` of them, so that others do not wait.
     """
 
-    def __init__(self, request: GenerateRequest, explain: Explain) -> None:
+    def __init__(self, request: GenerateRequest, explain: Explain, most: int) -> None:
         super().__init__(request)
         self.explain = explain
+        self._most = most
         self._first_explained = explain.first_row(self.prompt_length)
 
     @property
@@ -140,12 +149,12 @@ class ExplainedSequence(Sequence):
 
     @property
     def num_uncomputed(self) -> int:
-        most = max(0, self._first_explained - self.num_computed) + MAX_EXPLAINED
+        most = max(0, self._first_explained - self.num_computed) + self._most
         return min(super().num_uncomputed, most)
 
 
-def sequence_of(request: GenerateRequest) -> Sequence:
-    """Return the record of a new request."""
+def sequence_of(request: GenerateRequest, most_explained: int) -> Sequence:
+    """Return the record of a new request. `most_explained` is that of a step, in tokens."""
     if request.explain is None:
         return Sequence(request)
-    return ExplainedSequence(request, request.explain)
+    return ExplainedSequence(request, request.explain, most_explained)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from engine.errors import EngineDeadError
 from server.api.ui.access import is_admin, state_for_ui
 from server.api.ui.requests import reader_of
 from server.generation.sse import sse_event
@@ -86,7 +87,11 @@ class WatchResponse(EventSourceResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         live, viewer = self._state.live, self._viewer
-        snapshot = await live.snapshot()
+        try:
+            snapshot = await live.snapshot()
+        except EngineDeadError:
+            yield self._end()
+            return
         viewer.begin(snapshot.number)
         yield _event("hello", self._hello(snapshot_document(live, snapshot, self._reader)))
         writer = FrameWriter(live)
@@ -103,7 +108,10 @@ class WatchResponse(EventSourceResponse):
                 if len(frame) > MOST_BYTES:
                     frame = _event("frame", writer.lost(time.monotonic()))
                 yield frame
-        yield _event("end", {"reason": self._state.client.state})
+        yield self._end()
+
+    def _end(self) -> bytes:
+        return _event("end", {"reason": self._state.client.state})
 
     def _hello(self, document: dict[str, Any]) -> dict[str, Any]:
         role = "admin" if is_admin(self._request) else "user"
