@@ -13,8 +13,8 @@ from engine.protocol import (
 )
 from engine.scheduling.step import BlockCopy
 
-# How much a step explains, which all requests in it wait for: tokens, and their logits. A thread of
-# a CPU takes 10 to 100 ms for so many, depending on the filters.
+# What a step explains at most: tokens, and their logits. All requests in the step wait for this. A
+# thread of a CPU takes 10 to 100 ms, depending on the filters.
 MAX_EXPLAINED = 64
 MAX_EXPLAINED_LOGITS = 1 << 19
 

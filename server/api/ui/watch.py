@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -21,7 +21,7 @@ from server.generation.sse import sse_event
 from server.http.errors import ApiError, invalid
 from server.observe.frames import FrameWriter, facts, snapshot_document, totals
 from server.observe.live_engine import MOST_VIEWERS, TooManyViewersError
-from server.observe.viewer import Lost, Viewer
+from server.observe.viewer import Lost, TracedStep, Viewer
 from server.state import AppState
 
 PERIOD_S = 0.1  # between two frames
@@ -98,17 +98,19 @@ class WatchResponse(EventSourceResponse):
         while not live.is_over:
             await asyncio.sleep(PERIOD_S)
             for found in viewer.take():
-                if isinstance(found, Lost):
-                    yield _event("frame", writer.lost(found.at))
-                    continue
-                if self._with_blocks:
-                    frame = _event("frame", writer.frame(found, self._reader))
-                else:
-                    frame = _event("frame", totals(live, found[-1].trace.at, self._reader))
-                if len(frame) > MOST_BYTES:
-                    frame = _event("frame", writer.lost(time.monotonic()))
-                yield frame
+                yield self._frame(writer, found)
         yield self._end()
+
+    def _frame(self, writer: FrameWriter, found: Lost | Sequence[TracedStep]) -> bytes:
+        if not self._with_blocks:  # it needs nothing of earlier frames
+            at = found.at if isinstance(found, Lost) else found[-1].trace.at
+            return _event("frame", totals(self._state.live, at, self._reader))
+        if isinstance(found, Lost):
+            return _event("frame", writer.lost(found.at))
+        frame = _event("frame", writer.frame(found, self._reader))
+        if len(frame) > MOST_BYTES:
+            frame = _event("frame", writer.lost(time.monotonic()))
+        return frame
 
     def _end(self) -> bytes:
         return _event("end", {"reason": self._state.client.state})

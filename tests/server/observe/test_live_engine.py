@@ -162,7 +162,7 @@ async def test_snapshot_of_a_dead_engine_fails(client: Client, live: LiveEngine)
     assert not client.step_listeners
 
 
-async def test_step_that_cannot_be_shown_is_lost_and_the_blocks_are_asked_for_again(
+async def test_step_that_cannot_be_shown_is_lost_and_the_map_begins_again(
     client: Client, live: LiveEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with live.viewer() as viewer:
