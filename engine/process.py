@@ -53,7 +53,7 @@ def main() -> int:
     threading.Thread(target=_watch_parent, args=(address,), daemon=True).start()
     endpoint = EngineEndpoint(address)
     remove_sockets(address)  # before importing torch: if the parent is killed, none remain
-    _die_with_parent()
+    die_with_parent()
     endpoint.send(Progress("starting", 0.0))
     logger = logging.getLogger("engine")
     logger.addHandler(ToServer(endpoint.send))
@@ -107,7 +107,7 @@ class ToServer(logging.Handler):
             sys.stderr.write(f"{text}\n")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Make Linux kill this process when the thread that started it ends.
 
     On other systems, and before the socket files are removed, `_watch_parent` does this.

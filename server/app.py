@@ -184,14 +184,15 @@ def api_document() -> dict[str, Any]:
 async def _raise(request: Request, error: Exception) -> Response:
     """Raise `error` again, so that RequestBoundary writes the 404 or 405 in OpenAI's format."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 404 and (hint := _hint(request.url.path)):
-        raise ApiError(404, "not_found", hint)
-    if error.status_code == 405:
-        allowed = _methods_of(request)
-        detail = error.detail
+    allowed = _methods_of(request)
+    # The route of the pages takes every GET below /ui/, also of paths that have other methods.
+    if error.status_code == 405 or allowed:
+        detail = "Method Not Allowed"
         if request.method == "OPTIONS":
             detail += ": cross-origin requests from web pages require --allowed-origins"
         raise HTTPException(405, detail, {"Allow": ", ".join(sorted(allowed))})
+    if error.status_code == 404 and (hint := _hint(request.url.path)):
+        raise ApiError(404, "not_found", hint)
     raise error
 
 

@@ -72,6 +72,7 @@ class ProcessClient:
         # By message id: the answers to CacheLookup and LensRequest messages.
         self._lookups: dict[int, asyncio.Future[Any]] = {}
         self._watcher: WatchListener | None = None
+        self._watch_id = 0  # of a Watch whose Blocks has not come; 0: none
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
@@ -121,7 +122,8 @@ class ProcessClient:
         silent, sign = 0.0, self._last_sign
         while silent <= most:
             await asyncio.sleep(POLL_S)
-            silent = silent + POLL_S if self._streams and sign == self._last_sign else 0.0
+            waits = self._streams or self._lookups or self._watch_id
+            silent = silent + POLL_S if waits and sign == self._last_sign else 0.0
             sign = self._last_sign
         if self._death is None and self._child is not None:
             text = (
@@ -148,6 +150,8 @@ class ProcessClient:
         for lookup in self._lookups.values():
             if not lookup.done():
                 lookup.set_exception(death)
+        if self._watcher is not None:
+            self._watcher(death)
         self._streams.clear()
         self._queue.clear()
 
@@ -159,6 +163,8 @@ class ProcessClient:
             case Explained():
                 self._on_explained(message)
             case StepTrace() | Blocks():
+                if isinstance(message, Blocks) and message.id == self._watch_id:
+                    self._watch_id = 0
                 if self._watcher is not None:  # otherwise it was sent before the engine knew
                     self._watcher(message)
             case Progress():
@@ -277,8 +283,13 @@ class ProcessClient:
     def watch(self, listener: WatchListener | None) -> int:
         self._watcher = listener
         watch_id = self.next_id()
+        self._watch_id = 0
         if self._death is None:
             self._endpoint.send(Watch(watch_id, listener is not None))
+            if listener is not None:
+                self._watch_id = watch_id
+        elif listener is not None:
+            listener(self._death)
         return watch_id
 
     def reserve(self) -> contextlib.AbstractContextManager[None]:

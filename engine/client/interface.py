@@ -22,7 +22,7 @@ from engine.protocol import (
 from engine.watch_messages import Blocks, StepTrace
 
 State = Literal["loading", "ready", "draining", "dead"]
-WatchListener = Callable[[StepTrace | Blocks], None]
+WatchListener = Callable[[StepTrace | Blocks | EngineDeadError], None]
 
 
 class EngineClient(Protocol):
@@ -74,7 +74,8 @@ class EngineClient(Protocol):
 
     def watch(self, listener: WatchListener | None) -> int:
         """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.
-        `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs."""
+        `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs. At the
+        end of the engine it gets the error."""
 
     def next_id(self) -> int: ...
 

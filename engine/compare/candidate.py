@@ -32,7 +32,15 @@ class Candidate:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        loaded = load_engine(config)
+        try:
+            loaded = load_engine(config)
+        except ConfigError as error:
+            if "--max-model-len" not in str(error):
+                raise
+            raise ConfigError(
+                f"{config.model} cannot take {config.max_model_len} tokens, which the longest "
+                f"prompt and --max-tokens have together. ({error})"
+            ) from None
         if loaded.facts.kind != "decoder":
             raise ConfigError(f"{config.model} is no decoder; only decoders can be compared.")
         self.runner = loaded.runner
@@ -69,7 +77,8 @@ class Candidate:
         found = []
         for number in range(len(prompts)):
             outputs = self._outputs[number]
-            found.append(([output.token for output in outputs], str(outputs[-1].finish)))
+            tokens = [output.token for output in outputs if output.token >= 0]  # not an error's
+            found.append((tokens, str(outputs[-1].finish)))
         return found
 
     @torch.inference_mode()

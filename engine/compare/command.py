@@ -16,6 +16,7 @@ from engine.compare.candidate import Candidate
 from engine.compare.distance import distances
 from engine.compare.messages import Answered, Compared, Comparison, Failed, Report, Working
 from engine.errors import ConfigError
+from engine.process import die_with_parent
 from engine.protocol import SamplingParams
 
 
@@ -66,6 +67,7 @@ def _distances(
 
 
 def main() -> int:
+    die_with_parent()  # Ctrl-C reaches both processes, other signals only the parent
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Comparison)
     try:
         for report in compared(asked):

@@ -28,7 +28,7 @@ def distances(answer: Sequence[int], own: torch.Tensor, other: torch.Tensor) -> 
     places = torch.tensor(answer, dtype=torch.int64)[:, None]
     columns = zip(
         answer,
-        kl_bits(own, other).tolist(),
+        [bits if math.isfinite(bits) else None for bits in kl_bits(own, other).tolist()],
         own.gather(1, places)[:, 0].exp().tolist(),
         other.gather(1, places)[:, 0].exp().tolist(),
         other.argmax(-1).tolist(),

@@ -27,14 +27,14 @@ class TokenDistance(msgspec.Struct, frozen=True):
     """How far two models are apart where one of them has written a token.
 
     `kl` is the Kullback-Leibler divergence of the other model's distribution from that of the
-    writer, sum p log2(p / q), in bits. `own` and `other` are the probabilities of the token, and
-    `best` is the token that the other model finds most likely.
+    writer, sum p log2(p / q), in bits; None if it is infinite, or no number. `own` and `other` are
+    the probabilities of the token, and `best` is the token that the other model finds most likely.
     """
 
     token: int
-    kl: float
-    own: float
-    other: float
+    kl: float | None
+    own: float | None  # None: no number
+    other: float | None
     best: int
 
 

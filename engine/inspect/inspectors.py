@@ -11,7 +11,7 @@ from engine.inspect.lens_queue import LensQueue
 from engine.inspect.watch import EngineWatch
 from engine.lens_messages import LensRequest
 from engine.message import Message
-from engine.protocol import Abort, EngineStats, GenerateRequest
+from engine.protocol import Abort, EngineStats, GenerateRequest, StepOutputs
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
@@ -54,6 +54,11 @@ class Inspectors:
         if result is not None:
             self._send(result)
             self.stepped(None, end, self._stats())
+        elif not self._scheduler.has_work:
+            # A lens has many pieces, and an engine that sends nothing for long counts as hung.
+            stats = self._stats()
+            self._send(StepOutputs(end, [], [], stats))
+            self.stepped(None, end, stats)
 
     def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
         """Report a step that was retired, or changes without a step."""

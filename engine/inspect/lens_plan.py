@@ -13,6 +13,7 @@ from engine.inspect.residual import ResidualTaps
 from engine.lens_messages import AttentionWeights, Stack
 from engine.ops.softcap import softcap
 
+MOST_SCORES = 1 << 25  # computed at once, 128 MiB each of scores and weights
 STACKS: dict[str, Stack] = {"causal": "decoder", "full": "encoder", "cross": "cross"}
 
 
@@ -50,20 +51,30 @@ class LensPlan:
         assert value is not None
         shared = spec.num_heads // spec.num_kv_heads
         keys = key.float().repeat_interleave(shared, dim=1)  # [K, H, D]
-        scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * spec.scale
-        capped = scores if spec.softcap is None else softcap(scores, spec.softcap, kernels="torch")
-        mask = attention_mask(_whole(query, key), spec, len(key), torch.float32, bias)
-        weights = torch.softmax(capped + mask[0], dim=-1)  # [H, T, K]
-        if self._keeps_weights:
-            self.attention.append(_packed(spec, weights, scores))
-        self._taps.attended("cross" if spec.kind == "cross" else "attention")
         values = value.float().repeat_interleave(shared, dim=1)
-        return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
+        size = max(1, MOST_SCORES // (spec.num_heads * len(key)))
+        outputs, weights, scores = [], [], []
+        for first in range(0, len(query), size):
+            part = query[first : first + size]
+            found = torch.einsum("qhd,khd->hqk", part.float(), keys) * spec.scale
+            capped = found
+            if spec.softcap is not None:
+                capped = softcap(found, spec.softcap, kernels="torch")
+            mask = attention_mask(_group(first, part, key), spec, len(key), torch.float32, bias)
+            shares = torch.softmax(capped + mask[0], dim=-1)  # [H, queries, K]
+            outputs.append(torch.einsum("hqk,khd->qhd", shares, values))
+            if self._keeps_weights:
+                weights.append(shares)
+                scores.append(found)
+        if self._keeps_weights:
+            self.attention.append(_packed(spec, torch.cat(weights, 1), torch.cat(scores, 1)))
+        self._taps.attended("cross" if spec.kind == "cross" else "attention")
+        return torch.cat(outputs).to(query.dtype)
 
 
-def _whole(query: torch.Tensor, key: torch.Tensor) -> QueryGroup:
-    """Return the group of one sequence, whose queries [T, H, D] are all in this step."""
-    positions = torch.arange(len(query), device=query.device)
+def _group(first: int, query: torch.Tensor, key: torch.Tensor) -> QueryGroup:
+    """Return the group of one sequence, whose queries [T, H, D] begin at position `first`."""
+    positions = torch.arange(first, first + len(query), device=query.device)
     return QueryGroup(
         first=0,
         sequences=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 
@@ -126,6 +127,18 @@ class ApiClient:
             raise ClientError(f"The connection to {self.url} failed: {error}") from None
         except UnicodeEncodeError:
             raise ClientError("The input is not valid UTF-8 and cannot be sent.") from None
+
+
+def document(response: httpx2.Response) -> dict[str, Any]:
+    """Return the JSON object of a response. Raises ClientError with the server's message."""
+    check(response)
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ClientError(f"{response.url} is no route of a Penstock server.")
+    return found
 
 
 def check(response: httpx2.Response) -> None:

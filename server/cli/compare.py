@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, printable
 from server.cli import exit_codes
 from server.cli.command import fail
 from server.cli.console import say
@@ -22,7 +23,7 @@ def compare(
     prompts: Annotated[Path, typer.Option(help="File of prompts, one a line: texts or JSON.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the likeliest token.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the noise.")] = 0,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
     output: Annotated[
@@ -44,6 +45,8 @@ def compare(
     try:
         if len(models) < 2:
             raise ConfigError("Give at least two models.")
+        if output is not None and not output.parent.is_dir():
+            raise ConfigError(f"{output}: there is no folder {output.parent}.")
         texts = read_prompts(prompts)
         configs = [resolve_model(ServerConfig(), EngineConfig(model=one))[1] for one in models]
         settings = Settings(max_tokens, temperature, seed, dtype, device)
@@ -59,18 +62,21 @@ def compare(
 def _print(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
     names = document["models"]
     for number, entry in enumerate(document["prompts"]):
-        table = Table(title=f"{number + 1}. {_short(entry['prompt'])}", title_justify="left")
+        title = Text(f"{number + 1}. {_short(entry['prompt'])}")
+        table = Table(title=title, title_justify="left")
         for heading in ("model", "answer", "parts at token", "KL bits, mean", "largest"):
             table.add_column(heading, overflow="fold")
         for place, answer in enumerate(entry["answers"]):
             parts = "equal" if answer["parts_at"] is None else str(answer["parts_at"])
             if not place or not document["same_tokens"]:
                 parts = "–"
-            table.add_row(names[place], _short(answer["text"]), parts, *_distance(entry, place))
+            cells = (names[place], _short(answer["text"]), parts, *_distance(entry, place))
+            table.add_row(*map(Text, cells))  # a text may look like markup
         console.print(table)
     if not document["same_tokens"]:
         console.print("The models have other tokens, so their distributions have no distance.")
@@ -80,12 +86,12 @@ def _distance(entry: dict[str, Any], place: int) -> tuple[str, str]:
     """Return the mean and the largest distance along the first model's answer."""
     for one in entry["distances"]:
         if one["model"] == place and one["writer"] == 0 and one["tokens"]:
-            bits = [token["kl"] for token in one["tokens"]]
+            bits = [math.inf if token["kl"] is None else token["kl"] for token in one["tokens"]]
             worst = max(range(len(bits)), key=bits.__getitem__)
             return f"{sum(bits) / len(bits):.4f}", f"{bits[worst]:.4f} at {worst}"
     return "–", "–"
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= TEXT else line[: TEXT - 1] + "…"

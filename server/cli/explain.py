@@ -15,6 +15,7 @@ import typer
 
 from server.cli.command import fail
 from server.cli.commands import ApiKey, ServerUrl, own_key
+from server.cli.console import say
 
 if TYPE_CHECKING:  # `penstock --help` imports neither an HTTP client nor rich
     from rich.console import Console
@@ -97,6 +98,8 @@ def explain(
     from rich.console import Console
 
     show(report, token, Console(highlight=False))
+    if len(answer.answer_ids) > MAX_TOKENS:
+        say(f"penstock: These are the first {MAX_TOKENS} of {len(answer.answer_ids)} tokens.")
 
 
 def recorded_answer(file: Path, line: int, vocab_size: int) -> Answer:
@@ -114,23 +117,19 @@ def recorded_answer(file: Path, line: int, vocab_size: int) -> Answer:
 
 
 def _get(client: ApiClient, path: str) -> Json:
-    from server.cli.api_client import check
+    from server.cli.api_client import document
 
     with client.errors():
         response = client.http.get(path, headers=HEADERS)
-    check(response)
-    found: Json = response.json()
-    return found
+    return document(response)
 
 
 def _post(client: ApiClient, path: str, body: Json) -> Json:
-    from server.cli.api_client import check
+    from server.cli.api_client import document
 
     with client.errors():
         response = client.http.post(path, json=body, headers=HEADERS)
-    check(response)
-    found: Json = response.json()
-    return found
+    return document(response)
 
 
 def _prompt(client: ApiClient, facts: Json, text: str, *, raw: bool) -> str | list[int]:

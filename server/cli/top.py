@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import printable
-from server.cli.api_client import ApiClient, ClientError, check
+from server.cli.api_client import ApiClient, ClientError, check, document
 
 HEADERS = {"X-Penstock-UI": "1", "Accept": "text/event-stream"}
 RATE_S = 2.0  # the time over which tokens per second are counted
@@ -38,16 +38,21 @@ class Top:
         self._generated: deque[tuple[float, int]] = deque()  # (seconds, tokens since the start)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a picture."""
+        return bool(self._hello)
+
+    @property
     def is_busy(self) -> bool:
         stats = self._frame["stats"]
         return bool(stats["running"] + stats["waiting"])
 
-    def take(self, event: str, document: Json) -> None:
+    def take(self, event: str, frame: Json) -> None:
         if event == "hello":
-            self._hello = document
-        self._frame = document
-        at = document["t"] / 1e6
-        self._generated.append((at, document["stats"]["generated"]))
+            self._hello = frame
+        self._frame = frame
+        at = frame["t"] / 1e6
+        self._generated.append((at, frame["stats"]["generated"]))
         while len(self._generated) > 2 and self._generated[1][0] < at - RATE_S:
             self._generated.popleft()
 
@@ -115,13 +120,15 @@ class Top:
         return "other texts use the encoder's budget"
 
 
-def events(response: httpx2.Response) -> Iterator[tuple[str, Json]]:
-    """Yield the server-sent events of a response: their names and documents."""
+def frames(response: httpx2.Response) -> Iterator[tuple[str, Json]]:
+    """Yield the events `hello` and `frame` of a response, with their documents, until its end."""
     name = "message"
     for line in response.iter_lines():
         if line.startswith("event: "):
             name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
+        elif line.startswith("data: ") and name == "end":
+            return
+        elif line.startswith("data: ") and name in ("hello", "frame"):
             yield name, orjson.loads(line.removeprefix("data: "))
 
 
@@ -129,33 +136,31 @@ def show(client: ApiClient, console: Console, *, once: bool) -> None:
     """Print what the engine does until Ctrl-C or the server's end. Raises ClientError."""
     with client.errors():
         greeting = client.http.get("/ui/api/hello", headers=HEADERS)
-        check(greeting)
-        top = Top(greeting.json()["model"]["id"])
+        top = Top(str(document(greeting).get("model", {}).get("id")))
         with client.http.stream("GET", "/ui/api/watch", headers=HEADERS) as response:
             if response.status_code != 200:
                 response.read()
                 check(response)
             if once:
                 _once(top, response)
-                console.print(top.picture(rows=64))
-                return
-            _live(top, response, console)
-    raise ClientError("The server has ended the view.")
+            else:
+                _live(top, response, console)
+    if not once or not top.has_begun:
+        raise ClientError("The server has ended the view.")
+    console.print(top.picture(rows=64))
 
 
 def _once(top: Top, response: httpx2.Response) -> None:
     """Read the first event, and those of a second more if the engine works."""
     begun = time.monotonic()
-    for name, document in events(response):
-        top.take(name, document)
+    for name, frame in frames(response):
+        top.take(name, frame)
         if not top.is_busy or time.monotonic() - begun > ONCE_S:
             return
 
 
 def _live(top: Top, response: httpx2.Response, console: Console) -> None:
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        for name, document in events(response):
-            if name == "end":
-                return
-            top.take(name, document)
+        for name, frame in frames(response):
+            top.take(name, frame)
             live.update(top.picture(rows=max(1, console.height - 5)), refresh=True)

@@ -37,12 +37,13 @@ def _prompt(line: str, where: str) -> str | Messages:
         return line
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({error}); a line is {FORMS}.") from None
     prompt, messages = found.get("prompt"), found.get("messages")
     if isinstance(prompt, str) and messages is None:
         return prompt
-    if prompt is None and isinstance(messages, list) and all(map(_is_message, messages)):
+    is_chat = isinstance(messages, list) and messages and all(map(_is_message, messages))
+    if prompt is None and is_chat:
         return list(messages)
     raise ConfigError(f"{where}: a line is {FORMS}.")
 
@@ -69,7 +70,7 @@ class Reader:
         if self._template is None:
             if not isinstance(prompt, str):
                 raise ConfigError(f"{self._name} has no chat template, so it reads no messages.")
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt) or list(self.tokenizer.document_start)
         messages = prompt
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.folder import model_folder
-from engine.client.subprocess import python_module
+from engine.client.subprocess import exit_message, python_module
 from engine.compare.messages import Answered, Compared, Comparison, Failed, Report, Working
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -103,18 +105,23 @@ def _reports(asked: Comparison) -> Any:
     """Yield the reports of the process; it ends with this generator."""
     command = python_module("engine.compare.command")
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    # A file, because nothing reads the errors before the end: a pipe would fill and block.
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stderr is not None
         try:
-            process.stdin.write(msgspec.json.encode(asked))
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which `wait` reports
+                process.stdin.write(msgspec.json.encode(asked))
+                process.stdin.close()
             for line in process.stdout:
                 yield REPORTS.decode(line)
-            errors = process.stderr.read().decode(errors="replace").strip()
             if process.wait() not in (0, 2):
-                reason = errors.splitlines()[-1] if errors else "it was killed"
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines()
+                reason = lines[-1] if lines else exit_message(process.returncode)
                 raise ConfigError(f"The comparison failed: {reason}")
         finally:
             process.kill()

@@ -72,7 +72,8 @@ class LensDesk:
         """Take the turn, which the caller releases."""
         until = time.monotonic() + MAX_LENS_WAIT
         try:
-            await asyncio.wait_for(self._turn.acquire(), MAX_LENS_WAIT)
+            async with asyncio.timeout(MAX_LENS_WAIT):
+                await self._turn.acquire()
         except TimeoutError:
             raise LensBusyError from None
         now = time.monotonic()
@@ -102,12 +103,13 @@ class LensDesk:
             if len(self._captures) == 1:
                 break
             del self._captures[next(iter(self._captures))]
-        asyncio.get_running_loop().call_later(LIFE, self._forget, capture)
+        # The timer does not hold the capture: it may be replaced long before.
+        asyncio.get_running_loop().call_later(LIFE, self._forget, tenant, capture.id)
         return capture
 
-    def _forget(self, capture: Capture) -> None:
-        if self._captures.get(capture.tenant) is capture:
-            del self._captures[capture.tenant]
+    def _forget(self, tenant: str, capture_id: str) -> None:
+        if self.capture(tenant, capture_id) is not None:
+            del self._captures[tenant]
 
     def capture(self, tenant: str, capture_id: str) -> Capture | None:
         """Return a capture of the tenant, or None if it has no such capture."""

@@ -125,24 +125,11 @@ class LiveEngine:
                 self._answer = loop.create_future()
                 delay = self._asked_at + SNAPSHOT_S - time.monotonic()
                 self._timer = loop.call_later(max(delay, 0.0), self._ask)
-            return await self._unless_dead(self._answer)
+            return await asyncio.shield(self._answer)  # others may wait for it, too
 
     def _ask(self) -> None:
         self._asked_at = time.monotonic()
         self._watch_id = self._client.watch(self._on_message)
-
-    async def _unless_dead(self, answer: asyncio.Future[Snapshot]) -> Snapshot:
-        death = asyncio.create_task(self._death())
-        try:
-            await asyncio.wait((answer, death), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise death.result()
-            return answer.result()
-        finally:
-            death.cancel()
-
-    async def _death(self) -> EngineDeadError:
-        return await self._client.wait_dead()
 
     # Messages
 
@@ -150,12 +137,14 @@ class LiveEngine:
         if self.map is not None:
             self._outputs.append(outputs)
 
-    def _on_message(self, message: StepTrace | Blocks) -> None:
-        if isinstance(message, StepTrace):
-            if self.map is not None:  # otherwise it belongs to a lease that has ended
+    def _on_message(self, message: StepTrace | Blocks | EngineDeadError) -> None:
+        match message:
+            case StepTrace() if self.map is not None:  # else it belongs to a lease that has ended
                 self._on_trace(message, self.map)
-        elif message.id == self._watch_id:
-            self._on_blocks(message)
+            case Blocks() if message.id == self._watch_id:
+                self._on_blocks(message)
+            case EngineDeadError() if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(message)
 
     def _on_trace(self, trace: StepTrace, block_map: BlockMap) -> None:
         now = time.monotonic()
@@ -173,7 +162,15 @@ class LiveEngine:
         begin = max(trace.launched, self._last_end)
         if trace.launched:
             self._last_end = trace.at
-        changed = block_map.apply(trace, outputs)
+        try:
+            changed = block_map.apply(trace, outputs)
+        except Exception:  # what is watched must not end what is served
+            log.exception("A step that was watched cannot be shown.")
+            self.map = None
+            for viewer in self._viewers:
+                viewer.lose(now)
+            self._ask()
+            return
         step = TracedStep(self._number, now, begin, trace, changed, self.stats, self.counts)
         for viewer in self._viewers:
             viewer.add(step)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -128,6 +131,9 @@ def test_models_with_other_tokens_have_answers_and_no_distance(folder: Path) -> 
         (("demo", "demo"), "", "1 to 1000 are needed"),
         (("demo", "demo"), '{"text": 1}', "a line is a text"),
         (("demo", "demo"), "{", "is not JSON"),
+        (("demo", "demo"), '{"a":' * 100_000, "is not JSON"),
+        (("demo", "demo"), '{"messages": []}', "a line is a text"),
+        (("demo", "demo"), "word " * 2000, "which the longest prompt and --max-tokens have"),
         (("demo", "nowhere"), "Hi", "nowhere"),
         (("demo-translate", "demo-translate"), "Hi", "only decoders"),
     ],
@@ -138,3 +144,41 @@ def test_errors_say_what_to_do(
     (tmp_path / "prompts").write_text(lines)
     done = run(*models, "--prompts", tmp_path / "prompts", status=2)
     assert message in done.stderr.replace("\n", " ")
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("say [/b] [red]x[/red] \x1b[31m")
+    done = run("demo", "demo", "--prompts", tmp_path / "prompts", "--max-tokens", 2)
+    assert "say [/b] [red]x[/red] \\x1b[31m" in done.stdout
+
+
+def test_output_without_a_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("Hi")
+    output = tmp_path / "nowhere" / "out.json"
+    done = run("demo", "demo", "--prompts", tmp_path / "prompts", "-o", output, status=2)
+    assert "there is no folder" in done.stderr.replace("\n", " ")
+    assert "loading" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=str
+)
+def test_process_of_the_models_ends_with_the_command(
+    tmp_path: Path, number: signal.Signals, whole_group: bool
+) -> None:
+    """Ctrl-C in a terminal reaches the whole process group; `kill` only the command."""
+    (tmp_path / "prompts").write_text("Hi\n" * 500)
+    command = [sys.executable, "-m", "server", "compare", "demo", "demo", "--max-tokens", "900"]
+    command += ["--prompts", str(tmp_path / "prompts"), "--temperature", "2"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        while b"answers of" not in process.stderr.readline():
+            assert process.poll() is None
+        [child] = psutil.Process(process.pid).children()
+        if whole_group:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(30) != 0
+        child.wait(10)
+        assert b"Traceback" not in process.stderr.read()

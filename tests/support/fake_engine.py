@@ -148,6 +148,8 @@ class FakeEngine:
         self.death = EngineDeadError(message)
         for running in self.running.values():
             running.stream.fail(self.death)
+        if self.watcher is not None:
+            self.watcher(self.death)
         self.running.clear()
         self._died.set()
 
@@ -183,7 +185,9 @@ class FakeEngine:
         watch_id = self.next_id()
         self._added: list[RequestState] = []
         self._ended: list[int] = []
-        if listener is not None:
+        if listener is not None and self.death is not None:
+            listener(self.death)
+        elif listener is not None:
             states = [self._state(running) for running in self.running.values()]
             blocks = Blocks(watch_id, states, [], QueueState(), self.stats)
             asyncio.get_running_loop().call_soon(self._send, blocks)

@@ -22,6 +22,7 @@ from server.generation.limits import check_token_ids, context_exceeded
 from server.generation.sampling import check_option_tokens, sampling_params
 from server.http.body import Body, check_supported, ignored_header
 from server.http.disconnect import cancel_on_disconnect
+from server.http.errors import ApiError
 from server.http.openapi import body_schema
 from server.state import AppState
 from server.text.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ MAX_TOKENS = 1024  # of an answer
 MAX_CANDIDATES = 32  # of a token
 MAX_PER_STEP = 64  # tokens that a step explains, fewer with a large vocabulary
 MAX_LOGITS = 1 << 19  # that a step explains: up to 0.2 s on a CPU, if the distribution is flat
+MAX_WAIT = 30.0  # seconds for the explanations before this one
 RANDOM_SEED = -1
 
 router = APIRouter()
@@ -80,16 +82,31 @@ async def explain(request: Request) -> Response:
     state = state_for_ui(request)
     body = await admit_and_read(request, ExplainBody, "generate")
     wanted = _request(state, request, body)
-    # One at a time: what a step explains is added to its time, which all requests wait for.
-    async with state.explain_turn:
-        with Explanation(state, wanted, request.state.limiter) as explanation:
-            found = await cancel_on_disconnect(request.receive, explanation.collect())
+    found = await cancel_on_disconnect(request.receive, _explained(state, request, wanted))
     assert wanted.explain is not None
     knows_dice = body.params.seed not in (None, RANDOM_SEED)
     report = _Report(state.tokenizer, wanted.explain, knows_dice=knows_dice)
     content = await asyncio.to_thread(report.content, found)
     headers = ignored_header([*body.ignored, *[f"params.{n}" for n in body.params.ignored]])
     return Response(content, media_type="application/json", headers=headers)
+
+
+async def _explained(state: AppState, request: Request, wanted: GenerateRequest) -> ExplainedAnswer:
+    """Return what the engine finds. Raises a 503 ApiError if others take the turn for too long.
+
+    One at a time: what a step explains is added to its time, which all requests wait for.
+    """
+    try:
+        async with asyncio.timeout(MAX_WAIT):
+            await state.explain_turn.acquire()
+    except TimeoutError:
+        message = f"Other answers were being explained for {MAX_WAIT:.0f} s; try again later."
+        raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
+    try:
+        with Explanation(state, wanted, request.state.limiter) as explanation:
+            return await explanation.collect()
+    finally:
+        state.explain_turn.release()
 
 
 def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRequest:

@@ -20,11 +20,14 @@ from engine.lens_messages import (
     LensResult,
 )
 from server.api.openai.schemas.fields import TokenId
+from server.api.receive import read_unqueued, thread_turn
 from server.api.ui.access import state_for_ui
 from server.api.ui.lens_report import lens_report
 from server.generation.limits import check_token_ids
+from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
-from server.http.body import Body, Part, read_body
+from server.http.body import Body, Part, ignored_header
+from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
 from server.http.openapi import body_schema
 from server.observe.attention_maps import floats, head_map, head_row, shades
@@ -82,12 +85,14 @@ async def lens(request: Request) -> Response:
     of other requests, at most once a second. Attention weights are kept for 60 s.
     """
     state = state_for_ui(request)
-    body = await read_body(request, LensBody, state.large_bodies)
-    tokens, source = _texts(state, body)
+    body = await read_unqueued(request, LensBody)
+    tokens, source = await _texts(state, body)
     want = set(PARTS if body.want is None else body.want)
     positions: tuple[int, ...] = ()
     if body.logit is not None:
         positions = tuple(sorted(set(body.logit.positions)))
+        if state.loaded().kind == "encoder":
+            raise invalid("logit", "This model predicts no tokens, so it has no logit lens.")
         if positions and positions[-1] >= len(tokens):
             raise invalid("logit.positions", f"The text has only {len(tokens)} tokens.")
     wanted = LensRequest(
@@ -98,7 +103,7 @@ async def lens(request: Request) -> Response:
         top=body.logit.k if body.logit else DEFAULT_TOP,
         attention="thumbs" in want,
     )
-    result = await _look(state, wanted)
+    result = await _look(request, state, wanted)
     capture = None
     if result.attention:
         capture = state.lens.keep(request.state.tenant, result.attention).id
@@ -107,7 +112,9 @@ async def lens(request: Request) -> Response:
         document = lens_report(state.tokenizer, wanted, result, want)
         return orjson.dumps({"capture": capture, **document})
 
-    return Response(await asyncio.to_thread(answer), media_type="application/json")
+    content = await asyncio.to_thread(answer)
+    headers = ignored_header(body.ignored)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 @router.get("/ui/api/lens/{capture}/{layer}/{head}")
@@ -151,21 +158,22 @@ def _index(name: str, text: str, count: int) -> int:
 async def embeddings(request: Request) -> Response:
     """Return the cosine similarities between the token embeddings of up to 32 tokens."""
     state = state_for_ui(request)
-    body = await read_body(request, EmbeddingsBody, state.large_bodies)
+    body = await read_unqueued(request, EmbeddingsBody)
     check_token_ids(state, body.ids, "ids")
     wanted = LensRequest(id=state.client.next_id(), tokens=body.ids, embeddings=True)
-    result = await _look(state, wanted)
+    result = await _look(request, state, wanted)
     cosines = floats(result.cosines).reshape(len(body.ids), -1).tolist()
     texts = [state.tokenizer.token_text(token) for token in body.ids]
-    return Response(
-        orjson.dumps({"cosine": cosines, "texts": texts}), media_type="application/json"
-    )
+    content = orjson.dumps({"cosine": cosines, "texts": texts})
+    headers = ignored_header(body.ignored)
+    return Response(content, media_type="application/json", headers=headers)
 
 
-async def _look(state: AppState, wanted: LensRequest) -> LensResult:
-    """Return the result of a lens. Raises a 503 or 500 ApiError."""
+async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
+    """Return the result of a lens. Raises a 503 or 500 ApiError, or ClientGone."""
     try:
-        return await state.lens.look(state.client, wanted)
+        look = state.lens.look(state.client, wanted)
+        return await cancel_on_disconnect(request.receive, look)
     except LensBusyError:
         message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
@@ -174,27 +182,40 @@ async def _look(state: AppState, wanted: LensRequest) -> LensResult:
         raise ApiError(500, "lens_failed", message, headers=NO_RETRY) from None
 
 
-def _texts(state: AppState, body: LensBody) -> tuple[list[int], list[int]]:
+async def _texts(state: AppState, body: LensBody) -> tuple[list[int], list[int]]:
     """Return the tokens and the source of a request. Raises a 400 ApiError."""
     start = state.start_token
     if start is None:
         if body.source is not None or body.source_ids is not None:
             raise invalid("source", "This model has no encoder that reads a source.")
-        tokens = _tokens(state, body.ids, body.text, "ids")
+        tokens = await _tokens(state, body.ids, body.text, "ids")
         return _checked(state, tokens, "ids"), []
-    source = _tokens(state, body.source_ids, body.source, "source_ids")
-    tokens = body.ids or []
-    if body.text is not None and body.ids is None:
-        tokens = encode_prompt(state, body.text, "text", add_special_tokens=False)
+    source = await _tokens(state, body.source_ids, body.source, "source_ids")
+    tokens = []
+    if body.ids is not None or body.text is not None:
+        tokens = await _tokens(state, body.ids, body.text, "ids", add_special_tokens=False)
     return _checked(state, [start, *tokens], "ids"), _checked(state, source, "source_ids")
 
 
-def _tokens(state: AppState, ids: list[int] | None, text: str | None, param: str) -> list[int]:
-    if ids is not None:
-        return ids
+async def _tokens(
+    state: AppState,
+    ids: list[int] | None,
+    text: str | None,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """Return `ids`, or the token ids of `text`. Raises a 400 ApiError unless one is given."""
+    if (ids is None) == (text is None):
+        raise invalid(param, f"Give either {param} or a text, and not both.")
     if text is None:
-        raise invalid(param, f"{param} is missing; give token ids or a text.")
-    return encode_prompt(state, text, param)
+        assert ids is not None
+        return ids
+    async with thread_turn(state, len(text)):
+        return await off_loop(
+            len(text),
+            lambda: encode_prompt(state, text, param, add_special_tokens=add_special_tokens),
+        )
 
 
 def _checked(state: AppState, tokens: list[int], param: str) -> list[int]:

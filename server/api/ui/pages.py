@@ -6,6 +6,7 @@ and served from memory. The pages are plain ES modules: there is no build step.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gzip
 import hashlib
@@ -20,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from server.http.compression import accepts_gzip
 from server.state import state_of
 
 TYPES = {
@@ -111,13 +113,16 @@ async def without_slash() -> Response:
 @router.get("/ui/{path:path}")
 async def page(request: Request, path: str) -> Response:
     """Return a file of the pages."""
-    found = page_files().get(path or "index.html")
-    if found is None or not state_of(request).serves_ui:
+    if not state_of(request).serves_ui:
+        raise HTTPException(404)
+    files_by_path = await asyncio.to_thread(page_files)  # the first call reads and compresses
+    found = files_by_path.get(path or "index.html")
+    if found is None:
         raise HTTPException(404)
     headers = HEADERS | {"etag": found.tag}
     if found.tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    if "gzip" not in request.headers.get("accept-encoding", ""):
+    if not accepts_gzip(request):
         return Response(found.content, media_type=found.media_type, headers=headers)
     headers["content-encoding"] = "gzip"
     return Response(found.compressed, media_type=found.media_type, headers=headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from engine.errors import EngineDeadError
 from server.api.ui.access import is_admin, state_for_ui
 from server.api.ui.requests import reader_of
 from server.generation.sse import sse_event
 from server.http.errors import ApiError, invalid
 from server.observe.frames import FrameWriter, facts, snapshot_document, totals
 from server.observe.live_engine import MOST_VIEWERS, TooManyViewersError
-from server.observe.viewer import Lost, Viewer
+from server.observe.viewer import Lost, TracedStep, Viewer
 from server.state import AppState
 
 PERIOD_S = 0.1  # between two frames
@@ -86,24 +87,33 @@ class WatchResponse(EventSourceResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         live, viewer = self._state.live, self._viewer
-        snapshot = await live.snapshot()
+        try:
+            snapshot = await live.snapshot()
+        except EngineDeadError:
+            yield self._end()
+            return
         viewer.begin(snapshot.number)
         yield _event("hello", self._hello(snapshot_document(live, snapshot, self._reader)))
         writer = FrameWriter(live)
         while not live.is_over:
             await asyncio.sleep(PERIOD_S)
             for found in viewer.take():
-                if isinstance(found, Lost):
-                    yield _event("frame", writer.lost(found.at))
-                    continue
-                if self._with_blocks:
-                    frame = _event("frame", writer.frame(found, self._reader))
-                else:
-                    frame = _event("frame", totals(live, found[-1].trace.at, self._reader))
-                if len(frame) > MOST_BYTES:
-                    frame = _event("frame", writer.lost(time.monotonic()))
-                yield frame
-        yield _event("end", {"reason": self._state.client.state})
+                yield self._frame(writer, found)
+        yield self._end()
+
+    def _frame(self, writer: FrameWriter, found: Lost | Sequence[TracedStep]) -> bytes:
+        if not self._with_blocks:  # it needs nothing of earlier frames
+            at = found.at if isinstance(found, Lost) else found[-1].trace.at
+            return _event("frame", totals(self._state.live, at, self._reader))
+        if isinstance(found, Lost):
+            return _event("frame", writer.lost(found.at))
+        frame = _event("frame", writer.frame(found, self._reader))
+        if len(frame) > MOST_BYTES:
+            frame = _event("frame", writer.lost(time.monotonic()))
+        return frame
+
+    def _end(self) -> bytes:
+        return _event("end", {"reason": self._state.client.state})
 
     def _hello(self, document: dict[str, Any]) -> dict[str, Any]:
         role = "admin" if is_admin(self._request) else "user"

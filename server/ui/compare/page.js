@@ -65,7 +65,8 @@ function Opener({ read }) {
 
 /** The distances between the first model and `place`, along the answer of `writer`. */
 function distancesOf(entry, place, writer) {
-  return entry.distances.find((one) => one.model === place && one.writer === writer)?.tokens;
+  const found = entry.distances.find((one) => one.model === place && one.writer === writer);
+  return found?.tokens.map((token) => ({ ...token, kl: token.kl ?? Infinity })); // JSON has none
 }
 
 function mean(values) {

@@ -10,6 +10,8 @@ from functools import partial
 
 import pytest
 
+from engine.client import client as client_module
+from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineUnavailableError
 from engine.lens_messages import LensRequest, LensResult
 from engine.process import ToServer
@@ -22,6 +24,8 @@ from engine.protocol import (
     Progress,
     StepOutputs,
 )
+from engine.watch_messages import Blocks
+from engine.watch_records import QueueState
 from tests.support.client_rig import READY, Client, read, token
 
 
@@ -223,6 +227,58 @@ async def test_client_lens_fails_with_the_engine(client: Client) -> None:
     client.die(-9)
     with pytest.raises(EngineDeadError, match="signal 9"):
         await waiting
+
+
+async def test_client_watcher_gets_the_end_of_the_engine(client: Client) -> None:
+    seen: list[object] = []
+    client.watch(seen.append)
+    client.die(-9)
+    client.watch(None)
+    client.watch(seen.append)
+    assert [type(message) for message in seen] == [EngineDeadError] * 2
+
+
+@pytest.mark.parametrize("kind", ["lookup", "lens", "watch"])
+async def test_client_engine_that_answers_no_question_is_hung(
+    client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nothing else would end the wait: a question is no request, and has no stream."""
+    monkeypatch.setattr(client_module, "POLL_S", 0.01)
+    client.config = EngineConfig(stall_timeout=0.05)
+    client.child.send_signal = lambda number: None
+    client._loop = asyncio.get_running_loop()
+    seen: list[object] = []
+    waiting: asyncio.Future[object] | None = None
+    if kind == "lookup":
+        waiting = asyncio.ensure_future(client.num_cached([1], ""))
+    elif kind == "lens":
+        waiting = asyncio.ensure_future(client.look(LensRequest(1, [1])))
+    else:
+        client.watch(seen.append)
+    await asyncio.wait_for(client._watch_for_hang(), 5)
+    if waiting is not None:
+        with pytest.raises(EngineDeadError, match="hung"):
+            await waiting
+    else:
+        assert [type(message) for message in seen] == [EngineDeadError]
+    assert client.state == "dead"
+
+
+async def test_client_engine_that_has_answered_all_questions_may_be_silent(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "POLL_S", 0.01)
+    client.config = EngineConfig(stall_timeout=0.05)
+    watch_id = client.watch(lambda message: None)
+    client._on_message(Blocks(watch_id, [], [], QueueState(), EngineStats()))
+    lookup = asyncio.ensure_future(client.num_cached([1], ""))
+    await asyncio.sleep(0)
+    [*_, sent] = client.endpoint.sent
+    assert isinstance(sent, CacheLookup)
+    client._on_message(StepOutputs(1.0, [], [], EngineStats(), lookups={sent.id: 1}))
+    await lookup
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client._watch_for_hang(), 0.3)
 
 
 async def test_client_next_id_is_never_reused(client: Client) -> None:

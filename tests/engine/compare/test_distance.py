@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from math import nan
+from unittest import mock
 
+import msgspec
 import pytest
 import scipy.special
 import torch
 
+from engine.checkpoint.folder import model_folder
+from engine.compare.candidate import Candidate
 from engine.compare.distance import distances, kl_bits
+from engine.compare.messages import Compared, Report
+from engine.config import EngineConfig
+from engine.protocol import SamplingParams
 
 
 def logprobs(rows: int, size: int, seed: int) -> torch.Tensor:
@@ -49,3 +57,25 @@ def test_distances_are_those_of_the_written_tokens() -> None:
         assert one.own == pytest.approx(own[row, one.token].exp().item())
         assert one.other == pytest.approx(other[row, one.token].exp().item())
         assert one.best == int(other[row].argmax())
+
+
+def test_distance_that_is_infinite_or_no_number_is_none_on_the_wire() -> None:
+    """JSON has neither, so msgspec writes null for both."""
+    half, never = math.log(0.5), float("-inf")
+    own = torch.tensor([[half, half], [half, half]])
+    other = torch.tensor([[0.0, never], [math.nan, math.nan]])
+    report = Compared(1, 0, 0, distances([0, 0], own, other))
+    assert [one.kl for one in report.tokens] == [None, None]
+    received = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+    assert isinstance(received, Compared)
+    assert [one.other for one in received.tokens] == [1.0, None]
+
+
+def test_candidate_whose_logits_are_no_numbers_has_an_empty_answer() -> None:
+    config = EngineConfig(model=str(model_folder("demo")), num_gpu_blocks_override=8, threads=1)
+    candidate = Candidate(config)
+    model = candidate.runner.model
+    size = 2048  # of the vocabulary
+    with mock.patch.object(model, "logits", lambda hidden: torch.full((len(hidden), size), nan)):
+        assert candidate.answers([[1, 2]], SamplingParams(max_tokens=3)) == [([], "error")]
+        assert candidate.logprobs([1, 2], []).shape == (0, size)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.inspect import lens_plan
 from engine.lens_messages import LensResult, Prediction
 from engine.models.registry import ARCHITECTURES
 from tests.engine.models import (
@@ -237,3 +238,18 @@ def test_lens_without_attention_has_no_weights(looks: Callable[[str], Looked]) -
     result = run_lens(looked.runner, looked.tokens, attention=False)
     assert result.attention == []
     assert result.updates == looked.result.updates
+
+
+@pytest.mark.parametrize("looked", ["gemma2", "mistral", "t5", "bert"], indirect=True)
+def test_long_text_is_attended_in_parts(looked: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of a text of 8,000 tokens take gigabytes; `penstock compare` has such texts."""
+    monkeypatch.setattr(lens_plan, "MOST_SCORES", 7 * 4 * len(looked.tokens))
+    parts = run_lens(looked.runner, looked.tokens, source=looked.source, positions=looked.positions)
+    assert len(parts.attention) == len(looked.result.attention)
+    for part, whole in zip(parts.attention, looked.result.attention, strict=True):
+        torch.testing.assert_close(unpacked(part), unpacked(whole), **CLOSE)
+        if whole.scores:
+            scores = unpacked(part, part.scores), unpacked(whole, whole.scores)
+            torch.testing.assert_close(*scores, **CLOSE)
+    for part, whole in zip(parts.predictions, looked.result.predictions, strict=True):
+        assert part.entropy == pytest.approx(whole.entropy, abs=1e-3)

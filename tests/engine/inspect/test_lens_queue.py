@@ -117,6 +117,19 @@ def test_lens_is_computed_in_pieces_with_a_step_after_each(checkpoint: Path) -> 
     driver.run()
 
 
+def test_lens_of_an_idle_engine_sends_a_sign_of_life_with_each_piece(checkpoint: Path) -> None:
+    """An engine with work that sends nothing for --stall-timeout is killed as hung."""
+    driver = Driver(checkpoint)
+    ask(driver, positions=(0, 4))
+    turns = 0
+    while not results(driver):
+        before = len(driver.sent)
+        driver.turn()
+        turns += 1
+        assert len(driver.sent) > before
+    assert turns == 4
+
+
 def test_lens_is_refused_when_requests_wait_too_long(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

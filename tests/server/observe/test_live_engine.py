@@ -33,7 +33,6 @@ class Client:
         self.listener: Any = None
         self.calls: list[bool] = []
         self.answers = True
-        self.dead = asyncio.Event()
         self.step = 0
         self.at = 1000.0
         self.state_of: dict[int, RequestState] = {}  # what a snapshot has
@@ -52,10 +51,6 @@ class Client:
             held = {b for state in states for table in state.tables for b in table}
             stats = EngineStats(step=self.step, blocks_held=len(held), blocks_total=64)
             self.listener(Blocks(watch_id, states, self.findable, QueueState(), stats))
-
-    async def wait_dead(self) -> EngineDeadError:
-        await self.dead.wait()
-        return EngineDeadError("gone")
 
     def trace(
         self,
@@ -156,12 +151,32 @@ async def test_answer_to_an_earlier_lease_is_ignored(client: Client, live: LiveE
 
 async def test_snapshot_of_a_dead_engine_fails(client: Client, live: LiveEngine) -> None:
     client.answers = False
-    waiting = asyncio.create_task(live.snapshot())
+    waiting = [asyncio.create_task(live.snapshot()) for _ in range(3)]
     await asyncio.sleep(0.01)
-    client.dead.set()
-    with pytest.raises(EngineDeadError):
-        await waiting
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    client.listener(EngineDeadError("gone"))
+    for one in waiting[1:]:
+        with pytest.raises(EngineDeadError):
+            await one
     assert not client.step_listeners
+
+
+async def test_step_that_cannot_be_shown_is_lost_and_the_map_begins_again(
+    client: Client, live: LiveEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with live.viewer() as viewer:
+        viewer.begin((await live.snapshot()).number)
+        client.trace(take(1, 10, first=3), added=(1,))  # a gap
+        assert "cannot be shown" in caplog.text
+        assert isinstance(viewer.take()[0], Lost)
+        client.state_of = {1: RequestState(1, 999.0, 0, 40, tables=((0, 0, 0, 10),))}
+        await asyncio.sleep(0.01)
+        client.trace(take(1, 11, first=4))
+        [steps] = viewer.take()
+        assert not isinstance(steps, Lost)
+        [row] = FrameWriter(live).frame(steps, ALL)["kv"]
+        assert row == ["take", 1, 0, 4, [11]]
 
 
 async def test_fifth_viewer_is_refused(live: LiveEngine) -> None:

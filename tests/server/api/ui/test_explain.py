@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import httpx2
 import pytest
 
 from engine.protocol import KEPT, Explained, GenerateRequest
+from server.api.ui import explain as explain_route
 from tests.support.fake_engine import FakeEngine
-from tests.support.rig import Served, serving
+from tests.support.rig import Served, eventually, serving
 
 UI = {"x-penstock-ui": "1"}
 
@@ -142,3 +144,37 @@ async def test_salt_has_the_callers_tenant(tmp_path: Path, model: Path, says: An
 async def test_request_without_the_header_is_refused(served: Served) -> None:
     response = await served.http.post("/ui/api/explain", json={})
     assert response.status_code == 403
+
+
+async def test_explanation_that_waits_too_long_for_others_is_busy(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_explain_requests(served.engine)
+    monkeypatch.setattr(explain_route, "MAX_WAIT", 0.1)
+    served.engine.gate.clear()
+    body = {"prompt_ids": [1], "answer_ids": [7]}
+    first = asyncio.create_task(post(served, body))
+    await eventually(lambda: bool(served.engine.requests), "the first one is sent")
+    refused = await post(served, body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")
+    assert refused.headers["retry-after"] == "5"
+    served.engine.gate.set()
+    assert (await first).status_code == 200
+
+
+async def test_client_that_leaves_before_its_turn_is_never_sent(served: Served) -> None:
+    answer_explain_requests(served.engine)
+    served.engine.gate.clear()
+    first, second, third = (
+        asyncio.create_task(post(served, {"prompt_ids": [number], "answer_ids": [7]}))
+        for number in range(1, 4)
+    )
+    await eventually(lambda: bool(served.engine.requests), "the first one is sent")
+    await asyncio.sleep(0.1)
+    second.cancel()
+    first.cancel()
+    await eventually(lambda: len(served.engine.requests) == 2, "the third one is sent")
+    served.engine.gate.set()
+    assert (await third).status_code == 200
+    assert [request.prompt for request in served.engine.requests] == [[1], [3]]
+    assert served.engine.aborted == [served.engine.requests[0].id]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from engine.lens_messages import (
     Update,
 )
 from engine.protocol import Ready
+from server.api.ui import lens as lens_route
 from server.observe import lens as desk
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import Served, eventually, serving
@@ -220,6 +223,7 @@ async def test_text_becomes_tokens_with_bos(lensed: Served, encode: Any) -> None
         ({"ids": [1] * 300}, "invalid_value", "ids"),
         ({"text": "x" * 100}, "context_length_exceeded", "ids"),
         ({"ids": [258]}, "invalid_value", "ids"),
+        ({"ids": [1], "text": "x"}, "invalid_value", "ids"),
         ({"ids": [-1]}, "invalid_value", "ids.0"),
         ({"ids": [1], "source": "x"}, "invalid_value", "source"),
         ({"ids": [1], "want": ["all"]}, "invalid_value", "want.0"),
@@ -352,6 +356,9 @@ async def test_translation_has_a_source_and_a_start_token(model: Path, says: Any
             "invalid_value",
             "source_ids",
         )
+        for doubled in ({"source": "a", "ids": [3]}, {"source_ids": [1], "ids": [3], "text": "b"}):
+            both = {"source_ids": [1], **doubled}
+            assert (await refusal(await post(served, both), 400))[0] == "invalid_value"
 
 
 async def test_embeddings_return_cosines_and_texts(lensed: Served) -> None:
@@ -366,3 +373,68 @@ async def test_lens_needs_the_header_of_the_pages(lensed: Served) -> None:
     for method, path in (("POST", ""), ("POST", "/embeddings"), ("GET", "/x/0/0")):
         response = await lensed.http.request(method, f"/ui/api/lens{path}", json={"ids": [1]})
         assert response.status_code == 403
+
+
+async def test_lens_whose_client_leaves_is_cancelled_and_gives_its_turn_back(
+    lensed: Served,
+) -> None:
+    lensed.engine.lens_gate.clear()
+    first = asyncio.create_task(post(lensed, {"ids": [1]}))
+    await eventually(lambda: bool(lensed.engine.looks), "the first lens is sent")
+    second = asyncio.create_task(post(lensed, {"ids": [2]}))
+    await asyncio.sleep(0.05)
+    for task in (first, second):
+        task.cancel()
+    third = asyncio.create_task(post(lensed, {"ids": [3]}))
+    await eventually(lambda: len(lensed.engine.looks) == 2, "the third lens is sent")
+    lensed.engine.lens_gate.set()
+    assert (await third).status_code == 200
+    assert [look.tokens for look in lensed.engine.looks] == [[1], [3]]
+
+
+async def test_replaced_capture_takes_no_memory() -> None:
+    lenses = desk.LensDesk()
+    weights = b"\0" * 4096
+    held = sys.getrefcount(weights)
+    for _ in range(3):
+        lenses.keep("alice", [AttentionWeights("decoder", 1, 1, 1, weights)])
+    assert sys.getrefcount(weights) == held + 1
+    lenses.keep("alice", [AttentionWeights("decoder", 1, 1, 1, b"")])
+    assert sys.getrefcount(weights) == held
+
+
+async def test_unknown_fields_are_reported_and_another_model_is_refused(lensed: Served) -> None:
+    for path in ("", "/embeddings"):
+        answer = await post(lensed, {"ids": [1], "top": 3}, path)
+        assert answer.headers["x-ignored-params"] == "top"
+        refused = await post(lensed, {"ids": [1], "model": "other"}, path)
+        assert await refusal(refused, 404) == ("model_not_found", "model")
+
+
+async def test_long_text_is_tokenised_off_the_event_loop(
+    lensed: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    encode = lens_route.encode_prompt
+
+    def noting(*args: Any, **options: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(*args, **options)
+
+    monkeypatch.setattr(lens_route, "encode_prompt", noting)
+    refused = await post(lensed, {"text": "x" * 20_000})
+    assert await refusal(refused, 400) == ("context_length_exceeded", "ids")
+    assert threads != [threading.main_thread()]
+
+
+async def test_encoder_has_no_logit_lens(model: Path, says: Any) -> None:
+    info = msgspec.structs.replace(INFO, kind="encoder")
+    async with serving(FakeEngine(says("Hello"), lens=scripted, info=info), model) as served:
+        refused = await post(served, {"ids": [1], "logit": {"positions": [0]}})
+        assert await refusal(refused, 400) == ("invalid_value", "logit")
+
+
+async def test_get_of_a_route_for_post_names_the_method(lensed: Served) -> None:
+    for path in ("explain", "lens", "lens/embeddings", "prompt"):
+        response = await lensed.http.get(f"/ui/api/{path}", headers=UI)
+        assert (response.status_code, response.headers.get("allow")) == (405, "POST"), path

@@ -47,6 +47,9 @@ async def test_file_is_sent_compressed_with_its_policy_and_tag(served: Served, p
     plain = await served.http.get(f"/ui/{path}", headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
     assert plain.content == page_files()[path or "index.html"].content
+    for refused in ("gzip;q=0", "br, gzip; q=0.0", "xgzip"):
+        plain = await served.http.get(f"/ui/{path}", headers={"accept-encoding": refused})
+        assert "content-encoding" not in plain.headers
     known = {"if-none-match": answer.headers["etag"]}
     again = await served.http.get(f"/ui/{path}", headers=known)
     assert (again.status_code, again.content) == (304, b"")

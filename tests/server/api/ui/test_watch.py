@@ -190,6 +190,26 @@ async def test_viewer_of_a_dead_engine_gets_the_end(served: Served) -> None:
         assert (await view.next("end")) == {"reason": "dead"}
 
 
+async def test_viewer_whose_engine_dies_before_the_first_event_gets_the_end(
+    served: Served,
+) -> None:
+    with mock.patch.object(served.engine, "_send"):  # no Blocks comes
+        async with watching(served) as view:
+            await eventually(lambda: bool(served.engine.watch_calls), "the blocks are requested")
+            served.engine.die()
+            assert (await view.next("end")) == {"reason": "dead"}
+
+
+async def test_viewer_without_blocks_is_never_lost(served: Served) -> None:
+    """Its frames are whole pictures, and `penstock top` shows each."""
+    async with watching(served, blocks=0) as view:
+        await view.next("hello")
+        [viewer] = served.app.state.penstock.live._viewers
+        viewer.lose(1.0)
+        frame = await view.next()
+        assert frame.keys() == {"t", "requests", "queue", "stats"}
+
+
 async def test_large_frame_becomes_lost(served: Served) -> None:
     with mock.patch("server.api.ui.watch.MOST_BYTES", 100):
         async with watching(served) as view:
