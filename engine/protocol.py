@@ -95,6 +95,7 @@ class Explain(Record, frozen=True):
     answer: TokenIds
     params: SamplingParams  # of the answer
     num_candidates: int  # likeliest tokens to return with each token
+    max_per_step: int = 64  # tokens that a step explains: all requests wait for its end
 
     def first_row(self, length: int) -> int:
         """Return the index of the first token whose logits explain one.

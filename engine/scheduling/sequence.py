@@ -13,8 +13,6 @@ from engine.protocol import (
 )
 from engine.scheduling.step import BlockCopy
 
-MAX_EXPLAINED = 64  # tokens a step: each takes as long as drawing one
-
 
 class Sequence:
     """Tokens, progress and blocks of one request.
@@ -126,13 +124,14 @@ class Sequence:
 class ExplainedSequence(Sequence):
     """A past answer whose draws are explained: its tokens are known, and computed like a prompt.
 
-    A step explains at most MAX_EXPLAINED of them, so that others do not wait.
+    A step explains few of them, so that others do not wait long.
     """
 
     def __init__(self, request: GenerateRequest, explain: Explain) -> None:
         super().__init__(request)
         self.explain = explain
         self._first_explained = explain.first_row(self.prompt_length)
+        self._max_per_step = explain.max_per_step
 
     @property
     def num_skippable(self) -> int:
@@ -140,8 +139,8 @@ class ExplainedSequence(Sequence):
 
     @property
     def num_uncomputed(self) -> int:
-        most = max(0, self._first_explained - self.num_computed) + MAX_EXPLAINED
-        return min(super().num_uncomputed, most)
+        num_before = max(0, self._first_explained - self.num_computed)
+        return min(super().num_uncomputed, num_before + self._max_per_step)
 
 
 def sequence_of(request: GenerateRequest) -> Sequence:

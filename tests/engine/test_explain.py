@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Explained
+from engine.protocol import Explained, StepOutputs
 from engine.sampling.logprobs import PendingLogprobs
 from tests.engine.test_seeds import SETTINGS
 from tests.support.driver import EAGER, Driver
@@ -68,6 +68,15 @@ def test_step_explains_at_most_64_tokens(checkpoint: Path) -> None:
         driver.turn()
         rows.append(sum(isinstance(sent, Explained) for sent in driver.sent[before:]))
     assert rows == [64, 64, 64, 8]
+
+
+def test_prompt_of_an_explained_answer_is_computed_in_larger_chunks(checkpoint: Path) -> None:
+    driver = Driver(checkpoint, block_size=16, max_num_batched_tokens=512)
+    explained = driver.explain([5] * 150, [4] * 30)
+    driver.run()
+    assert len(driver.drawn(explained)) == 30
+    steps = [sent for sent in driver.sent if isinstance(sent, StepOutputs)]
+    assert [chunk.count for step in steps for chunk in step.prefills] == [179]
 
 
 def test_explained_prompt_comes_from_the_prefix_cache(checkpoint: Path) -> None:

@@ -36,7 +36,7 @@ PIXELS = """
   const probe = document.createElement("canvas").getContext("2d");
   const named = {};
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["ground", "raised", "muted", ...[1,2,3,4,5,6,7,8].map((n) => `owner-${n}`)]) {
+  for (const name of ["ground", "free", "muted", ...[1,2,3,4,5,6,7,8].map((n) => `owner-${n}`)]) {
     probe.fillStyle = style.getPropertyValue(`--${name}`).trim();
     probe.fillRect(0, 0, 1, 1);
     named[name] = Array.from(probe.getImageData(0, 0, 1, 1).data).slice(0, 3).join();
@@ -129,7 +129,7 @@ def expected(tables: dict[str, Any]) -> list[tuple[str, ...]]:
             kind = "shared" if len(ids) > 1 else "held"
             found.append((kind, f"owner-{(ids[0] - 1) % 8 + 1}"))
         else:
-            found.append(("cached" if block in tables["findable"] else "free", "raised"))
+            found.append(("cached" if block in tables["findable"] else "free", "free"))
     return found
 
 
@@ -140,7 +140,7 @@ def shown(page: Any, count: int) -> list[tuple[str, ...]]:
     found = []
     for corner, hatch, middle in picture["blocks"]:
         color = colors[corner]
-        if color == "raised":
+        if color == "free":
             found.append(("cached" if colors[middle] == "muted" else "free", color))
         else:
             found.append(("shared" if colors[hatch] == "ground" else "held", color))

@@ -17,8 +17,9 @@ export function Composer() {
   const active = writing();
   useEffect(() => field.current?.focus({ preventScroll: true }), []);
   useLayoutEffect(() => {
-    field.current.style.height = "auto";
-    field.current.style.height = `${Math.min(field.current.scrollHeight + 2, MOST_HEIGHT)}px`;
+    const { style } = field.current;
+    style.height = "";
+    if (text) style.height = `${Math.min(field.current.scrollHeight + 2, MOST_HEIGHT)}px`;
   }, [text]);
   useEffect(() => {
     if (!active) return undefined;

@@ -122,7 +122,8 @@ function Popover({ node, found }) {
   useEffect(() => {
     let isCurrent = true;
     explanationOf(node).then(
-      ({ tokens }) => isCurrent && setState({ token: tokens[found.index] }),
+      ({ tokens }) => isCurrent && setState(tokens[found.index] ? { token: tokens[found.index] }
+        : { problem: `Only the first ${tokens.length.toLocaleString("en")} tokens are explained.` }),
       (error) => isCurrent && setState({ problem: error.message }),
     );
     return () => { isCurrent = false; };

@@ -4,7 +4,7 @@ import { html, signal, useRef, useState, useStyle } from "../html.js";
 import { navigate, route } from "../router.js";
 
 const FORMAT = "penstock-comparison";
-const LEVELS = [0.01, 0.05, 0.2, 0.5, 1]; // bits; the classes are cmp-0 to cmp-5
+const LEVELS = [0.1, 0.3, 0.7, 1.5, 3]; // bits; the classes are cmp-0 to cmp-5
 
 const loaded = signal(null); // {name, document}
 
@@ -53,7 +53,7 @@ function Opener({ read }) {
     if (file) read(file);
   };
   return html`<div class="cmp-open">
-    <p class="muted">Write a file with <code>penstock compare MODEL MODEL --prompts FILE -o out.json</code>
+    <p class="muted">Write a file with <code>penstock compare MODEL MODEL --prompts FILE -o out.json</code>${" "}
       and open it here. It stays in this browser.</p>
     <button class=${loaded.value ? "" : "primary"} type="button"
       onClick=${() => field.current.click()}>Open a file</button>

@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 import { theme } from "../store.js";
 
-const NAMES = ["ground", "panel", "raised", "line", "text", "muted", "accent", "warn"];
+const NAMES = ["ground", "panel", "raised", "free", "line", "text", "muted", "accent", "warn"];
 const OWNERS = 8;
 
 /** Return the colours of the present theme; `owner(id)` is that of a request. */

@@ -5,7 +5,7 @@ const HATCH = 4; // pixels from one line to the next
 /** Draw one block as a square of `size` pixels, with a gap if there is room for one. */
 export function drawBlock(context, colors, { kind, owners }, x, y, size) {
   const side = size > 4 ? size - 1 : size;
-  context.fillStyle = owners.length ? colors.owner(owners[0]) : colors.raised;
+  context.fillStyle = owners.length ? colors.owner(owners[0]) : colors.free;
   context.fillRect(x, y, side, side);
   if (kind === "cached") {
     const dot = Math.max(1, side >> 2);

@@ -62,6 +62,7 @@ async def test_request_of_the_engine_has_the_answers_parameters(served: Served) 
     assert request.salt == "mine"
     assert request.explain is not None
     assert request.explain.answer == [7, 8, 9]
+    assert 0 < request.explain.max_per_step <= 64
     drawn = request.explain.params
     assert (drawn.seed, drawn.temperature, drawn.top_p, drawn.min_tokens) == (5, 0.7, 0.9, 2)
     report = response.json()
