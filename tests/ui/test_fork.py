@@ -17,8 +17,9 @@ import tokenizers
 from engine.checkpoint.folder import model_folder
 from tests.support.draws import DrawOracle
 from tests.support.serve import Server, serving
-from tests.ui.checks.chat import ask, complete, fill_options
+from tests.ui.checks.chat import answer_of, ask, complete, fill_options
 from tests.ui.checks.inspector import check_token
+from tests.ui.checks.routes import alter_stream
 
 pytestmark = pytest.mark.ui
 SYSTEM = "You stand at the old mill by the river and answer in a few plain words. " * 8
@@ -112,34 +113,12 @@ def fork_at(page: Any, index: int) -> tuple[int, dict[str, Any]]:
     for _ in range(index):
         page.keyboard.press("ArrowRight")
     token = choose_other(page)
-    streams: list[str] = []
-
-    def note(route: Any) -> None:
-        response = route.fetch()
-        streams.append(response.text())
-        route.fulfill(response=response)
-
-    page.route("**/v1/completions", note)
+    streams = alter_stream(page, "**/v1/completions")
     page.keyboard.press("Enter")
     close_inspector(page)
     complete(page)
     page.unroute("**/v1/completions")
-    return token, usage_of(streams[0])
-
-
-def usage_of(stream: str) -> dict[str, Any]:
-    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
-    usage: dict[str, Any] = events[-1]["usage"]
-    return usage
-
-
-def answer_of(page: Any) -> dict[str, Any]:
-    """The last answer as the page stores it."""
-    script = "async (id) => (await import('/ui/chat/answers.js')).answerOf(id)"
-    found: dict[str, Any] = page.evaluate(
-        script, page.locator(".message").last.get_attribute("data-id")
-    )
-    return found
+    return token, streams[0][-1]["usage"]
 
 
 def text_of(ids: list[int]) -> str:
@@ -227,8 +206,11 @@ def test_fork_sends_the_kept_tokens_and_is_explained(
 
         answer = chat.locator(".message").last
         tokens = kept + expected["token_ids"]
-        assert answer_of(chat)["tokens"] == tokens
-        assert answer_of(chat)["text"] == text_of(kept) + expected["text"]
+        assert answer_of(chat, chat.locator(".message").last)["tokens"] == tokens
+        assert (
+            answer_of(chat, chat.locator(".message").last)["text"]
+            == text_of(kept) + expected["text"]
+        )
         words = (text_of(kept) + expected["text"]).split()
         assert answer.locator(".md").inner_text().split() == words
         playwright.expect(answer.locator(".versions")).to_contain_text(f"{version}/{version}")
@@ -268,7 +250,7 @@ def test_fork_without_max_tokens_may_fill_the_context(chat: Any, client: openai.
 def test_fork_to_the_end_token_ends_the_answer(chat: Any) -> None:
     fill_options(chat, seed=11, max_tokens=LONGEST)
     answer = ask(chat, QUESTION)
-    tokens = answer_of(chat)["tokens"]
+    tokens = answer_of(chat, chat.locator(".message").last)["tokens"]
     assert tokens[-1] == END
     bodies = sent_by(chat)
     script = "async ([id, token]) => (await import('/ui/chat/answers.js')).fork(id, 3, token)"

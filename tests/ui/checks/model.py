@@ -51,4 +51,6 @@ def check_parameters(page: Any, folder: Path) -> None:
     others = boxes - BOXES.keys()
     assert others == {"rotary", "head", "blocks.0.attention.attend"}
     for box in others:
-        assert page.locator(f'.md-box[data-name="{box}"]').get_attribute("data-parameters") == "0", box
+        assert (
+            page.locator(f'.md-box[data-name="{box}"]').get_attribute("data-parameters") == "0"
+        ), box
