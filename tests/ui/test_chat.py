@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import playwright.sync_api as playwright
 import pytest
+import tokenizers
 
+from engine.checkpoint.folder import model_folder
 from tests.support.serve import Server
+from tests.ui.checks.chat import (
+    ask,
+    check_reply,
+    check_strip,
+    check_times,
+    complete,
+    figure,
+    fill_options,
+)
+from tests.ui.checks.routes import alter_stream
 
 pytestmark = pytest.mark.ui
 UI = {"x-penstock-ui": "1"}
@@ -24,35 +36,6 @@ def chat(open_page: Callable[..., Any], demo: Server) -> Any:
     page.wait_for_selector(".welcome")
     page.wait_for_selector("[name=temperature]")
     return page
-
-
-def options(page: Any, **values: object) -> None:
-    for name, value in values.items():
-        field = page.locator(f"[name={name}]")
-        field.fill(str(value))
-        field.blur()
-
-
-def ask(page: Any, text: str) -> Any:
-    """Send a message and wait for the whole answer."""
-    count = page.locator(".message").count()
-    page.get_by_role("textbox", name="Message").fill(text)
-    page.keyboard.press("Enter")
-    playwright.expect(page.locator(".message")).to_have_count(count + 2)
-    return complete(page)
-
-
-def complete(page: Any) -> Any:
-    answer = page.locator(".message").last
-    playwright.expect(page.locator("[aria-busy]")).to_have_count(0)
-    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
-    return answer
-
-
-def figure(answer: Any, pattern: str) -> str:
-    found = re.search(pattern, answer.locator(".figures").inner_text())
-    assert found, answer.locator(".figures").inner_text()
-    return found[1]
 
 
 def sent_by(page: Any) -> list[dict[str, Any]]:
@@ -69,36 +52,42 @@ def sent_by(page: Any) -> list[dict[str, Any]]:
 
 def test_answer_is_that_of_the_api_with_the_parameters_that_differ(chat: Any, demo: Server) -> None:
     bodies = sent_by(chat)
-    options(chat, seed=7, max_tokens=24, temperature=0.9)
+    fill_options(chat, seed=7, max_tokens=24, temperature=0.9)
     answer = ask(chat, "Hello! Who are you?")
     [body] = bodies
     assert body["messages"] == [{"role": "user", "content": "Hello! Who are you?"}]
     assert {"seed": 7, "max_tokens": 24, "temperature": 0.9}.items() <= body.items()
     assert body.keys().isdisjoint({"top_p", "top_k", "min_p", "tools", "response_format"})
-    plain = {key: body[key] for key in ("messages", "seed", "max_tokens", "temperature")}
-    reply = httpx2.post(f"{demo.base_url}/v1/chat/completions", json=plain, timeout=60).json()
-    text = reply["choices"][0]["message"]["content"]
-    assert answer.locator(".md").inner_text().split() == text.split()
-    assert int(figure(answer, r"([\d,]+) tok ")) == reply["usage"]["completion_tokens"]
+    named = {"seed": 7, "max_tokens": 24, "temperature": 0.9}
+    messages: Any = body["messages"]
+    with openai.OpenAI(base_url=f"{demo.base_url}/v1", api_key="none") as client:
+        reply = client.chat.completions.create(
+            model="demo", messages=messages, extra_body={"return_token_ids": True}, **named
+        ).model_dump()
+    check_reply(chat, answer, reply)
+    tokenizer = tokenizers.Tokenizer.from_file(str(model_folder("demo") / "tokenizer.json"))
+    ids = reply["choices"][0]["token_ids"]
+    check_strip(chat, answer, [tokenizer.decode([one], skip_special_tokens=False) for one in ids])
 
 
 def test_figures_are_those_of_the_engine(chat: Any, demo: Server) -> None:
+    streams = alter_stream(chat, "**/v1/chat/completions")
     with chat.expect_response("**/v1/chat/completions") as sent:
         answer = ask(chat, "What is a river?")
+    events = streams[0]
+    check_times(answer, [event["timings"] for event in events if "timings" in event][-1])
+    usage = events[-1]["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert figure(answer, r"cached (\d+/\d+)") == f"{cached}/{usage['prompt_tokens']}"
     request_id = sent.value.headers["x-request-id"]
     report = httpx2.get(f"{demo.base_url}/ui/api/requests/{request_id}", headers=UI).json()
     stamps = report["stamps"]
-    first = figure(answer, r"TTFT ([\d.]+ m?s)")
-    seconds = float(first.split()[0]) / (1 if first.endswith(" s") else 1000)
-    assert seconds == pytest.approx(stamps["first_token"] / 1000, rel=0.1, abs=0.001)
     queue = float(figure(answer, r"queue ([\d.]+) ms"))
     assert queue == pytest.approx(stamps["admitted"] - stamps["submitted"], abs=0.6)
-    prompt = report["choices"][0]["prompt_tokens"]
-    assert figure(answer, r"cached (\d+/\d+)").endswith(f"/{prompt}")
 
 
 def test_regenerate_edit_and_branches(chat: Any) -> None:
-    options(chat, max_tokens=8)
+    fill_options(chat, max_tokens=8)
     first = ask(chat, "Hello!").locator(".md").inner_text()
     chat.get_by_role("button", name="Regenerate").click()
     playwright.expect(chat.locator(".versions")).to_contain_text("2/2")
@@ -123,7 +112,7 @@ def test_regenerate_edit_and_branches(chat: Any) -> None:
 
 
 def test_stop_keeps_what_was_written_and_aborts_the_request(chat: Any, demo: Server) -> None:
-    options(chat, max_tokens=900)
+    fill_options(chat, max_tokens=900)
     field = chat.locator("[name=ignore_eos]")
     chat.get_by_text("More parameters").click()
     field.select_option("true")
@@ -168,12 +157,12 @@ def test_tool_call_is_shown_and_answered_by_hand(chat: Any) -> None:
     chat.get_by_label("List of tools").fill(json.dumps([weather]))
     chat.get_by_label("List of tools").blur()
     chat.get_by_text("More parameters").click()
-    options(chat, tool_choice="required")
+    fill_options(chat, tool_choice="required")
     ask(chat, "How is the weather in Oslo?")
     call = chat.get_by_role("region", name="Call of get_weather").first
     playwright.expect(call.locator("pre")).to_contain_text('"city": "Oslo"')
     calls = chat.locator(".tool-call").count()
-    options(chat, tool_choice="none")
+    fill_options(chat, tool_choice="none")
     for place in range(calls):
         box = chat.locator(".tool-call").nth(place)
         box.get_by_role("textbox").fill('{"degrees": 7}')
@@ -186,7 +175,7 @@ def test_tool_call_is_shown_and_answered_by_hand(chat: Any) -> None:
 
 
 def test_chats_survive_a_reload_and_can_be_searched_and_deleted(chat: Any) -> None:
-    options(chat, max_tokens=8)
+    fill_options(chat, max_tokens=8)
     text = ask(chat, "Hello!").locator(".md").inner_text()
     chat.get_by_role("button", name="New chat").click()
     ask(chat, "What is a lake?")
@@ -207,7 +196,7 @@ def test_chats_survive_a_reload_and_can_be_searched_and_deleted(chat: Any) -> No
 def test_export_and_import_restore_the_chat(
     chat: Any, open_page: Callable[..., Any], demo: Server, tmp_path: Path
 ) -> None:
-    options(chat, max_tokens=8)
+    fill_options(chat, max_tokens=8)
     text = ask(chat, "Hello!").locator(".md").inner_text()
     with chat.expect_download() as download:
         chat.get_by_role("button", name="Export all").click()
@@ -242,10 +231,10 @@ def test_errors_of_the_server_are_shown(chat: Any) -> None:
 
 
 def test_parameter_outside_its_range_is_refused_in_place(chat: Any) -> None:
-    options(chat, temperature=3)
+    fill_options(chat, temperature=3)
     playwright.expect(chat.get_by_role("status").filter(has_text="From 0 to 2")).to_be_visible()
     bodies = sent_by(chat)
-    options(chat, max_tokens=4)
+    fill_options(chat, max_tokens=4)
     ask(chat, "Hello!")
     assert "temperature" not in bodies[0]
 

@@ -14,36 +14,13 @@ import httpx2
 import pytest
 
 from tests.support.serve import Server, serving
+from tests.ui.checks.engine import check_map, check_steps, pause, shown
+from tests.ui.checks.watcher import watching
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
 SMALL = ("--num-gpu-blocks-override", 40, "--max-num-seqs", 12, "--max-model-len", 768)
 PAUSES = 30
-# Reads the colour of each block from the canvas, and the colours that the style sheet names.
-PIXELS = """
-() => {
-  const canvas = document.querySelector(".en-section[aria-label='KV blocks'] canvas");
-  const size = Number(canvas.dataset.size), columns = Number(canvas.dataset.columns);
-  const context = canvas.getContext("2d");
-  const at = (x, y) => Array.from(context.getImageData(x, y, 1, 1).data).slice(0, 3).join();
-  const blocks = [];
-  for (let block = 0; block < COUNT; block += 1) {
-    const x = (block % columns) * size, y = Math.floor(block / columns) * size;
-    // The corner has no dot and no hatch; the others show the dot and the hatch.
-    const middle = (size - 1 - ((size - 1) >> 2)) >> 1;
-    blocks.push([at(x, y), at(x + 3, y), at(x + middle, y + middle)]);
-  }
-  const probe = document.createElement("canvas").getContext("2d");
-  const named = {};
-  const style = getComputedStyle(document.documentElement);
-  for (const name of ["ground", "free", "muted", ...[1,2,3,4,5,6,7,8].map((n) => `owner-${n}`)]) {
-    probe.fillStyle = style.getPropertyValue(`--${name}`).trim();
-    probe.fillRect(0, 0, 1, 1);
-    named[name] = Array.from(probe.getImageData(0, 0, 1, 1).data).slice(0, 3).join();
-  }
-  return { blocks, named };
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -107,61 +84,31 @@ def traffic(demo: Server) -> Iterator[None]:
         thread.join()
 
 
-def pause(page: Any) -> dict[str, Any]:
-    """Pause the page; return the engine's own tables, from its own request."""
-    with page.expect_response("**/ui/api/blocks") as answer:
-        page.get_by_role("button", name="pause").click()
-    page.wait_for_selector(".en-stats[data-mode=paused]")
-    tables: dict[str, Any] = answer.value.json()
-    return tables
-
-
-def expected(tables: dict[str, Any]) -> list[tuple[str, ...]]:
-    """(kind, colour) of each block."""
-    owners: dict[int, list[int]] = {}
-    for request in tables["requests"]:
-        for block in {block for table in request["tables"] for block in table if block}:
-            owners.setdefault(block, []).append(request["id"])
-    found = []
-    for block in range(1, tables["num_blocks"] + 1):
-        ids = sorted(owners.get(block, []))
-        if ids:
-            kind = "shared" if len(ids) > 1 else "held"
-            found.append((kind, f"owner-{(ids[0] - 1) % 8 + 1}"))
-        else:
-            found.append(("cached" if block in tables["findable"] else "free", "free"))
-    return found
-
-
-def shown(page: Any, count: int) -> list[tuple[str, ...]]:
-    """(kind, colour) of each block, read from the canvas."""
-    picture = page.evaluate(PIXELS.replace("COUNT", str(count)))
-    colors = {value: name for name, value in picture["named"].items()}
-    found = []
-    for corner, hatch, middle in picture["blocks"]:
-        color = colors[corner]
-        if color == "free":
-            found.append(("cached" if colors[middle] == "muted" else "free", color))
-        else:
-            found.append(("shared" if colors[hatch] == "ground" else "held", color))
-    return found
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("traffic")
-def test_pixels_at_pauses_equal_the_engines_tables(engine: Any) -> None:
+def test_pixels_at_pauses_equal_the_engines_tables(engine: Any, demo: Server) -> None:
     kinds: set[str] = set()
-    for _ in range(PAUSES // 2):  # in each of two layouts
-        tables = pause(engine)
-        playwright.expect(engine.locator(".en-note")).to_contain_text("equal to the engine's own")
-        assert int(engine.get_attribute(".en-stats", "data-seq")) == tables["seq"]
-        assert shown(engine, tables["num_blocks"]) == expected(tables)
-        kinds |= {kind for kind, _ in expected(tables)}
-        engine.get_by_role("button", name="go on").click()
-        engine.wait_for_timeout(random.randrange(300))
+    with watching(demo) as watcher:
+        for _ in range(PAUSES // 2):  # in each of two layouts
+            tables = pause(engine)
+            assert int(engine.get_attribute(".en-stats", "data-seq")) == tables["seq"]
+            kinds |= check_map(engine, watcher, tables["num_blocks"])
+            engine.get_by_role("button", name="go on").click()
+            engine.wait_for_timeout(random.randrange(300))
     assert {"held", "shared", "cached"} <= kinds
     overflow = engine.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert overflow <= 0
+
+
+@pytest.mark.usefixtures("traffic")
+def test_table_of_steps_is_that_of_another_viewer(engine: Any, demo: Server) -> None:
+    with watching(demo) as watcher:
+        engine.goto("about:blank")
+        engine.goto(f"{demo.base_url}/ui/#/engine?steps=table")
+        engine.get_by_role("region", name="Last steps").wait_for()
+        engine.wait_for_timeout(500)
+        pause(engine)
+        check_steps(engine, watcher)
 
 
 @pytest.mark.usefixtures("traffic")

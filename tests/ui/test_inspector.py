@@ -15,6 +15,7 @@ from engine.checkpoint.folder import model_folder
 from tests.support.draws import Draw, DrawOracle
 from tests.support.serve import Server, serving
 from tests.ui import axe
+from tests.ui.checks.inspector import check_agreement, check_token
 from tests.ui.pages import SIZES, chromium, tab
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -26,7 +27,6 @@ export const answerOf = (id) => answers[id] ?? null;
 export const forks = (globalThis.forks = []);
 export const fork = async (...given) => { forks.push(given); };
 """
-CUTS = ["–", "top-k", "top-p", "min-p", "ban"]
 BODIES: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0, "top_p": 1.0},
     "nucleus": {"temperature": 0.8, "top_p": 0.9, "min_tokens": 20},
@@ -93,23 +93,6 @@ class View:
         self.page.goto(f"{address}&answer={answer}&token={token}")
         self.page.wait_for_selector(".ins-table")
 
-    def rows(self) -> list[list[str]]:
-        """Return token id and the exact figures of each candidate, with all of them shown."""
-        more = self.page.get_by_role("button", name="more")
-        if more.count():
-            more.click()
-        found: list[list[str]] = self.page.evaluate(
-            """() => [...document.querySelectorAll(".ins-table tbody tr")].map((row) => [
-                row.dataset.token,
-                ...[...row.cells].map((cell) => cell.title || cell.innerText),
-            ])"""
-        )
-        return found
-
-    def fact(self, name: str) -> str:
-        text: str = self.page.locator(f"[data-fact='{name}']").inner_text()
-        return text
-
 
 @pytest.fixture(params=SIZES, ids=str)
 def view(
@@ -117,26 +100,6 @@ def view(
 ) -> Iterator[View]:
     with tab(browser, request.param) as page:
         yield View(page, demo, answers)
-
-
-def near(text: str, expected: float, tolerance: float = 1e-4) -> None:
-    assert float(text) == pytest.approx(expected, abs=tolerance)
-
-
-def check_rows(rows: list[list[str]], draw: Draw, sent: int) -> None:
-    assert str(sent) in [row[0] for row in rows]
-    for token, _, logit, raw, adjusted, tempered, cut, final, luck, _, race in rows:
-        one = int(token)
-        near(logit, draw.logits[one], 0.0051)
-        near(raw, draw.raw[one])
-        near(adjusted, draw.adjusted[one])
-        near(tempered, draw.tempered[one])
-        if not draw.is_close.any():
-            assert cut == CUTS[draw.cuts[one]]
-            near("0" if cut != CUTS[0] else final, draw.final[one])
-        if not draw.is_greedy:
-            assert float(luck) == pytest.approx(draw.luck(one), rel=1e-6)
-        assert ("won" in race or "drawn" in race) == (one == sent)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -147,16 +110,8 @@ def test_figures_equal_the_reference(
     length = len(answer["tokens"])
     for index in random.sample(range(length), min(4, length)):
         view.open(name, index)
-        draw, sent = draws[name][index], answer["tokens"][index]
-        agrees = view.page.locator(".ins-agrees strong").inner_text()
-        assert agrees == f"replay agrees {length}/{length}"
-        assert view.fact("id") == str(sent)
-        assert view.fact("position") == str(len(answer["prompt"]) + index)
-        raw_bits = -float(np.log2(draw.raw[sent]))
-        assert float(view.fact("surprise").split()[0]) == pytest.approx(raw_bits, abs=0.01)
-        if not draw.is_close.any():
-            assert view.fact("kept").split()[0].replace(",", "") == str(draw.kept)
-        check_rows(view.rows(), draw, sent)
+        check_agreement(view.page, answer)
+        check_token(view.page, draws[name][index], answer["tokens"][index])
 
 
 def test_keyboard_moves_over_tokens_and_forks(view: View, answers: dict[str, Any]) -> None:

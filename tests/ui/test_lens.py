@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 import httpx2
 import pytest
 
 import engine.demo
 from tests.support.serve import Server, serving
+from tests.ui.checks.lens import (
+    check_embeddings,
+    check_flatness,
+    check_logit_lens,
+    check_predictions,
+    check_residual,
+    check_rows,
+    check_shades,
+    figure,
+    looked_at,
+    parameters,
+)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -74,12 +85,6 @@ def show(page: Any, server: Server, tab: str, **params: Any) -> None:
     page.wait_for_selector("#lens-panel")
 
 
-def parameters(page: Any) -> dict[str, str]:
-    """The parameters of the address."""
-    query = page.evaluate("location.hash").partition("?")[2]
-    return {name: values[0] for name, values in parse_qs(query).items()}
-
-
 @pytest.fixture(scope="module")
 def reference(demo: Server) -> Any:
     """The outputs of transformers for TEXT."""
@@ -107,80 +112,24 @@ def tokens_of(server: Server) -> list[int]:
     return found
 
 
-@torch.inference_mode()
-def looked_at(model: Any, inputs: dict[str, Any]) -> Any:
-    found = model(**inputs, output_attentions=True, output_hidden_states=True)
-    found.model, found.inputs = model, inputs
-    return found
-
-
-def figure(text: str) -> float:
-    return float(text.replace("−", "-"))
-
-
-def rows_of(page: Any, selector: str) -> list[list[str]]:
-    """The texts of the cells of a table's body."""
-    rows: list[list[str]] = page.eval_on_selector_all(
-        f"{selector} tbody tr", "rows => rows.map(row => [...row.cells].map(c => c.innerText))"
-    )
-    return rows
-
-
 def test_predictions_are_those_of_transformers(page: Any, demo: Server, reference: Any) -> None:
     show(page, demo, "predictions")
-    page.wait_for_selector("#lens-predictions")
-    ids, probabilities = (
-        [
-            [cell.get_attribute(name) for cell in row.query_selector_all("td")]
-            for row in page.query_selector_all("#lens-predictions tbody tr")[:10]
-        ]
-        for name in ("data-id", "data-p")
-    )
-    expected = reference.logits[0].softmax(-1)
-    best = expected.topk(10).values
-    texts = rows_of(page, "#lens-predictions")
-    for position in range(len(expected)):
-        for rank in range(10):
-            shown = float(probabilities[rank][position])
-            assert shown == pytest.approx(float(best[position, rank]), abs=1e-4)
-            token = int(ids[rank][position])
-            assert shown == pytest.approx(float(expected[position, token]), abs=1e-4)
-            share = float(re.search(r"([\d.]+) %$", texts[rank][position + 1])[1])  # type: ignore[index]
-            assert share / 100 == pytest.approx(shown, abs=6e-4)
-        entropy = torch.distributions.Categorical(probs=expected[position]).entropy()
-        assert figure(texts[10][position + 1]) == pytest.approx(
-            float(entropy) / math.log(2), abs=1e-3
-        )
-
-
-def check_rows(page: Any, weights: Any, rows: list[int]) -> None:
-    """Compare the table of some rows of the open head with weights [queries, keys]."""
-    canvas = page.get_by_role("slider", name=re.compile("Attention of"))
-    for row in rows:
-        canvas.focus()
-        for _ in range(weights.shape[0]):
-            canvas.press("ArrowUp")
-        for _ in range(row):
-            canvas.press("ArrowDown")
-        canvas.press("Enter")
-        assert parameters(page)["row"] == str(row)
-        title = page.locator(".lens-query h3")
-        playwright.expect(title).to_contain_text(f"({row})")
-        page.get_by_text("Weights as a table").click()
-        table = page.get_by_role("region", name="Weights of the row").locator("tr")
-        seen = page.locator(".lens-query .lens-strip span").count()
-        playwright.expect(table).to_have_count(seen + 1)
-        shown = [figure(cells[-1]) for cells in rows_of(page, ".lens-query table")]
-        assert shown == pytest.approx(weights[row, :seen].tolist(), abs=1e-4)
-        assert not weights[row, seen:].any()
-        page.get_by_text("Weights as a table").click()
-        page.get_by_role("button", name="Unpin").click()
+    check_predictions(page, reference)
 
 
 def test_attention_is_that_of_transformers(page: Any, demo: Server, reference: Any) -> None:
     for layer, head in ((0, 0), (2, 5)):
         show(page, demo, "attention", layer=layer, head=head)
         check_rows(page, reference.attentions[layer][0, head], [0, 4, 10])
+
+
+@one_view
+def test_shades_and_flatness_of_heads_are_those_of_transformers(
+    page: Any, demo: Server, reference: Any
+) -> None:
+    show(page, demo, "attention", layer=1, head=3)
+    check_shades(page, reference.attentions[1][0, 3])
+    check_flatness(page, reference.attentions)
 
 
 @one_view
@@ -216,45 +165,7 @@ def test_page_translates_a_source_without_a_target(page: Any, translate: Server)
 @one_view
 def test_logit_lens_is_that_of_transformers(page: Any, demo: Server, reference: Any) -> None:
     show(page, demo, "logit")
-    page.wait_for_selector("#lens-logit")
-    model = reference.model
-    rows = page.query_selector_all("#lens-logit tbody tr")
-    *earlier, _ = reference.hidden_states
-    with torch.inference_mode():
-        logits = [model.lm_head(model.model.norm(state))[0] for state in earlier]
-    logits.append(reference.logits[0])
-    assert len(rows) == len(logits)
-    for row, expected in zip(rows, logits, strict=True):
-        cells = row.query_selector_all("td")
-        assert len(cells) == len(expected)
-        for cell, scores in zip(cells, expected, strict=True):
-            probabilities = scores.softmax(-1)
-            shown = float(cell.get_attribute("data-p"))
-            assert shown == pytest.approx(float(probabilities.max()), abs=1e-4)
-            token = int(cell.get_attribute("data-id"))
-            assert shown == pytest.approx(float(probabilities[token]), abs=1e-4)
-            entropy = torch.distributions.Categorical(probs=probabilities).entropy()
-            shown = float(cell.get_attribute("data-entropy"))
-            assert shown == pytest.approx(float(entropy) / math.log(2), abs=1e-3)
-
-
-def streams_of(reference: Any) -> list[Any]:
-    """The stream before each norm of the demo, [T, hidden] each."""
-    model, found = reference.model.model, []
-    norms = [
-        norm
-        for layer in model.layers
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-    ]
-    hooks = [
-        norm.register_forward_pre_hook(lambda _, given: found.append(given[0][0]))
-        for norm in [*norms, model.norm]
-    ]
-    with torch.inference_mode():
-        reference.model(**reference.inputs)
-    for hook in hooks:
-        hook.remove()
-    return found
+    check_logit_lens(page, reference)
 
 
 @one_view
@@ -263,39 +174,14 @@ def test_residual_stream_is_that_of_transformers(
     page: Any, demo: Server, reference: Any, choice: dict[str, str]
 ) -> None:
     show(page, demo, "residual", **choice)
-    page.get_by_text("Update scale as a table").click()
-    page.get_by_text("RMS of the stream as a table").click()
-    page.wait_for_selector("#lens-norms")
     tokens = slice(3, 4) if "token" in choice else slice(1 if "first" in choice else 0, None)
-    streams = [stream[tokens] for stream in streams_of(reference)]
-    norms = rows_of(page, "#lens-norms")
-    assert len(norms) == len(streams) == 9
-    for (_, before, _), stream in zip(norms, streams, strict=True):
-        assert figure(before) == pytest.approx(float(stream.square().mean().sqrt()), rel=1e-4)
-    after = reference.hidden_states[-1][0][tokens]
-    assert figure(norms[-1][2]) == pytest.approx(float(after.square().mean().sqrt()), rel=1e-4)
-    updates = rows_of(page, "#lens-updates")
-    kinds = [[str(layer), kind] for layer in range(4) for kind in ("attention", "mlp")]
-    assert [row[:2] for row in updates] == kinds
-    for at, (*_, shown) in enumerate(updates):
-        added = streams[at + 1] - streams[at]
-        ratio = float(streams[at].std() / added.std())
-        assert figure(shown) == pytest.approx(1 / math.sqrt(1 + ratio**2), abs=1e-4)
+    check_residual(page, reference, tokens)
 
 
 @one_view
 def test_embeddings_are_those_of_transformers(page: Any, demo: Server, reference: Any) -> None:
     show(page, demo, "embeddings", words=" river house")
-    page.get_by_text("Cosines as a table").click()
-    page.wait_for_selector("#lens-cosines")
-    rows = page.query_selector_all("#lens-cosines tbody tr")
-    ids = [int(row.get_attribute("data-id")) for row in rows]
-    assert len(ids) == 2
-    table = reference.model.get_input_embeddings().weight[ids]
-    expected = torch.nn.functional.cosine_similarity(table[:, None], table[None], dim=-1)
-    shown = [[figure(text) for text in row[1:]] for row in rows_of(page, "#lens-cosines")]
-    for ours, theirs in zip(shown, expected.tolist(), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4)
+    check_embeddings(page, reference)
 
 
 def test_every_tab_fits_the_window_and_opens_by_keys(page: Any, demo: Server) -> None:

@@ -11,8 +11,10 @@ import httpx2
 import pytest
 import tokenizers
 
+from engine.checkpoint.folder import model_folder
 from tests.support.serve import Server, serving
 from tests.support.tiny_bert import tiny_bert
+from tests.ui.checks.model import check_parameters, sizes_of
 from tests.ui.pages import SIZES, chromium, tab
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -55,9 +57,8 @@ def roots(page: Any) -> str:
 
 def test_model_page_parameters_sum_to_the_models(page: Any, demo: Server) -> None:
     show(page, demo)
-    count = httpx2.get(f"{demo.base_url}/v1/models").json()["data"][0]["parameters"]
-    assert page.locator(".md-total").inner_text() == f"{count:,}"
-    assert sum(parameters_of(page, roots(page))) == count
+    check_parameters(page, model_folder("demo"))
+    assert sum(parameters_of(page, roots(page))) == sum(sizes_of(model_folder("demo")).values())
     assert page.locator(".md-times").all_inner_texts() == ["× 4"]
 
 

@@ -63,7 +63,7 @@ def test_drawer_has_no_violation(
 
 def test_pages_are_reached_by_their_keys(open_page: Callable[..., Any], demo: Server) -> None:
     page = open_page(f"{demo.base_url}/ui/")
-    page.wait_for_selector(".welcome")
+    wait_for_box(page)
     page.evaluate("document.activeElement.blur()")
     for key, name in (
         ("e", "Engine"),
@@ -82,6 +82,11 @@ def test_pages_are_reached_by_their_keys(open_page: Callable[..., Any], demo: Se
     playwright.expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
 
 
+def wait_for_box(page: Any) -> None:
+    """Wait until the box to write in has the focus, which it gets when the page is drawn."""
+    playwright.expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+
+
 def tab_to(page: Any, **wanted: Any) -> None:
     """Press Tab until the element with this role and name has the focus."""
     target = page.get_by_role(wanted.pop("role"), **wanted).last
@@ -95,22 +100,35 @@ def tab_to(page: Any, **wanted: Any) -> None:
 def test_journey_by_the_keyboard_alone(open_page: Callable[..., Any], demo: Server) -> None:
     """From a question over a token's fork to the waterfall and the lens, without a mouse."""
     page = open_page(f"{demo.base_url}/ui/")
-    page.wait_for_selector(".welcome")
-    page.keyboard.type("Hello! Who are you?")  # the box has the focus
+    wait_for_box(page)
+    page.keyboard.type("Hello! Who are you?")
     page.keyboard.press("Enter")
     answer = page.locator(".message").last
     playwright.expect(answer.locator(".figures")).to_contain_text("queue")
     tab_to(page, role="button", name="Why these tokens")
     page.keyboard.press("Enter")
     playwright.expect(page.locator(".drawer")).to_contain_text("replay agrees")
+    tab_to(page, role="listbox", name="Tokens of the answer")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    playwright.expect(page.locator(".drawer")).to_contain_text("has begun")
     tab_to(page, role="button", name="Close")
     page.keyboard.press("Enter")
     playwright.expect(page.locator(".drawer")).to_have_count(0)
+    playwright.expect(answer.locator(".versions")).to_contain_text("2/2")
+    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
+    branch = answer.locator(".md").inner_text()
+    tab_to(page, role="button", name="Inside the model")
+    page.keyboard.press("Enter")
+    playwright.expect(page).to_have_title("Lens · Penstock")
+    playwright.expect(page.get_by_text("Shows this answer with its prompt.")).to_be_visible()
+    page.wait_for_selector(".lens-strip span")
+    words = "".join(page.locator(".lens-strip span").all_inner_texts()).replace("·", " ")
+    assert branch in words
+    page.keyboard.press("g")
+    page.keyboard.press("c")
     tab_to(page, role="button", name="Why this time")
     page.keyboard.press("Enter")
     page.wait_for_selector(".wf-steps")
     page.keyboard.press("Escape")
     playwright.expect(page.locator(".drawer")).to_have_count(0)
-    page.keyboard.press("g")
-    page.keyboard.press("l")
-    playwright.expect(page).to_have_title("Lens · Penstock")

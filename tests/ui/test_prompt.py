@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
 import pytest
+import tokenizers
 
+from engine.checkpoint.folder import model_folder
 from tests.support.serve import Server, serving
+from tests.ui.checks.prompt import check_cached, check_tokens, number_of, send, show
 from tests.ui.pages import SIZES, chromium, tab
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -37,26 +41,6 @@ def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
         yield opened
 
 
-def show(page: Any, demo: Server, **params: str) -> None:
-    query = "&".join(f"{name}={quote(value)}" for name, value in params.items())
-    page.goto(f"{demo.base_url}/ui/#/prompt?{query}")
-    page.wait_for_selector(".pr-tokens")
-
-
-def send(demo: Server, messages: Any) -> dict[str, Any]:
-    body = {"messages": messages, "max_tokens": 2}
-    headers = {"x-penstock-ui": "1"}
-    url = f"{demo.base_url}/v1/chat/completions"
-    response = httpx2.post(url, json=body, headers=headers, timeout=60)
-    assert response.status_code == 200
-    usage: dict[str, Any] = response.json()["usage"]
-    return usage
-
-
-def number_of(page: Any, selector: str) -> int:
-    return int(page.locator(selector).first.inner_text().replace(",", ""))
-
-
 def wait_for_tokens(page: Any, text: str) -> None:
     """Wait until the boxes show this text; spaces and line ends are drawn."""
     drawn = text.replace(" ", "·").replace("\n", "⏎")
@@ -70,17 +54,31 @@ def test_prompt_page_boxes_are_the_tokens_and_states_of_the_next_request(
 ) -> None:
     usage = send(demo, CHAT)
     changed = [CHAT[0], {"role": "user", "content": "Hello you"}]
-    show(page, demo, messages=json.dumps(changed))
-    cached = number_of(page, ".pr-cached-count")
-    whole, part = page.locator(".pr-tokens .pr-cached"), page.locator(".pr-tokens .pr-part")
-    assert whole.count() + part.count() == cached
-    assert whole.count() == cached // 64 * 64
-    count = number_of(page, ".pr-count")
-    assert page.locator(".pr-tokens .pr-token").count() == count
-    sent = send(demo, changed)
-    assert sent["prompt_tokens_details"]["cached_tokens"] == cached > 0
-    assert sent["prompt_tokens"] == count
-    assert usage["prompt_tokens"] != count
+    assert check_cached(page, demo, changed) > 0
+    assert number_of(page, ".pr-count") != usage["prompt_tokens"]
+
+
+@pytest.mark.slow
+def test_prompt_page_cached_tokens_are_those_of_the_next_request(page: Any, demo: Server) -> None:
+    """After random traffic whose prompts begin alike."""
+    words = LONG.split()
+    found = set()
+    for _ in range(20):
+        rest = random.choices(words, k=random.randrange(1, 40))
+        start = words[: random.randrange(len(words))]
+        messages = [{"role": "user", "content": " ".join([*start, *rest])}]
+        send(demo, messages, random.randrange(1, 30))
+        start = words[: random.randrange(len(words))]
+        messages = [{"role": "user", "content": " ".join([*start, *rest])}]
+        found.add(check_cached(page, demo, messages))
+    assert len(found) > 3
+
+
+def test_prompt_page_tokens_are_those_of_the_tokenizer(page: Any, demo: Server) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(model_folder("demo") / "tokenizer.json"))
+    encoding = tokenizer.encode("The river\nruns past 7 mills.")
+    show(page, demo, text="The river\nruns past 7 mills.")
+    check_tokens(page, encoding.ids, [tokenizer.decode([one]) for one in encoding.ids])
 
 
 def test_prompt_page_emoji_split_over_tokens_shows_its_bytes(page: Any, demo: Server) -> None:

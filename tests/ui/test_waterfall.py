@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ import pytest
 
 from tests.support.process import eventually
 from tests.support.serve import Server
+from tests.ui.checks.crowd import crowded_request
+from tests.ui.checks.watcher import watching
+from tests.ui.checks.waterfall import PARTS, check_waterfall, ms
 
 pytestmark = pytest.mark.ui
 UI = {"x-penstock-ui": "1"}
-PARTS = ["server", "queue", "base", "own", "others", "unexplained"]
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,6 @@ def drawer(
     return page
 
 
-def ms(text: str) -> float:
-    value, unit = re.fullmatch(r"([\d.\u2212]+) (ms|s)(?: .*)?", text.strip()).groups()  # type: ignore[union-attr]
-    return float(value.replace("\u2212", "-")) * (1000 if unit == "s" else 1)
-
-
 def test_drawer_shows_the_parts_of_the_report(drawer: Any, report: dict[str, Any]) -> None:
     assert drawer.locator(".wf-legend dt").all_inner_texts() == PARTS
     # The fit may have grown by steps of other tests; the stamps have not.
@@ -57,6 +53,17 @@ def test_drawer_shows_the_parts_of_the_report(drawer: Any, report: dict[str, Any
         assert ms(shown[name]) == pytest.approx(report["parts"][name], rel=0.01, abs=0.01)
     overflow = drawer.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert overflow <= 0
+
+
+def test_drawer_agrees_with_the_client_a_viewer_and_itself(
+    open_page: Callable[..., Any], demo: Server
+) -> None:
+    """The time is the client's, the steps a viewer's; the 900 tokens of a neighbour cost most."""
+    with watching(demo) as watcher:
+        request, measured = crowded_request(demo, watcher, "crowded")
+    page = open_page(f"{demo.base_url}/ui/#/chat?drawer=waterfall&request={request}")
+    page.wait_for_selector(".wf-steps")
+    check_waterfall(page, measured)
 
 
 def test_drawer_reads_out_the_step_under_the_cursor(drawer: Any, report: dict[str, Any]) -> None:

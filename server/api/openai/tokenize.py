@@ -68,7 +68,7 @@ async def detokenize(request: Request) -> Response:
     body = await read_unqueued(request, DetokenizeBody)
     check_token_ids(state, body.tokens, "tokens")
     async with thread_turn(state, len(body.tokens)):
-        texts = await off_loop(len(body.tokens), lambda: _texts(state, body.tokens))
+        texts = await off_loop(len(body.tokens), lambda: _texts(state, body))
     answer: dict[str, Any] = {"prompt": "".join(texts)}
     if body.return_texts:
         answer["texts"] = texts
@@ -148,10 +148,11 @@ async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str |
     return await off_loop(len(ids), lambda: [entry(token) for token in ids])
 
 
-def _texts(state: AppState, ids: Sequence[int]) -> list[str]:
+def _texts(state: AppState, body: DetokenizeBody) -> list[str]:
     """Return the text of each token. A character of several tokens is in the text of its last."""
-    detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=False)
-    texts = [detokenizer.push(token) for token in ids]
+    skip = bool(body.skip_special_tokens)
+    detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=skip)
+    texts = [detokenizer.push(token) for token in body.tokens]
     rest = detokenizer.flush()
     return [*texts[:-1], texts[-1] + rest] if texts else []
 

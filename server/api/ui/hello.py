@@ -33,6 +33,7 @@ async def hello(request: Request) -> dict[str, Any]:
         "model": model_facts(state, state.names[0]),
         "has_template": state.template is not None,
         "defaults": state.tokenizer.defaults,
+        "end_tokens": state.tokenizer.eos_token_ids,
         "ready": _as_object(ready),
         "stats": _as_object(state.client.stats),
         "uneven": None if uneven is None else {"why": uneven[0], "cure": uneven[1]},

@@ -1,5 +1,6 @@
 // What the drawers ask of the chat: an answer by its id, and another branch of it.
 
+import { partsOf } from "./fork.js";
 import { chats, current, forkOf, load } from "./state.js";
 
 function nodeOf(id) {
@@ -8,15 +9,17 @@ function nodeOf(id) {
 }
 
 /**
- * The answer with this id: its request's id and sampling parameters, and the token ids of its
- * prompt and of itself. Null if this browser has no such answer.
+ * The answer with this id: its request's id and sampling parameters, the token ids of its prompt
+ * and of itself, and of a branch its `parts` and `chosen` tokens (see fork.js). Null if this browser
+ * has no such answer.
  */
 export async function answerOf(id) {
   await load();
   const node = nodeOf(id);
   if (node?.role !== "assistant" || !node.tokens?.length) return null;
   const { requestId, prompt, tokens, content, params } = node;
-  return { id, requestId, prompt, tokens, text: content, params };
+  const { chosen = [] } = node;
+  return { id, requestId, prompt, tokens, text: content, params, parts: partsOf(node), chosen };
 }
 
 /** Keep the answer's tokens before `index`, go on with `tokenId`, and show that branch. */

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../html.js";
 import { navigate, route } from "../router.js";
+import { hello } from "../store.js";
 import { Tokens } from "./hover.js";
 import { Markdown } from "./markdown.js";
 import {
@@ -136,6 +137,7 @@ function Actions({ node, startEdit }) {
   const [copied, setCopied] = useState(false);
   const isAnswer = node.role === "assistant";
   const isBusy = Object.keys(live.value).length > 0;
+  const hasLens = hello.value?.ready.max_lens_tokens > 0;
   const copy = async () => {
     await navigator.clipboard.writeText(node.content);
     setCopied(true);
@@ -151,7 +153,10 @@ function Actions({ node, startEdit }) {
     <${Versions} node=${node} />
     ${isAnswer && node.tokens?.length > 0 && html`
       <button class="quiet strong" type="button" onClick=${() => openDrawer("inspector")}>Why these tokens</button>
-      <button class="quiet strong" type="button" onClick=${() => openDrawer("waterfall")}>Why this time</button>`}
+      ${node.requestId && html`<button class="quiet strong" type="button"
+        onClick=${() => openDrawer("waterfall")}>Why this time</button>`}
+      ${hasLens && html`<button class="quiet strong" type="button"
+        onClick=${() => navigate("lens", { answer: node.id })}>Inside the model</button>`}`}
     ${isAnswer && html`<button class="quiet" type="button" disabled=${isBusy}
       onClick=${() => regenerate(node)}>Regenerate</button>`}
     <button class="quiet" type="button" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>

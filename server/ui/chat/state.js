@@ -3,6 +3,7 @@
 import { get, post } from "../api.js";
 import { batch, signal } from "../html.js";
 import { hello } from "../store.js";
+import { forkFrom, joinFork } from "./fork.js";
 import { deleteChat, importedChats, loadChats, saveChat } from "./storage.js";
 import { addStamps, emptyAnswer, stream } from "./stream.js";
 import { ROOT, add, asMessages, choose, newChat, newId, pathTo, remove, shown } from "./tree.js";
@@ -159,17 +160,8 @@ async function answerBehind(chat, parent) {
 /** Continue the answer `node` with another token at `index`: a branch beside it. */
 export async function forkOf(node, index, tokenId) {
   const chat = chatWith(node.id);
-  const kept = [...node.tokens.slice(0, index), tokenId];
-  const prompt = [...node.prompt, ...kept];
-  const { tools: _, response_format: __, chat_template_kwargs: ___, ...params } = node.params;
-  const { prompt: start } = await post("detokenize", { tokens: kept });
-  const longest = params.max_tokens ?? params.max_completion_tokens;
-  if (longest) params.max_tokens = Math.max(longest - kept.length, 1);
-  if (params.min_tokens) params.min_tokens = Math.max(params.min_tokens - kept.length, 0);
-  delete params.max_completion_tokens;
-  const body = { model: hello.value?.model.id, prompt, ...params };
-  const fork = { index, tokenId, start, tokens: kept, prompt: node.prompt };
-  return write(chat, node.parent, "v1/completions", body, node.params, fork);
+  const fork = await forkFrom(node, index, tokenId, hello.value);
+  return write(chat, node.parent, "v1/completions", fork.body, node.params, fork);
 }
 
 function chatWith(nodeId) {
@@ -181,13 +173,14 @@ function chatWith(nodeId) {
 async function write(chat, parent, path, body, params, fork = null) {
   const answer = emptyAnswer(`ui-${newId()}`, params);
   const node = add(chat, parent, { role: "assistant", ...answer });
-  if (fork) node.content = fork.start;
+  if (fork) node.content = fork.text;
+  if (fork?.finish) return finishAtOnce(chat, node, fork);
   const controller = new AbortController();
   live.value = { ...live.value, [node.id]: { answer: node, stop: () => controller.abort() } };
   notice.value = "";
   changed(chat);
   await stream(path, body, node, controller.signal, nextFrame);
-  if (fork) joinFork(node, fork);
+  if (fork) await joinFork(node, fork);
   const { [node.id]: ended, ...others } = live.value;
   live.value = others;
   chat.nodes[node.id] = { ...node };
@@ -197,13 +190,11 @@ async function write(chat, parent, path, body, params, fork = null) {
   await changed(chat);
 }
 
-/** Make an answer of what was kept and what has been written behind it. */
-function joinFork(node, { index, tokenId, tokens, prompt }) {
-  node.fork = { index, tokenId };
-  node.tokens = [...tokens, ...node.tokens];
-  node.prompt = prompt;
-  const thoughts = /^\s*<think>([^]*?)<\/think>\s*([^]*)$/.exec(node.content);
-  if (thoughts) [, node.reasoning, node.content] = thoughts;
+/** Store a branch that ends with the chosen token. No request belongs to it. */
+async function finishAtOnce(chat, node, fork) {
+  Object.assign(node, { requestId: "", finish: fork.finish });
+  await joinFork(node, fork);
+  return changed(chat);
 }
 
 let frame = 0;

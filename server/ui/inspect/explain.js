@@ -21,9 +21,11 @@ const found = new Map(); // promises by answer id, the oldest first
 
 /**
  * Explain an answer of the chat; the result is kept by the answer's id. Resolves to `{agrees,
- * cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept, mass, ok,
- * drawn, candidates: [{id, text, logit, raw, adjusted, temped, cut, final, luck}]}]}`. Where the
- * seed is not known, `agrees`, `ok`, `drawn` and `luck` are null. Rejects with ApiError.
+ * numDrawn, cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept,
+ * mass, ok, drawn, isChosen, candidates: [{id, text, logit, raw, adjusted, temped, cut, final,
+ * luck}]}]}`. `agrees` of `numDrawn` draws give the answer's token. The others were chosen by the
+ * user, who forked the answer there; their `ok` is null. Where the seed is not known, `agrees`,
+ * `ok`, `drawn` and `luck` are null. Rejects with ApiError.
  */
 export function explainOf(answer) {
   const known = found.get(answer.id);
@@ -36,22 +38,45 @@ export function explainOf(answer) {
 }
 
 async function load(answer) {
+  const length = Math.min(answer.tokens.length, MAX_TOKENS);
+  const parts = answer.parts ?? [{ start: 0, params: answer.params }];
+  const tokens = [];
+  let cachedTokens = 0;
+  let knowsDice = true;
+  for (const [place, { start, params }] of parts.entries()) {
+    const end = Math.min(parts[place + 1]?.start ?? length, length);
+    if (start >= end) break;
+    const report = await explainPart(answer, start, end, params);
+    tokens.push(...report.tokens.map((row) => tokenOf(row, report.pieces)));
+    cachedTokens += report.cached_tokens;
+    knowsDice &&= report.agrees !== null;
+  }
+  const chosen = new Set(answer.chosen);
+  for (const [index, token] of tokens.entries()) {
+    token.isChosen = chosen.has(index);
+    if (token.isChosen) token.ok = null;
+  }
+  return {
+    agrees: knowsDice ? tokens.filter(({ ok }) => ok).length : null,
+    numDrawn: tokens.filter(({ isChosen }) => !isChosen).length,
+    cachedTokens,
+    numOmitted: answer.tokens.length - length,
+    tokens,
+  };
+}
+
+/** Explain the tokens [start, end) of an answer; those before were the prompt of their request. */
+function explainPart({ prompt, tokens }, start, end, given) {
   const params = {};
   for (const name of FIELDS) {
-    if (answer.params?.[name] != null) params[name] = answer.params[name];
+    if (given?.[name] != null) params[name] = given[name];
   }
-  const report = await post("ui/api/explain", {
-    prompt_ids: answer.prompt,
-    answer_ids: answer.tokens.slice(0, MAX_TOKENS),
+  return post("ui/api/explain", {
+    prompt_ids: [...prompt, ...tokens.slice(0, start)],
+    answer_ids: tokens.slice(start, end),
     params,
     candidates: CANDIDATES,
   });
-  return {
-    agrees: report.agrees,
-    cachedTokens: report.cached_tokens,
-    numOmitted: Math.max(0, answer.tokens.length - MAX_TOKENS),
-    tokens: report.tokens.map((row) => tokenOf(row, report.pieces)),
-  };
 }
 
 function tokenOf(row, pieces) {

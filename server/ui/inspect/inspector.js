@@ -82,14 +82,16 @@ function neighbour(token, selected, step) {
 
 /** Whether the replay draws the answer's tokens. A difference is counted, not hidden. */
 function Agreement({ found }) {
-  const { agrees, tokens, numOmitted } = found;
+  const { agrees, numDrawn, tokens, numOmitted } = found;
+  const numChosen = tokens.length - numDrawn;
   const uneven = hello.value?.uneven;
-  const differs = agrees !== null && agrees < tokens.length;
+  const differs = agrees !== null && agrees < numDrawn;
   const text = agrees === null
     ? "The seed of this answer is not known, so its dice are not, either."
-    : `replay agrees ${agrees}/${tokens.length}`;
+    : `replay agrees ${agrees}/${numDrawn}`;
   return html`<p class="ins-agrees">
     <strong class=${differs ? "warn" : ""}>${text}</strong>
+    ${numChosen > 0 && html`<span class="muted"> · ${numChosen} chosen by you, not drawn</span>`}
     ${uneven && html`<span class="muted"> · near ties may differ: ${uneven.why}</span>`}
     ${numOmitted > 0 && html`<span class="muted"> · ${numOmitted} later tokens are not explained</span>`}
   </p>`;
@@ -120,9 +122,14 @@ function StripToken({ token, place, isShown }) {
   const differs = token.ok === false;
   return html`<span id=${`ins-token-${place}`} role="option" aria-selected=${isShown}
     class=${differs ? "ins-differs" : ""} style=${{ backgroundColor }}
-    title=${`${bits.toFixed(2)} bits${differs ? "; the replay draws another token" : ""}`}>
+    title=${`${bits.toFixed(2)} bits${noteOf(token)}`}>
     ${visible(token.text)}
   </span>`;
+}
+
+function noteOf({ isChosen, ok }) {
+  if (isChosen) return "; chosen by you";
+  return ok === false ? "; the replay draws another token" : "";
 }
 
 function Facts({ token, position, settings }) {

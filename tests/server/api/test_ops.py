@@ -115,6 +115,8 @@ async def test_tokenize_and_detokenize_return_tokens_and_text(served, encode):
     assert body["tokens"] == served.engine.requests[0].prompt
     body = (await http.post("/detokenize", json={"tokens": ids})).json()
     assert body == {"prompt": "<s>Hé"}
+    skip = {"tokens": ids, "skip_special_tokens": True}
+    assert (await http.post("/detokenize", json=skip)).json() == {"prompt": "Hé"}
     for path, bad in (
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "x", "messages": messages}),

@@ -91,3 +91,5 @@ class DetokenizeBody(Body):
     """Token ids."""
     return_texts: bool | None = None
     """Return the text of each token, too; their join is the text of all."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text, as answers do."""

@@ -95,6 +95,7 @@ async def test_hello_has_the_facts_of_the_model(served: Served) -> None:
     assert hello["role"] == "admin"  # no keys, on the loopback address
     assert hello["ready"]["architecture"] == hello["model"]["architecture"] == "Fake"
     assert hello["stats"]["blocks_total"] >= 0
+    assert hello["end_tokens"] == [257]
     assert hello["uneven"] is None
 
 
