@@ -60,7 +60,7 @@ def test_prompt_page_boxes_are_the_tokens_and_states_of_the_next_request(
 
 @pytest.mark.slow
 def test_prompt_page_cached_tokens_are_those_of_the_next_request(page: Any, demo: Server) -> None:
-    """After random traffic whose prompts begin alike."""
+    """After random traffic whose prompts begin in the same way."""
     words = LONG.split()
     found = set()
     for _ in range(20):

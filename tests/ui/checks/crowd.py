@@ -19,7 +19,7 @@ ATTEMPTS = 6
 
 
 def crowded_request(server: Server, watcher: Watcher, name: str) -> tuple[str, Measured]:
-    """Run a request beside two others until the machine lets the client measure it well.
+    """Run a request with two others until the machine lets the client measure it well.
 
     Return its x-request-id and what was measured.
     """
