@@ -13,8 +13,8 @@ from engine.protocol import (
 )
 from engine.scheduling.step import BlockCopy
 
-# What a step explains at most: tokens, and their logits. All requests in the step wait for this. A
-# thread of a CPU takes 10 to 100 ms, depending on the filters.
+# Limits of the tokens that a step explains, and of their logits. All requests in the step wait for
+# this. A thread of a CPU takes 10 to 100 ms, depending on the filters.
 MAX_EXPLAINED = 64
 MAX_EXPLAINED_LOGITS = 1 << 19
 
