@@ -98,8 +98,6 @@ def explain(
     from rich.console import Console
 
     show(report, token, Console(highlight=False))
-    if len(answer.answer_ids) > MAX_TOKENS:
-        say(f"penstock: These are the first {MAX_TOKENS} of {len(answer.answer_ids)} tokens.")
 
 
 def recorded_answer(file: Path, line: int, vocab_size: int) -> Answer:
@@ -149,6 +147,8 @@ def _answered(client: ApiClient, prompt: str | list[int], max_tokens: int, field
 
 
 def _explained(client: ApiClient, answer: Answer, candidates: int) -> Json:
+    if len(answer.answer_ids) > MAX_TOKENS:
+        say(f"penstock: The first {MAX_TOKENS} of {len(answer.answer_ids)} tokens are explained.")
     body = {
         "prompt_ids": answer.prompt_ids,
         "answer_ids": answer.answer_ids[:MAX_TOKENS],

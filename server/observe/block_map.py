@@ -110,9 +110,8 @@ class BlockMap:
                 request.state = "preempted"
         return request.state != before
 
-    def equals(self, blocks: Blocks) -> bool:
-        """Whether the map is that of a snapshot."""
-        return self.requests == BlockMap(blocks).requests and self.findable == set(blocks.findable)
+    def equals(self, other: BlockMap) -> bool:
+        return self.requests == other.requests and self.findable == other.findable
 
 
 def _from_state(state: RequestState) -> WatchedRequest:

@@ -177,11 +177,12 @@ class LiveEngine:
 
     def _on_blocks(self, blocks: Blocks) -> None:
         now = time.monotonic()
-        if self.map is not None and not self.map.equals(blocks):
+        found = BlockMap(blocks)
+        if self.map is not None and not self.map.equals(found):
             log.error("The watched blocks differ from the engine's tables.")
             for viewer in self._viewers:
                 viewer.lose(now)
-        self.map = BlockMap(blocks)
+        self.map = found
         self.stats, self.queue = blocks.stats, blocks.queue
         for viewer in self._viewers:
             viewer.cut(self._number)

@@ -12,6 +12,7 @@ from engine.protocol import Explained, StepOutputs
 from engine.sampling.logprobs import PendingLogprobs
 from tests.engine.test_seeds import SETTINGS
 from tests.support.driver import EAGER, Driver
+from tests.support.driver import MODES as CAPTURED
 
 COUNT = 70  # tokens of an answer: more than a step explains
 MODES = [pytest.param(mode, id=name) for name, mode in EAGER.items()]
@@ -45,6 +46,21 @@ def test_explained_draws_equal_the_answers(
     driver.run()
     assert [driver.drawn(request_id) for request_id in explaining] == answers
     assert (driver.stats.preemptions > 0) == bool(config)
+
+
+@pytest.mark.parametrize("mode", ["captured", "captured-late"])
+def test_explained_draws_equal_those_of_step_graphs(checkpoint: Path, mode: str) -> None:
+    driver = Driver(checkpoint, block_size=16, max_num_seqs=8, **CAPTURED[mode])
+    requests = [request(number) for number in range(8)]
+    ids = [driver.submit(prompt, 30, **params) for prompt, params in requests]
+    driver.run()
+    answers = [driver.tokens(request_id) for request_id in ids]
+    explaining = []
+    for (prompt, params), answer in zip(requests, answers, strict=True):
+        explaining.append(driver.explain(prompt, answer, **params))
+        driver.submit(prompt, 6, **params)
+    driver.run()
+    assert [driver.drawn(request_id) for request_id in explaining] == answers
 
 
 def test_explained_params_that_differ_draw_other_tokens(checkpoint: Path) -> None:

@@ -218,7 +218,7 @@ def check_messages(driver: Driver, begun: int) -> None:
                     assert output.stats.blocks_cached == message.blocks_cached
                 outputs = []
             case Blocks():
-                assert block_map is None or block_map.equals(message)
+                assert block_map is None or block_map.equals(BlockMap(message))
                 block_map = BlockMap(message)
                 snapshots += 1
     assert snapshots == 30
