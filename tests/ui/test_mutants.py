@@ -18,6 +18,7 @@ from tests.support.draws import Draw, DrawOracle
 from tests.support.serve import Server, serving
 from tests.ui.checks import inspector, lens, waterfall
 from tests.ui.checks.crowd import crowded_request
+from tests.ui.checks.mutants import UNCHANGED, Change, Changed, add, changes, verify
 from tests.ui.checks.routes import alter_bytes, alter_json
 from tests.ui.checks.watcher import watching
 from tests.ui.pages import chromium, tab
@@ -25,46 +26,6 @@ from tests.ui.pages import chromium, tab
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
 FOLDER = model_folder("demo")
-UNCHANGED = "as it is"
-Change = Callable[[Any], None]
-
-
-@dataclass
-class Changed:
-    """A change that knows whether it was made."""
-
-    change: Change
-    count: int = 0
-
-    def __call__(self, document: Any) -> None:
-        self.change(document)
-        self.count += 1
-
-
-def verify(check: Callable[[], object], change: Changed | None) -> None:
-    """Run a check, which must fail if there is a change."""
-    if change is None:
-        check()
-        return
-    with pytest.raises(AssertionError):
-        check()
-    assert change.count
-
-
-def changes(mutants: dict[str, Any]) -> Any:
-    return pytest.mark.parametrize("name", [UNCHANGED, *mutants])
-
-
-def add(*path: str | int, by: float) -> Change:
-    """Return a change that adds to the figure at the end of a path."""
-
-    def change(document: Any) -> None:
-        *way, last = path
-        for step in way:
-            document = document[step]
-        document[last] += by
-
-    return change
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +157,23 @@ def test_figure_of_a_request(
 
 # The lens.
 TEXT = "I want to move to a house"
+
+
+def of_logits(change: Change) -> Change:
+    """The page asks for the logit lens by a request of its own."""
+
+    def of_all(report: Any) -> None:
+        if "logit" in report:
+            change(report)
+
+    return of_all
+
+
 LENS_MUTANTS: dict[str, tuple[str, Change]] = {
     "prediction": ("predictions", add("predictions", 3, "top", 1, 1, by=2e-3)),
     "entropy of a prediction": ("predictions", add("predictions", 3, "entropy", by=0.01)),
-    "logit lens": ("logit", add("logit", 9, 3, 0, 1, by=2e-3)),
-    "entropy of the logit lens": ("logit", add("logit", 9, 2, by=0.01)),
+    "logit lens": ("logit", of_logits(add("logit", 9, 3, 0, 1, by=2e-3))),
+    "entropy of the logit lens": ("logit", of_logits(add("logit", 9, 2, by=0.01))),
     "update scale": ("residual", add("residual", 0, "updates", 3, "scale", by=5e-4)),
     "norm": ("residual", add("residual", 0, "norms", 3, "before", 0, by=0.5)),
     "flatness": ("flatness", add("attention", "decoder", "flatness", 1, 3, by=2e-3)),
