@@ -1,5 +1,5 @@
 // The frame of all pages: rail, status strip, drawer, list of keys, and the question for the key.
-import { Component, html, useEffect, useRef, useState } from "./html.js";
+import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { drawers, pages } from "./pages.js";
 import { hrefOf, navigate, route } from "./router.js";
 import { askForKey, hello, key, problem, theme } from "./store.js";
@@ -135,7 +135,7 @@ function Drawer() {
   const { component, error } = useModule(params.drawer, load);
   const close = () => navigate(page, { ...params, drawer: "", answer: "", request: "" });
   const panel = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!load) return undefined;
     const before = document.activeElement;
     panel.current?.focus();

@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.folder import model_folder
-from tests.support.draws import Draw, DrawOracle
+from tests.support.draws import Draw, DrawOracle, random_body
 from tests.support.process import eventually
 from tests.support.serve import Server, serving
 
 UI = {"x-penstock-ui": "1"}
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-TEXTS = (
-    "A river", "The capital of France is", "Once upon a time", "1, 2, 3,", "Dear", "Why", "def f(x",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,37 +33,6 @@ def oracle() -> DrawOracle:
 def demo() -> Iterator[Server]:
     with serving("demo", "--dtype", "float32") as server:
         yield server
-
-
-def drawn_body(rng: random.Random) -> dict[str, Any]:
-    """Return a request with random sampling parameters."""
-    body: dict[str, Any] = {
-        "prompt": rng.choice(TEXTS),
-        "seed": rng.randrange(-(2**63), 2**63),
-        "max_tokens": rng.randrange(1, 40),
-        "temperature": rng.choice([0, 0.2, 0.7, 1.0, 1.6]),
-        "ignore_eos": rng.random() < 0.3,
-    }
-    if rng.random() < 0.5:
-        body["top_k"] = rng.choice([1, 3, 40, 300, 1000])
-    if rng.random() < 0.5:
-        body["top_p"] = rng.choice([0.1, 0.5, 0.9, 0.999])
-    if rng.random() < 0.3:
-        body["min_p"] = rng.choice([0.01, 0.1, 0.5])
-    for name in ("presence_penalty", "frequency_penalty"):
-        if rng.random() < 0.3:
-            body[name] = round(rng.uniform(-1, 2), 2)
-    if rng.random() < 0.3:
-        body["repetition_penalty"] = round(rng.uniform(0.7, 1.5), 2)
-    if rng.random() < 0.3:
-        body["logit_bias"] = {str(rng.randrange(2000)): rng.uniform(-9, 9) for _ in range(5)}
-    if rng.random() < 0.4:
-        body["min_tokens"] = rng.randrange(body["max_tokens"] + 1)
-    if rng.random() < 0.2:
-        body["stop_token_ids"] = [rng.randrange(2000) for _ in range(3)]
-    if rng.random() < 0.2:
-        body["allowed_token_ids"] = [rng.randrange(2000) for _ in range(20)]
-    return body
 
 
 async def answered(http: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +96,7 @@ async def test_top_k_beyond_the_allowed_tokens_keeps_no_banned_one(
 async def test_explained_answer_equals_the_reference(
     demo: Server, oracle: DrawOracle, number: int
 ) -> None:
-    await check_explanation(demo, oracle, drawn_body(random.Random()))
+    await check_explanation(demo, oracle, random_body(random.Random()))
 
 
 async def check_explanation(demo: Server, oracle: DrawOracle, body: dict[str, Any]) -> None:
@@ -216,7 +182,7 @@ async def test_answers_of_a_crowded_server_redraw_equally() -> None:
     flags = ("--max-num-seqs", "16", "--num-gpu-blocks-override", "40", "--max-model-len", "512")
     with serving("demo", "--block-size", "16", *flags) as server:
         rng = random.Random()
-        bodies = [drawn_body(rng) | {"max_tokens": 100, "ignore_eos": True} for _ in range(50)]
+        bodies = [random_body(rng) | {"max_tokens": 100, "ignore_eos": True} for _ in range(50)]
         for body in bodies:
             body["min_tokens"] = min(body.get("min_tokens", 0), 100)
         async with server.http() as http:

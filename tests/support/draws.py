@@ -6,6 +6,7 @@ noise.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ CLOSE = 1e-4  # decisions by less than this may fall otherwise in fp32
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 WORD = 0xFFFFFFFF
 KEPT, TOP_K, TOP_P, MIN_P, BAN = range(5)
+TEXTS = (
+    "A river", "The capital of France is", "Once upon a time", "1, 2, 3,", "Dear", "Why", "def f(x",
+)  # fmt: skip
 
 
 def mixed(h: int) -> int:
@@ -192,3 +196,34 @@ class DrawOracle:
         """Whether a token could change sides with one beyond the last that top-k keeps."""
         other = order[min(length if rank < length else length - 1, len(order) - 1)]
         return bool(abs(probs[order[rank]] - probs[other]) < CLOSE * probs[other])
+
+
+def random_body(rng: random.Random) -> dict[str, Any]:
+    """Return a request to /v1/completions with random sampling parameters."""
+    body: dict[str, Any] = {
+        "prompt": rng.choice(TEXTS),
+        "seed": rng.randrange(-(2**63), 2**63),
+        "max_tokens": rng.randrange(1, 40),
+        "temperature": rng.choice([0, 0.2, 0.7, 1.0, 1.6]),
+        "ignore_eos": rng.random() < 0.3,
+    }
+    if rng.random() < 0.5:
+        body["top_k"] = rng.choice([1, 3, 40, 300, 1000])
+    if rng.random() < 0.5:
+        body["top_p"] = rng.choice([0.1, 0.5, 0.9, 0.999])
+    if rng.random() < 0.3:
+        body["min_p"] = rng.choice([0.01, 0.1, 0.5])
+    for name in ("presence_penalty", "frequency_penalty"):
+        if rng.random() < 0.3:
+            body[name] = round(rng.uniform(-1, 2), 2)
+    if rng.random() < 0.3:
+        body["repetition_penalty"] = round(rng.uniform(0.7, 1.5), 2)
+    if rng.random() < 0.3:
+        body["logit_bias"] = {str(rng.randrange(2000)): rng.uniform(-9, 9) for _ in range(5)}
+    if rng.random() < 0.4:
+        body["min_tokens"] = rng.randrange(body["max_tokens"] + 1)
+    if rng.random() < 0.2:
+        body["stop_token_ids"] = [rng.randrange(2000) for _ in range(3)]
+    if rng.random() < 0.2:
+        body["allowed_token_ids"] = [rng.randrange(2000) for _ in range(20)]
+    return body

@@ -20,6 +20,7 @@ from tests.ui.checks.chat import (
     check_reply,
     check_strip,
     check_times,
+    check_usage,
     complete,
     figure,
     fill_options,
@@ -76,9 +77,7 @@ def test_figures_are_those_of_the_engine(chat: Any, demo: Server) -> None:
         answer = ask(chat, "What is a river?")
     events = streams[0]
     check_times(answer, [event["timings"] for event in events if "timings" in event][-1])
-    usage = events[-1]["usage"]
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert figure(answer, r"cached (\d+/\d+)") == f"{cached}/{usage['prompt_tokens']}"
+    check_usage(answer, events[-1]["usage"])
     request_id = sent.value.headers["x-request-id"]
     report = httpx2.get(f"{demo.base_url}/ui/api/requests/{request_id}", headers=UI).json()
     stamps = report["stamps"]
@@ -231,7 +230,9 @@ def test_errors_of_the_server_are_shown(chat: Any) -> None:
 
 
 def test_parameter_outside_its_range_is_refused_in_place(chat: Any) -> None:
-    fill_options(chat, temperature=3)
+    fill_options(chat, seed=2**60 + 1)
+    playwright.expect(chat.get_by_role("status").filter(has_text="53 bits")).to_be_visible()
+    fill_options(chat, seed="", temperature=3)
     playwright.expect(chat.get_by_role("status").filter(has_text="From 0 to 2")).to_be_visible()
     bodies = sent_by(chat)
     fill_options(chat, max_tokens=4)

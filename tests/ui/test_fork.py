@@ -116,6 +116,8 @@ def fork_at(page: Any, index: int) -> tuple[int, dict[str, Any]]:
     streams = alter_stream(page, "**/v1/completions")
     page.keyboard.press("Enter")
     close_inspector(page)
+    figures = page.locator(".message").last.locator(".figures")
+    playwright.expect(figures).to_contain_text(f"forked at token {index}")
     complete(page)
     page.unroute("**/v1/completions")
     return token, streams[0][-1]["usage"]
@@ -206,13 +208,10 @@ def test_fork_sends_the_kept_tokens_and_is_explained(
 
         answer = chat.locator(".message").last
         tokens = kept + expected["token_ids"]
-        assert answer_of(chat, chat.locator(".message").last)["tokens"] == tokens
-        assert (
-            answer_of(chat, chat.locator(".message").last)["text"]
-            == text_of(kept) + expected["text"]
-        )
-        words = (text_of(kept) + expected["text"]).split()
-        assert answer.locator(".md").inner_text().split() == words
+        text = text_of(kept) + expected["text"]
+        assert answer_of(chat, answer)["tokens"] == tokens
+        assert answer_of(chat, answer)["text"] == text
+        assert answer.locator(".md").inner_text().split() == text.split()
         playwright.expect(answer.locator(".versions")).to_contain_text(f"{version}/{version}")
         check_cached(answer, usage, len(prompt + kept))
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 
 from engine.checkpoint.folder import model_folder
-from tests.support.draws import Draw, DrawOracle
+from tests.support.draws import Draw, DrawOracle, random_body
 from tests.support.serve import Server, serving
 from tests.ui import axe
-from tests.ui.checks.inspector import check_agreement, check_token
+from tests.ui.checks.inspector import (
+    View,
+    answered,
+    check_agreement,
+    check_token,
+    rows_of,
+)
 from tests.ui.pages import SIZES, chromium, tab
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
-# The chat's module is replaced by one that knows a few answers and notes what is forked.
-CHAT = """
-const answers = %s;
-export const answerOf = (id) => answers[id] ?? null;
-export const forks = (globalThis.forks = []);
-export const fork = async (...given) => { forks.push(given); };
-"""
 BODIES: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0, "top_p": 1.0},
     "nucleus": {"temperature": 0.8, "top_p": 0.9, "min_tokens": 20},
@@ -47,23 +44,18 @@ def answers(demo: Server) -> dict[str, dict[str, Any]]:
     """Answers of the server, as the chat keeps them, by id."""
     found = {}
     for name, params in BODIES.items():
-        params = {**params, "seed": random.randrange(2**53)}
-        body = {"prompt": "A river", "max_tokens": 24, "return_token_ids": True, **params}
-        response = httpx2.post(f"{demo.base_url}/v1/completions", json=body, timeout=60)
-        choice = response.json()["choices"][0]
-        found[name] = {
-            "id": name,
-            "prompt": choice["prompt_token_ids"],
-            "tokens": choice["token_ids"],
-            "params": params,
-            "text": choice["text"],
-        }
+        body = {"prompt": "A river", "max_tokens": 24, "seed": random.randrange(2**53), **params}
+        found[name] = answered(demo, name, body)
     return found
 
 
 @pytest.fixture(scope="module")
-def draws(answers: dict[str, dict[str, Any]]) -> dict[str, list[Draw]]:
-    oracle = DrawOracle(model_folder("demo"))
+def oracle() -> DrawOracle:
+    return DrawOracle(model_folder("demo"))
+
+
+@pytest.fixture(scope="module")
+def draws(answers: dict[str, dict[str, Any]], oracle: DrawOracle) -> dict[str, list[Draw]]:
     return {
         name: oracle.explain(answer["prompt"], answer["tokens"], answer["params"])
         for name, answer in answers.items()
@@ -74,24 +66,6 @@ def draws(answers: dict[str, dict[str, Any]]) -> dict[str, list[Draw]]:
 def browser() -> Iterator[Any]:
     with chromium() as opened:
         yield opened
-
-
-class View:
-    """The page with the Inspector over it. `open` shows an answer's token."""
-
-    def __init__(self, page: Any, demo: Server, answers: dict[str, Any]) -> None:
-        self.page, self._demo = page, demo
-        script = CHAT % json.dumps(answers)
-        page.route(
-            "**/ui/chat/answers.js",
-            lambda route: route.fulfill(body=script, content_type="text/javascript"),
-        )
-
-    def open(self, answer: str, token: int = 0) -> None:
-        address = f"{self._demo.base_url}/ui/#/prompt?drawer=inspector"
-        self.page.goto("about:blank")
-        self.page.goto(f"{address}&answer={answer}&token={token}")
-        self.page.wait_for_selector(".ins-table")
 
 
 @pytest.fixture(params=SIZES, ids=str)
@@ -112,6 +86,44 @@ def test_figures_equal_the_reference(
         view.open(name, index)
         check_agreement(view.page, answer)
         check_token(view.page, draws[name][index], answer["tokens"][index])
+
+
+@pytest.mark.slow
+def test_figures_of_random_requests_equal_the_reference(
+    browser: Any, demo: Server, oracle: DrawOracle
+) -> None:
+    rng = random.Random()
+    # A browser's numbers hold 53 bits.
+    bodies = [random_body(rng) | {"seed": rng.randrange(2**53)} for _ in range(20)]
+    answers = {str(n): answered(demo, str(n), body) for n, body in enumerate(bodies)}
+    with tab(browser) as page:
+        view = View(page, demo, answers)
+        for name, answer in answers.items():
+            draws = oracle.explain(answer["prompt"], answer["tokens"], bodies[int(name)])
+            for index in {0, len(draws) // 2, len(draws) - 1}:
+                view.open(name, index)
+                check_agreement(page, answer)
+                check_token(page, draws[index], answer["tokens"][index])
+
+
+@pytest.mark.slow
+def test_figures_of_bfloat16_are_near_the_reference(browser: Any, oracle: DrawOracle) -> None:
+    body = {"prompt": "A river", "seed": 7, "max_tokens": 40, "temperature": 1.0, "top_p": 1.0}
+    with serving("demo", "--dtype", "bfloat16") as server, tab(browser) as page:
+        answer = answered(server, "mine", body)
+        view = View(page, server, {"mine": answer})
+        draws = oracle.explain(answer["prompt"], answer["tokens"], body)
+        errors = []
+        for index, draw in enumerate(draws):
+            view.open("mine", index)
+            for token, _, _, raw, adjusted, tempered, *_ in rows_of(page):
+                one = int(token)
+                expected = (draw.raw[one], draw.adjusted[one], draw.tempered[one])
+                shown = map(float, (raw, adjusted, tempered))
+                errors += [abs(a - b) for a, b in zip(shown, expected, strict=True)]
+    # A logit near 16 is rounded to 1/16, which changes a probability of one half by 3 %.
+    assert max(errors) <= 5e-2
+    assert np.quantile(errors, 0.99) <= 2e-2
 
 
 def test_keyboard_moves_over_tokens_and_forks(view: View, answers: dict[str, Any]) -> None:

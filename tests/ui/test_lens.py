@@ -23,6 +23,7 @@ from tests.ui.checks.lens import (
     check_residual,
     check_rows,
     check_shades,
+    check_thumbs,
     figure,
     looked_at,
     parameters,
@@ -130,6 +131,7 @@ def test_shades_and_flatness_of_heads_are_those_of_transformers(
     show(page, demo, "attention", layer=1, head=3)
     check_shades(page, reference.attentions[1][0, 3])
     check_flatness(page, reference.attentions)
+    check_thumbs(page, reference.attentions)
 
 
 @one_view

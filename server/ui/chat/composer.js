@@ -1,6 +1,7 @@
 // The box to write in.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
+import { route } from "../router.js";
 import { current, live, say } from "./state.js";
 import { shown } from "./tree.js";
 
@@ -9,6 +10,11 @@ const MOST_HEIGHT = 240;
 /** The entry of `live` of the message that is being written in the current chat, or undefined. */
 export function writing() {
   return shown(current.value).map((node) => live.value[node.id]).find(Boolean);
+}
+
+/** Whether a drawer or a dialog is open, which Escape closes. */
+function isCovered() {
+  return Boolean(route.value.params.drawer || document.querySelector("dialog[open]"));
 }
 
 export function Composer() {
@@ -24,7 +30,7 @@ export function Composer() {
   useEffect(() => {
     if (!active) return undefined;
     const onKey = (event) => {
-      if (event.key === "Escape" && !event.defaultPrevented) active.stop();
+      if (event.key === "Escape" && !event.defaultPrevented && !isCovered()) active.stop();
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);

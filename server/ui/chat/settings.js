@@ -122,6 +122,9 @@ function readField(text, about) {
   if (!isNumeric(about)) return readOther(text, about);
   const value = Number(text.replace(",", "."));
   const { minimum = -Infinity, maximum = Infinity } = about;
+  if (Number.isInteger(value) && !Number.isSafeInteger(value)) {
+    throw new Error("This browser's numbers have 53 bits; a smaller one, please.");
+  }
   if (!Number.isFinite(value) || (about.type === "integer" && !Number.isInteger(value))) {
     throw new Error(about.type === "integer" ? "A whole number, please." : "A number, please.");
   }

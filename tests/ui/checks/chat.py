@@ -42,10 +42,7 @@ def figure(answer: Any, pattern: str) -> str:
 
 
 def check_reply(page: Any, answer: Any, reply: dict[str, Any]) -> None:
-    """Compare an answer with the reply of the official client to the same request.
-
-    The cached tokens are not compared: they depend on what was sent before.
-    """
+    """Compare an answer with the reply of the official client to the same request."""
     choice, usage = reply["choices"][0], reply["usage"]
     assert answer.locator(".md").inner_text().split() == choice["message"]["content"].split()
     assert int(figure(answer, r"([\d,]+) tok ")) == usage["completion_tokens"]
@@ -65,6 +62,12 @@ def check_strip(page: Any, answer: Any, texts: list[str]) -> None:
     assert shown == [text.replace(" ", "·").replace("\n", "⏎") for text in texts]
     agrees = page.locator(".ins-agrees strong").inner_text()
     assert agrees == f"replay agrees {len(texts)}/{len(texts)}"
+
+
+def check_usage(answer: Any, usage: dict[str, Any]) -> None:
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert figure(answer, r"cached (\d+/\d+)") == f"{cached}/{usage['prompt_tokens']}"
+    assert int(figure(answer, r"([\d,]+) tok ")) == usage["completion_tokens"]
 
 
 def check_times(answer: Any, timings: dict[str, float]) -> None:

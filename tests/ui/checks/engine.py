@@ -89,6 +89,7 @@ def check_steps(page: Any, watcher: Watcher) -> None:
     """Compare the table of the last steps of the paused page."""
     rows = page.get_by_role("region", name="Last steps").locator("tbody tr").all()
     assert rows
+    watcher.tables_at(int(page.get_attribute(".en-stats", "data-seq")))  # its frame has come
     steps = {step.number: step for step in watcher.steps()}
     for row in rows:
         number, begin, duration, _, decodes, _ = row.locator("th, td").all_inner_texts()

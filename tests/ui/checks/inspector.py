@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 
-from tests.support.draws import Draw
+from tests.support.draws import Draw, bits
+from tests.support.serve import Server
 
+EXACT = 1e-4
 CUTS = ["–", "top-k", "top-p", "min-p", "ban"]
+
+
+# The chat's module is replaced by one that knows a few answers and notes what is forked.
+CHAT = """
+const answers = ANSWERS;
+export const answerOf = (id) => answers[id] ?? null;
+export const forks = (globalThis.forks = []);
+export const fork = async (...given) => { forks.push(given); };
+"""
+
+
+class View:
+    """The page with the Inspector over it. `open` shows an answer's token."""
+
+    def __init__(self, page: Any, server: Server, answers: dict[str, Any]) -> None:
+        self.page, self._server = page, server
+        script = CHAT.replace("ANSWERS", json.dumps(answers))
+        page.route(
+            "**/ui/chat/answers.js",
+            lambda route: route.fulfill(body=script, content_type="text/javascript"),
+        )
+
+    def open(self, answer: str, token: int = 0) -> None:
+        address = f"{self._server.base_url}/ui/#/prompt?drawer=inspector"
+        self.page.goto("about:blank")
+        self.page.goto(f"{address}&answer={answer}&token={token}")
+        self.page.wait_for_selector(".ins-table")
+
+
+def answered(server: Server, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer of the server as the chat keeps it. `body` is its request."""
+    whole = {"return_token_ids": True, **body}
+    response = httpx2.post(f"{server.base_url}/v1/completions", json=whole, timeout=60)
+    choice = response.json()["choices"][0]
+    params = {key: value for key, value in body.items() if key not in ("prompt", "max_tokens")}
+    return {
+        "id": name,
+        "prompt": choice["prompt_token_ids"],
+        "tokens": choice["token_ids"],
+        "params": params,
+        "text": choice["text"],
+    }
 
 
 def rows_of(page: Any) -> list[list[str]]:
@@ -31,7 +77,7 @@ def fact(page: Any, name: str) -> str:
     return text
 
 
-def near(text: str, expected: float, tolerance: float = 1e-4) -> None:
+def near(text: str, expected: float, tolerance: float = EXACT) -> None:
     assert float(text) == pytest.approx(expected, abs=tolerance)
 
 
@@ -42,15 +88,20 @@ def check_agreement(page: Any, answer: dict[str, Any]) -> None:
     assert agrees == f"replay agrees {length}/{length}"
 
 
-def check_token(
-    page: Any, draw: Draw, sent: int, position: int | None = None, *, is_chosen: bool = False
-) -> None:
+def check_token(page: Any, draw: Draw, sent: int, *, is_chosen: bool = False) -> None:
     """The facts and candidates of the token that is shown. One that was chosen was not drawn."""
     assert fact(page, "id") == str(sent)
-    assert fact(page, "position") == str(draw.position if position is None else position)
+    assert fact(page, "position") == str(draw.position)
     raw_bits = -float(np.log2(draw.raw[sent]))
     assert float(fact(page, "surprise").split()[0]) == pytest.approx(raw_bits, abs=0.01)
+    above = int((draw.logits > draw.logits[sent] + 1e-3).sum())
+    below = int((draw.logits >= draw.logits[sent] - 1e-3).sum())
+    assert above < int(fact(page, "rank")) <= below
+    raw_entropy, final_entropy = fact(page, "entropy").removesuffix(" bits").split(" → ")
+    near(raw_entropy, bits(draw.raw), 0.011)
     if not draw.is_close.any():
+        near(final_entropy, bits(draw.final), 0.011)
+        near(fact(page, "mass").removesuffix(" %"), 100 * draw.mass, 0.06)
         assert fact(page, "kept").split()[0].replace(",", "") == str(draw.kept)
     _check_rows(rows_of(page), draw, sent, is_chosen=is_chosen)
 

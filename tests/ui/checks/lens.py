@@ -7,6 +7,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 import playwright.sync_api as playwright
 import pytest
 import torch
@@ -113,6 +114,42 @@ def check_shades(page: Any, weights: Any) -> None:
             assert math.sqrt(shown) == pytest.approx(math.sqrt(weights[row, column]), abs=SHADE)
             canvas.press("ArrowRight")
         canvas.press("ArrowDown")
+
+
+# Cividis: matplotlib's colours at equal distances.
+CIVIDIS = "00204d 00336f 39486b 575c6d 707173 8a8779 a69d75 c4b56c e4cf5b ffea46"
+# The colour in the middle of each cell of each thumbnail: [layer][head][row][column].
+THUMBS = """
+([canvas, layers, heads, length]) => {
+  const [left, top, gap] = [28, 18, 4];
+  const cell = (canvas.width - left) / heads - gap;
+  const context = canvas.getContext("2d");
+  const range = (count) => [...Array(count).keys()];
+  const middle = (place) => Math.floor((place + 0.5) * cell / length);
+  return range(layers).map((layer) => range(heads).map((head) => {
+    const [x, y] = [left + head * (cell + gap), top + layer * (cell + gap)];
+    return range(length).map((row) => range(length).map((column) =>
+      [...context.getImageData(x + middle(column), y + middle(row), 1, 1).data].slice(0, 3)));
+  }));
+}
+"""
+
+
+def _colours() -> Any:
+    """The colours of 256 shades, [256, 3]."""
+    stops = np.array([list(bytes.fromhex(stop)) for stop in CIVIDIS.split()])
+    places = np.linspace(0, len(stops) - 1, 256)
+    return np.stack([np.interp(places, range(len(stops)), part) for part in stops.T], axis=1)
+
+
+def check_thumbs(page: Any, attentions: Any) -> None:
+    """Compare the thumbnails' pixels with attentions [layer][0, head, T, T] of a short text."""
+    canvas = page.get_by_role("slider", name="Head", exact=True).element_handle()
+    _, heads, length, _ = attentions[0].shape
+    pixels = page.evaluate(THUMBS, [canvas, len(attentions), heads, length])
+    distances = np.abs(np.array(pixels)[..., None, :] - _colours()).sum(-1)
+    expected = 255 * np.sqrt(torch.cat(list(attentions)).numpy())
+    assert distances.argmin(-1) == pytest.approx(expected, abs=2)
 
 
 def check_flatness(page: Any, attentions: Any) -> None:
