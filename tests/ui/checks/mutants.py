@@ -29,10 +29,8 @@ def verify(check: Callable[[], object], change: Changed | None) -> None:
     if change is None:
         check()
         return
-    import os
-    with pytest.raises(AssertionError) as r:
+    with pytest.raises(AssertionError):
         check()
-    open('/tmp/why.log','a').write(os.environ['PYTEST_CURRENT_TEST'].split('::')[1]+' ==> '+' | '.join(str(r.value).splitlines()[:2])[:230]+'  @'+str(r.traceback[-1].path.name)+':'+str(r.traceback[-1].lineno+1)+'\n')
     assert change.count
 
 
