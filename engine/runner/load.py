@@ -100,7 +100,7 @@ def load_engine(
         batch_variance=plan.batch_variance,
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
-        max_lens_tokens=max_lens_tokens(plan.model),
+        max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
     )
     return LoadedEngine(plan, runner, facts)
 

@@ -248,3 +248,7 @@ def test_lens_messages_survive_the_channel(checkpoint: Path) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=ToEngine) == request
     result = lens_of_idle_engine(driver, positions=(1,))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=FromEngine) == result
+
+
+def test_lens_takes_no_text_longer_than_the_context(checkpoint: Path) -> None:
+    assert Driver(checkpoint, max_model_len=64).core.facts.max_lens_tokens == 64
