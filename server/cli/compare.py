@@ -30,7 +30,7 @@ def compare(
         Path | None, typer.Option("--output", "-o", help="JSON file for the page Compare.")
     ] = None,
 ) -> None:
-    """Compare the answers of models, and how far their predictions are apart.
+    """Compare the answers of models, and their predictions.
 
     The first model is compared with each of the others, such as a merge with its parents. The
     distance at a token is the Kullback-Leibler divergence of the other model's prediction from that
