@@ -62,7 +62,7 @@ def explain(
     api_key: ApiKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's report.")] = False,
 ) -> None:
-    """Show how each token of an answer was drawn, and what else was likely.
+    """Show how each token of an answer was drawn.
 
     The server computes the answer once more and repeats each draw. Its tokens are compared with the
     answer's.
