@@ -46,8 +46,13 @@ class Candidates(NamedTuple):
     rows: DrawParams
     ids: torch.Tensor  # int64
     scores: torch.Tensor  # fp32: see `tempered`
-    probs: torch.Tensor  # fp32, after temperature
+    total: torch.Tensor  # [R, 1] fp32: the logarithm of the sum of all tokens' exponentials
     stays: torch.Tensor  # bool: whether the cuts keep it
+
+    @property
+    def probs(self) -> torch.Tensor:
+        """The probabilities after temperature, fp32. Not kept: drawing needs their memory."""
+        return (self.scores - self.total).exp()
 
 
 def sample(
@@ -143,6 +148,7 @@ def _draw_cut(scores: torch.Tensor, rows: DrawParams) -> torch.Tensor:
     tokens = torch.empty_like(rows.seeds)
     for waiting, candidates in deciding_candidates(scores, rows):
         tokens[waiting] = _drawn(candidates)
+        del candidates  # their memory is needed for the next ones
     return tokens
 
 
@@ -157,11 +163,12 @@ def deciding_candidates(
     count = min(CANDIDATES, scores.shape[1])
     while len(waiting):
         found = _candidates(scores, rows, count)
-        yield waiting, found
-        if count == scores.shape[1]:
-            return
         # top-p is a share of the mass of the top-k tokens, which takes all of them to compute.
         undecided = found.stays[:, -1] | ((rows.top_k > count) & (rows.top_p < 1))
+        yield waiting, found
+        del found
+        if count == scores.shape[1]:
+            return
         again = undecided.nonzero().flatten()
         scores, rows = scores.index_select(0, again), rows.select(again)
         waiting = waiting.index_select(0, again)
@@ -175,8 +182,8 @@ def _candidates(scores: torch.Tensor, rows: DrawParams, count: int) -> Candidate
         best, ids = scores.sort(dim=-1, descending=True, stable=True)
     else:
         best, ids = scores.topk(count, dim=-1)
-    probs = (best - total).exp()
-    return Candidates(rows, ids, best, probs, cut(probs, rows.top_k, rows.top_p, rows.min_p))
+    stays = cut((best - total).exp(), rows.top_k, rows.top_p, rows.min_p)
+    return Candidates(rows, ids, best, total, stays)
 
 
 def _drawn(candidates: Candidates) -> torch.Tensor:
