@@ -186,6 +186,7 @@ def test_page_takes_a_snapshot_after_lost(engine: Any, demo: Server) -> None:
     frame = {
         "t": 1,
         "steps": [[7, 0, 900, [[3, 0, 9]], [], [], [], [0, 0]]],
+        "lenses": [],
         "requests": [],
         "kv": [["find", [1]], ["take", 3, 0, 0, [5]]],
         "queue": {},
@@ -214,7 +215,7 @@ async (frames) => {
   const seen = [];
   for (const { kv, requests, held, cached } of frames) {
     const stats = { held, cached, total: 9, generated: 0 };
-    state.apply({ seq: state.seq + 1, t: 1, steps: [], requests, kv, queue, stats });
+    state.apply({ seq: state.seq + 1, t: 1, steps: [], lenses: [], requests, kv, queue, stats });
     const rows = tableRows(state).map((row) => [row.request.id, row.group, [...row.table]]);
     seen.push([rows, state.blockOf(1).kind, state.agrees]);
   }
