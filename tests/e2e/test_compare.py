@@ -170,6 +170,8 @@ def test_process_of_the_models_ends_with_the_command(
     (tmp_path / "prompts").write_text("Hi\n" * 500)
     command = [sys.executable, "-m", "server", "compare", "demo", "demo", "--max-tokens", "900"]
     command += ["--prompts", str(tmp_path / "prompts"), "--temperature", "2"]
+    # A shell's background jobs ignore Ctrl-C, and so would the command if the tests are one.
+    command = ["env", "--default-signal=INT", *command]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         while b"answers of" not in process.stderr.readline():
