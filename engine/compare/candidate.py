@@ -44,7 +44,6 @@ class Candidate:
         if loaded.facts.kind != "decoder":
             raise ConfigError(f"{config.model} is no decoder; only decoders can be compared.")
         self.runner = loaded.runner
-        self.max_model_len = loaded.facts.max_model_len
         self._core = EngineCore(config, loaded.runner, loaded.facts, self)
         self._inbox: list[ToEngine] = []
         self._outputs: dict[int, list[TokenOutput]] = {}

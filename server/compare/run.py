@@ -17,7 +17,7 @@ from engine.compare.messages import Answered, Compared, Comparison, Failed, Repo
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.compare.prompts import Messages, Reader, have_same_tokens, shown
-from server.text.detokenizer import Detokenizer
+from server.text.detokenizer import Detokenizer, token_texts
 from server.text.tokenizer import Tokenizer
 
 FORMAT = "penstock-comparison"
@@ -127,17 +127,22 @@ def _reports(asked: Comparison) -> Any:
             process.kill()
 
 
-def _add(document: dict[str, Any], report: Answered | Compared, readers: list[Tokenizer]) -> None:
+def _add(
+    document: dict[str, Any], report: Answered | Compared, tokenizers: list[Tokenizer]
+) -> None:
     """Add a report to the document."""
     entry = document["prompts"][report.prompt]
     if isinstance(report, Answered):
-        pieces = _pieces(readers[report.model], report.tokens)
+        detokenizer = Detokenizer(
+            tokenizers[report.model], skip_special_tokens=False, continues=True
+        )
+        pieces = token_texts(detokenizer, report.tokens)
         answer = {"text": "".join(pieces), "tokens": report.tokens, "pieces": pieces}
         first = entry["answers"][0]["tokens"] if entry["answers"] else report.tokens
         parts = first_difference(first, report.tokens) if document["same_tokens"] else None
         entry["answers"].append({**answer, "finish": report.finish, "parts_at": parts})
         return
-    tokenizer = readers[0]
+    tokenizer = tokenizers[0]
     rows = [
         {**msgspec.to_builtins(one), "best": tokenizer.token_text(one.best)}
         for one in report.tokens
@@ -152,11 +157,3 @@ def first_difference(first: list[int], other: list[int]) -> int | None:
     pairs = zip(first, other, strict=False)
     same = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
     return min(len(first), len(other)) if same is None else same
-
-
-def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return the text of each token. A character of several tokens is in the text of its last."""
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False, continues=True)
-    pieces = [detokenizer.push(token) for token in ids]
-    rest = detokenizer.flush()
-    return [*pieces[:-1], pieces[-1] + rest] if pieces else []

@@ -9,6 +9,7 @@ is processed once, even in long runs of invalid bytes.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 from server.text.parsers.marks import NO_MARKS, Marks, without_marks
 from server.text.tokenizer import Tokenizer
@@ -81,3 +82,13 @@ class Detokenizer:
             return self._tokenizer.continuation(ids)
         self._begun = True
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def token_texts(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; their join is the text of all.
+
+    A character of several tokens is in the text of its last one.
+    """
+    texts = [detokenizer.push(token) for token in ids]
+    rest = detokenizer.flush()
+    return [*texts[:-1], texts[-1] + rest] if texts else []

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import playwright.sync_api as playwright
 import pytest
 
 from tests.support.serve import Server, serving
+from tests.ui.pages import SIZES, chromium, tab
 
 TIMEOUT_MS = 30_000
 
@@ -55,14 +54,15 @@ def demo() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium. It ends with its module: its event loop would disturb asynchronous tests."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Debian's chromium (apt install chromium)")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as runner:
-        opened = runner.chromium.launch(executable_path=chromium, args=arguments)
+    with chromium() as opened:
         yield opened
-        opened.close()
+
+
+@pytest.fixture(params=SIZES, ids=str)
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An empty tab of either size and theme. See `tab`."""
+    with tab(browser, request.param) as opened:
+        yield opened
 
 
 @pytest.fixture

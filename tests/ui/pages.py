@@ -7,20 +7,21 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import playwright.sync_api as playwright
 import pytest
 
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SIZES = [("dark", 1280), ("light", 375)]
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
     """Start Debian's chromium, or skip the test."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = shutil.which("chromium")
     if path is None:
-        pytest.skip("needs Debian's chromium")
+        pytest.skip("needs Debian's chromium (apt install chromium)")
     with playwright.sync_playwright() as runner:
-        opened = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        opened = runner.chromium.launch(executable_path=path, args=FLAGS)
         yield opened
         opened.close()
 

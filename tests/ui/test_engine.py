@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import playwright.sync_api as playwright
 import pytest
 
 from tests.support.serve import Server, serving
 from tests.ui.checks.engine import check_map, check_steps, pause, shown
 from tests.ui.checks.watcher import watching
+from tests.ui.pages import tab
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
 SMALL = ("--num-gpu-blocks-override", 40, "--max-num-seqs", 12, "--max-model-len", 768)
 PAUSES = 30
@@ -30,32 +30,15 @@ def demo() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Debian's chromium")
-    with playwright.sync_playwright() as runner:
-        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-def opened(browser: Any, demo: Server, scheme: str = "dark", width: int = 1280) -> Any:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.errors = []
-    page.on("pageerror", lambda error: page.errors.append(str(error)))
+def show(page: Any, demo: Server) -> Any:
     page.goto(f"{demo.base_url}/ui/#/engine")
     page.wait_for_selector(".en-stats")
     return page
 
 
-@pytest.fixture(params=[("dark", 1280), ("light", 375)], ids=str)
-def engine(browser: Any, demo: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
-    page = opened(browser, demo, *request.param)
-    yield page
-    assert not page.errors
-    page.close()
+@pytest.fixture
+def engine(page: Any, demo: Server) -> Any:
+    return show(page, demo)
 
 
 @pytest.fixture
@@ -197,10 +180,9 @@ def test_page_takes_a_snapshot_after_lost(engine: Any, demo: Server) -> None:
 
 
 def test_idle_page_explains_itself(browser: Any) -> None:
-    with serving("demo") as server:
-        page = opened(browser, server)
+    with serving("demo") as server, tab(browser) as page:
+        show(page, server)
         playwright.expect(page.get_by_text("The engine is idle.")).to_be_visible()
-        page.close()
 
 
 WINDOWS = """

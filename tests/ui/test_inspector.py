@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import playwright.sync_api as playwright
 import pytest
 
 from engine.checkpoint.folder import model_folder
@@ -20,9 +21,8 @@ from tests.ui.checks.inspector import (
     check_token,
     rows_of,
 )
-from tests.ui.pages import SIZES, chromium, tab
+from tests.ui.pages import SIZES, tab
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
 BODIES: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0, "top_p": 1.0},
@@ -60,12 +60,6 @@ def draws(answers: dict[str, dict[str, Any]], oracle: DrawOracle) -> dict[str, l
         name: oracle.explain(answer["prompt"], answer["tokens"], answer["params"])
         for name, answer in answers.items()
     }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(params=SIZES, ids=str)

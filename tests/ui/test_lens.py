@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
+import playwright.sync_api as playwright
 import pytest
 
 import engine.demo
@@ -28,8 +28,8 @@ from tests.ui.checks.lens import (
     looked_at,
     parameters,
 )
+from tests.ui.pages import SIZES
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.ui
@@ -37,7 +37,6 @@ UI = {"x-penstock-ui": "1"}
 DEMO = Path(engine.demo.__file__).parent
 TEXT = "I want to move to a house by the river"
 SOURCE, TARGET = "Dan loves icecream", "Dan älskar glass"
-VIEWS = [("dark", 1280), ("light", 375)]
 TABS = ["predictions", "attention", "logit", "residual", "embeddings"]
 
 
@@ -53,31 +52,7 @@ def translate() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Debian's chromium")
-    with playwright.sync_playwright() as runner:
-        opened = runner.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(params=VIEWS, ids=str)
-def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """An empty tab. Errors of scripts fail the test."""
-    scheme, width = request.param
-    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    errors: list[str] = []
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    yield tab
-    assert not [error for error in errors if not error.startswith("Failed to load resource")]
-    tab.close()
-
-
-one_view = pytest.mark.parametrize("page", VIEWS[:1], indirect=True, ids=str)
+one_view = pytest.mark.parametrize("page", SIZES[:1], indirect=True, ids=str)
 
 
 def show(page: Any, server: Server, tab: str, **params: Any) -> None:

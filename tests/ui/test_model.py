@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import playwright.sync_api as playwright
 import pytest
 import tokenizers
 
@@ -15,9 +16,8 @@ from engine.checkpoint.folder import model_folder
 from tests.support.serve import Server, serving
 from tests.support.tiny_bert import tiny_bert
 from tests.ui.checks.model import check_parameters, sizes_of
-from tests.ui.pages import SIZES, chromium, tab
+from tests.ui.pages import tab
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
 
 
@@ -25,18 +25,6 @@ pytestmark = pytest.mark.ui
 def demo() -> Iterator[Server]:
     with serving("demo", "--max-num-seqs", "8") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(params=SIZES, ids=str)
-def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    with tab(browser, request.param) as opened:
-        yield opened
 
 
 def show(page: Any, server: Server, **params: str) -> None:

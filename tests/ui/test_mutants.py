@@ -21,7 +21,7 @@ from tests.ui.checks.crowd import crowded_request
 from tests.ui.checks.mutants import UNCHANGED, Change, Changed, add, changes, verify
 from tests.ui.checks.routes import alter_bytes, alter_json
 from tests.ui.checks.watcher import watching
-from tests.ui.pages import chromium, tab
+from tests.ui.pages import tab
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
@@ -32,12 +32,6 @@ FOLDER = model_folder("demo")
 def demo() -> Iterator[Server]:
     with serving("demo", "--dtype", "float32") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

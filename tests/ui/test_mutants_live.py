@@ -18,7 +18,7 @@ from tests.ui.checks import chat, engine, model, prompt
 from tests.ui.checks.mutants import UNCHANGED, Change, Changed, add, changes, verify
 from tests.ui.checks.routes import alter_json, alter_stream, alter_watch
 from tests.ui.checks.watcher import watching
-from tests.ui.pages import chromium, tab
+from tests.ui.pages import tab
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
 FOLDER = model_folder("demo")
@@ -28,12 +28,6 @@ FOLDER = model_folder("demo")
 def demo() -> Iterator[Server]:
     with serving("demo", "--num-gpu-blocks-override", 40) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import playwright.sync_api as playwright
 import pytest
 import tokenizers
 
 from engine.checkpoint.folder import model_folder
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 from tests.ui.checks.prompt import check_cached, check_tokens, number_of, send, show
-from tests.ui.pages import SIZES, chromium, tab
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.ui
 LONG = "The river runs past the old mill and the three boats, " * 12
 CHAT = [{"role": "system", "content": LONG}, {"role": "user", "content": "Hello 😀!"}]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    with serving("demo") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(params=SIZES, ids=str)
-def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    with tab(browser, request.param) as opened:
-        yield opened
 
 
 def wait_for_tokens(page: Any, text: str) -> None:

@@ -23,7 +23,7 @@ from server.generation.sampling import check_option_tokens
 from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
-from server.text.detokenizer import Detokenizer
+from server.text.detokenizer import Detokenizer, token_texts
 
 router = APIRouter()
 
@@ -68,7 +68,9 @@ async def detokenize(request: Request) -> Response:
     body = await read_unqueued(request, DetokenizeBody)
     check_token_ids(state, body.tokens, "tokens")
     async with thread_turn(state, len(body.tokens)):
-        texts = await off_loop(len(body.tokens), lambda: _texts(state, body))
+        skip = bool(body.skip_special_tokens)
+        detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=skip)
+        texts = await off_loop(len(body.tokens), lambda: token_texts(detokenizer, body.tokens))
     answer: dict[str, Any] = {"prompt": "".join(texts)}
     if body.return_texts:
         answer["texts"] = texts
@@ -146,15 +148,6 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
 async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str | None]:
     entry = state.tokenizer.vocabulary_entry
     return await off_loop(len(ids), lambda: [entry(token) for token in ids])
-
-
-def _texts(state: AppState, body: DetokenizeBody) -> list[str]:
-    """Return the text of each token. A character of several tokens is in the text of its last."""
-    skip = bool(body.skip_special_tokens)
-    detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=skip)
-    texts = [detokenizer.push(token) for token in body.tokens]
-    rest = detokenizer.flush()
-    return [*texts[:-1], texts[-1] + rest] if texts else []
 
 
 def _json(answer: dict[str, Any], ignored: Sequence[str]) -> Response:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-import orjson
 from fastapi import APIRouter
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from server.generation.explanation import ExplainedAnswer, Explanation
 from server.generation.limits import check_token_ids, context_exceeded
 from server.generation.sampling import check_option_tokens, sampling_params
 from server.http.body import Body, check_supported, ignored_header
+from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import ApiError
 from server.http.openapi import body_schema
@@ -86,9 +86,8 @@ async def explain(request: Request) -> Response:
     assert wanted.explain is not None
     knows_dice = body.params.seed not in (None, RANDOM_SEED)
     report = _Report(state.tokenizer, wanted.explain, knows_dice=knows_dice)
-    content = await asyncio.to_thread(report.content, found)
     headers = ignored_header([*body.ignored, *[f"params.{n}" for n in body.params.ignored]])
-    return Response(content, media_type="application/json", headers=headers)
+    return await asyncio.to_thread(lambda: json_response(request, report.document(found), headers))
 
 
 async def _explained(state: AppState, request: Request, wanted: GenerateRequest) -> ExplainedAnswer:
@@ -149,8 +148,8 @@ class _Report:
         self._knows_dice = knows_dice
         self._checks = knows_dice  # whether drawn tokens can be compared with the answer's
 
-    def content(self, found: ExplainedAnswer) -> bytes:
-        """Return the JSON. Takes long for a long answer."""
+    def document(self, found: ExplainedAnswer) -> dict[str, Any]:
+        """Return the answer. Takes long for a long one."""
         answer = self._explain.answer
         is_greedy = not found.tokens[0].lucks
         self._checks = self._knows_dice or is_greedy
@@ -162,13 +161,12 @@ class _Report:
         agrees = None
         if self._checks:
             agrees = sum(token[6] for token in tokens)
-        answered = {
+        return {
             "agrees": agrees,
             "cached_tokens": found.cached_tokens,
             "tokens": tokens,
             "pieces": {str(token): text_of(token) for token in sorted(ids)},
         }
-        return orjson.dumps(answered)
 
     def _token(self, token: Explained, sent: int) -> list[Any]:
         return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -27,6 +26,7 @@ from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
 from server.http.body import Body, Part, ignored_header
+from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
 from server.http.openapi import body_schema
@@ -108,13 +108,12 @@ async def lens(request: Request) -> Response:
     if result.attention:
         capture = state.lens.keep(request.state.tenant, result.attention).id
 
-    def answer() -> bytes:
+    def answer() -> Response:
         document = lens_report(state.tokenizer, wanted, result, want)
-        return orjson.dumps({"capture": capture, **document})
+        headers = ignored_header(body.ignored)
+        return json_response(request, {"capture": capture, **document}, headers)
 
-    content = await asyncio.to_thread(answer)
-    headers = ignored_header(body.ignored)
-    return Response(content, media_type="application/json", headers=headers)
+    return await asyncio.to_thread(answer)
 
 
 @router.get("/ui/api/lens/{capture}/{layer}/{head}")
@@ -139,8 +138,8 @@ async def attention_map(request: Request, capture: str, layer: str, head: str) -
     number = _index("head", head, weights.heads)
     if "row" in request.query_params:
         row = _index("row", request.query_params["row"], weights.queries)
-        content = await asyncio.to_thread(lambda: orjson.dumps(head_row(weights, number, row)))
-        return Response(content, media_type="application/json")
+        found_row = await asyncio.to_thread(head_row, weights, number, row)
+        return json_response(request, found_row)
     shown = await asyncio.to_thread(lambda: shades(head_map(weights, number)).tobytes())
     return Response(shown, media_type="application/octet-stream")
 
@@ -164,9 +163,8 @@ async def embeddings(request: Request) -> Response:
     result = await _look(request, state, wanted)
     cosines = floats(result.cosines).reshape(len(body.ids), -1).tolist()
     texts = [state.tokenizer.token_text(token) for token in body.ids]
-    content = orjson.dumps({"cosine": cosines, "texts": texts})
-    headers = ignored_header(body.ignored)
-    return Response(content, media_type="application/json", headers=headers)
+    answer = {"cosine": cosines, "texts": texts}
+    return json_response(request, answer, ignored_header(body.ignored))
 
 
 async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
@@ -221,7 +219,7 @@ async def _tokens(
 def _checked(state: AppState, tokens: list[int], param: str) -> list[int]:
     """Return the tokens. Raises a 400 ApiError for unknown ids and a wrong number of them."""
     check_token_ids(state, tokens, param)
-    most = min(state.loaded().max_lens_tokens, state.max_length())
+    most = state.loaded().max_lens_tokens
     if not tokens:
         raise invalid(param, "The text has no tokens.")
     if len(tokens) > most:

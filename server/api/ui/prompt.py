@@ -7,7 +7,6 @@ import dataclasses
 from itertools import pairwise
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +20,7 @@ from server.generation.off_loop import off_loop
 from server.generation.prompt_lint import RenderedChat, lint
 from server.generation.prompts import encode_prompt
 from server.http.body import ignored_header
+from server.http.compression import json_response
 from server.http.openapi import body_schema
 from server.observe.blame import fit
 from server.observe.recorder import Recorder
@@ -47,7 +47,7 @@ async def prompt(request: Request) -> Response:
     answer["cached_tokens"] = await cached_tokens(state, answer["ids"], request.state.tenant)
     answer["prefill"] = await asyncio.to_thread(_prefill_cost, state.recorder)
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
-    return Response(orjson.dumps(answer), media_type="application/json", headers=headers)
+    return await asyncio.to_thread(json_response, request, answer, headers)
 
 
 def _tokens(state: AppState, chat: Chat, text: str, add: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from engine.protocol import Ready
 from server.api.ui.access import is_admin, state_for_ui
 from server.api.ui.requests import reader_of
 from server.generation.sse import sse_event
+from server.http.compression import json_response
 from server.http.errors import ApiError, invalid
 from server.observe.frames import FrameWriter, facts, snapshot_document, totals
 from server.observe.live_engine import MOST_VIEWERS, Snapshot, TooManyViewersError
@@ -61,10 +62,11 @@ async def blocks(request: Request) -> Response:
     snapshot = await state.live.snapshot()
     reader = reader_of(request, state.recorder)
 
-    def answer() -> bytes:  # takes tens of milliseconds for 100,000 blocks
-        return orjson.dumps(facts(info) | snapshot_document(state.live, snapshot, reader))
+    def answer() -> Response:  # takes tens of milliseconds for 100,000 blocks
+        document = facts(info) | snapshot_document(state.live, snapshot, reader)
+        return json_response(request, document)
 
-    return Response(await asyncio.to_thread(answer), media_type="application/json")
+    return await asyncio.to_thread(answer)
 
 
 class WatchResponse(EventSourceResponse):

@@ -50,17 +50,23 @@ function useColours(text, language, grows) {
 export function Code({ text, language, at, grows = false }) {
   const name = language.trim().split(/\s/, 1)[0].toLowerCase();
   const content = useColours(text, name, grows);
-  const [copied, setCopied] = useState(false);
+  return html`<figure class="code">
+    <figcaption>
+      <span>${name || "code"}</span>
+      <${Copy} text=${text} />
+    </figcaption>
+    <pre tabindex="0"><code data-at=${at ?? undefined}>${content}</code></pre>
+  </figure>`;
+}
+
+/** A button that copies a text, and says so for a moment. */
+export function Copy({ text }) {
+  const [isCopied, setCopied] = useState(false);
   const copy = async () => {
     await navigator.clipboard.writeText(text);
     setCopied(true);
     setTimeout(() => setCopied(false), 1500);
   };
-  return html`<figure class="code">
-    <figcaption>
-      <span>${name || "code"}</span>
-      <button class="quiet" type="button" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>
-    </figcaption>
-    <pre tabindex="0"><code data-at=${at ?? undefined}>${content}</code></pre>
-  </figure>`;
+  return html`<button class="quiet" type="button" onClick=${copy}>
+    ${isCopied ? "Copied" : "Copy"}</button>`;
 }

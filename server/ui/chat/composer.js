@@ -21,7 +21,10 @@ export function Composer() {
   const [text, setText] = useState("");
   const field = useRef(null);
   const active = writing();
-  useEffect(() => field.current?.focus({ preventScroll: true }), []);
+  useEffect(() => {
+    // A drawer that was opened by its address has the focus already.
+    if (document.activeElement === document.body) field.current.focus({ preventScroll: true });
+  }, []);
   useLayoutEffect(() => {
     const { style } = field.current;
     style.height = "";

@@ -3,6 +3,7 @@
 import { html, signal, useEffect, useRef, useState } from "../html.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
+import { percent, visible } from "../text.js";
 import { piecesOf } from "./state.js";
 
 /** How answers are coloured: "none" or "bits". */
@@ -136,9 +137,6 @@ function Popover({ node, found }) {
     ${state.token && html`<${Candidates} token=${state.token} />`}
   </div>`;
 }
-
-const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`;
-export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "⏎");
 
 function Candidates({ token }) {
   const best = token.candidates.slice(0, SHOWN);

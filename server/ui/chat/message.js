@@ -3,6 +3,8 @@
 import { html, useEffect, useRef, useState } from "../html.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
+import { duration } from "../text.js";
+import { Copy } from "./code.js";
 import { Tokens } from "./hover.js";
 import { Markdown } from "./markdown.js";
 import {
@@ -115,9 +117,9 @@ function Figures({ node, isGrowing }) {
   if (number) facts.push([`${count(number)} tok`, "Tokens of the answer"]);
   if (node.rate) facts.push([`${node.rate.toFixed(node.rate < 10 ? 1 : 0)} tok/s`,
     "Tokens per second after the first one"]);
-  if (node.firstTokenMs != null) facts.push([`TTFT ${ms(node.firstTokenMs)}`,
+  if (node.firstTokenMs != null) facts.push([`TTFT ${duration(node.firstTokenMs)}`,
     "Time to the first token, by the engine's clock"]);
-  if (node.queueMs != null) facts.push([`queue ${ms(node.queueMs)}`,
+  if (node.queueMs != null) facts.push([`queue ${duration(node.queueMs)}`,
     "Time in the queue, part of the time to the first token"]);
   const cached = node.usage?.prompt_tokens_details?.cached_tokens;
   if (cached != null) facts.push([`cached ${count(cached)}/${count(node.usage.prompt_tokens)}`,
@@ -129,20 +131,10 @@ function Figures({ node, isGrowing }) {
   </p>`;
 }
 
-function ms(value) {
-  return value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${value.toFixed(value < 10 ? 1 : 0)} ms`;
-}
-
 function Actions({ node, startEdit }) {
-  const [copied, setCopied] = useState(false);
   const isAnswer = node.role === "assistant";
   const isBusy = Object.keys(live.value).length > 0;
   const hasLens = hello.value?.ready.max_lens_tokens > 0;
-  const copy = async () => {
-    await navigator.clipboard.writeText(node.content);
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
-  };
   const openDrawer = (drawer) => {
     navigate(route.value.page, { ...route.value.params, drawer, answer: node.id });
   };
@@ -159,7 +151,7 @@ function Actions({ node, startEdit }) {
         onClick=${() => navigate("lens", { answer: node.id })}>Inside the model</button>`}`}
     ${isAnswer && html`<button class="quiet" type="button" disabled=${isBusy}
       onClick=${() => regenerate(node)}>Regenerate</button>`}
-    <button class="quiet" type="button" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>
+    <${Copy} text=${node.content} />
     <button class="quiet" type="button" disabled=${isBusy} onClick=${startEdit}>Edit</button>
     <button class="quiet" type="button" disabled=${isBusy} onClick=${remove}>Delete</button>
   </div>`;

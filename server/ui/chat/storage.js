@@ -1,5 +1,7 @@
 // Chats are kept in this browser (IndexedDB). The server keeps nothing.
 
+import { saveJson } from "../files.js";
+
 const NAME = "penstock";
 const STORE = "chats";
 const FORMAT = "penstock-chats";
@@ -44,11 +46,7 @@ export async function deleteChat(id) {
 /** Offer the chats as a file. */
 export function exportChats(chats) {
   const text = JSON.stringify({ format: FORMAT, version: 1, chats }, null, 1);
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = chats.length === 1 ? "chat.json" : "chats.json";
-  link.click();
-  URL.revokeObjectURL(link.href);
+  saveJson(text, chats.length === 1 ? "chat.json" : "chats.json");
 }
 
 /** The chats of an exported file. Throws an Error that says what is wrong with the text. */

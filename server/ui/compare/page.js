@@ -2,6 +2,7 @@
 
 import { html, signal, useRef, useState, useStyle } from "../html.js";
 import { navigate, route } from "../router.js";
+import { percent, visible } from "../text.js";
 
 const FORMAT = "penstock-comparison";
 const LEVELS = [0.1, 0.3, 0.7, 1.5, 3]; // bits; the classes are cmp-0 to cmp-5
@@ -117,8 +118,6 @@ function Prompt({ document, entry }) {
   </section>`;
 }
 
-const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "⏎");
-const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`;
 const level = (bits) => LEVELS.filter((least) => bits >= least).length;
 
 /** An answer with its tokens shaded by the distance, and a line about the one under the cursor. */

@@ -1,11 +1,11 @@
 // The funnel of one token: each candidate from the model's logit to the draw.
 
 import { html, useState } from "../html.js";
-import { CUTS, visible } from "./explain.js";
+import { percent, visible } from "../text.js";
+import { CUTS } from "./explain.js";
 
 const SHOWN = 10; // candidates before "show all"
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`;
 
 /** Candidates in the order in which they rank; one is selected, for a fork. */
 export function CandidateTable({ token, settings, selected, choose }) {

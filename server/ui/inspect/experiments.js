@@ -2,7 +2,7 @@
 
 import { html, useState } from "../html.js";
 import { hello } from "../store.js";
-import { visible } from "./explain.js";
+import { visible } from "../text.js";
 import { drawOften, redraw } from "./filter.js";
 
 const OTHER_SEEDS = 20;

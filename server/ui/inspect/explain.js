@@ -100,9 +100,3 @@ export function ownCandidate(token) {
 export function surprise(token) {
   return -Math.log2(Math.max(ownCandidate(token).raw, 2 ** -64));
 }
-
-/** A token's text with visible spaces and line breaks; "∅" for one without text. */
-export function visible(text) {
-  if (text === "") return "∅";
-  return text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
-}

@@ -2,7 +2,8 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { hello } from "../store.js";
-import { explainOf, ownCandidate, surprise, visible } from "./explain.js";
+import { visible } from "../text.js";
+import { explainOf, ownCandidate, surprise } from "./explain.js";
 import { CandidateTable } from "./candidates.js";
 import { Experiments } from "./experiments.js";
 import { settingsOf } from "./filter.js";

@@ -1,10 +1,11 @@
 // Attention: thumbnails of all heads, and one head at full size.
 import { html, useMemo, useState } from "../html.js";
+import { visible } from "../text.js";
 import { SHADES, cellStyle, shadeOf } from "./colours.js";
 import { bytesOf, useHead, useRow } from "./data.js";
 import { HeatMap } from "./heat.js";
 import { Choice, FigureTable } from "./parts.js";
-import { exact, figure, piecesOf, short, visible } from "./text.js";
+import { exact, figure, piecesOf, short } from "./text.js";
 import { Thumbs } from "./thumbs.js";
 
 const LARGE = 100; // maps with more tokens take the whole width

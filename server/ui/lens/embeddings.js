@@ -1,10 +1,11 @@
 // Embeddings: the cosine of the angle between the embeddings of any two tokens.
 import { post } from "../api.js";
 import { html, useRef } from "../html.js";
+import { visible } from "../text.js";
 import { useAnswer } from "./data.js";
 import { HeatMap } from "./heat.js";
 import { FigureTable } from "./parts.js";
-import { exact, figure, short, visible } from "./text.js";
+import { exact, figure, short } from "./text.js";
 
 const MOST = 32;
 

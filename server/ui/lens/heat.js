@@ -1,4 +1,5 @@
 // A heat map on a canvas: labels, hover, a keyboard cursor that is read out, a pinned row, PNG.
+import { saveAs } from "../files.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 import { theme } from "../store.js";
 import { SHADES } from "./colours.js";
@@ -168,11 +169,5 @@ export function HeatMap(props) {
 const clamp = (place, count) => Math.max(0, Math.min(count - 1, place));
 
 function save(canvas, name) {
-  canvas.toBlob((blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `${name}.png`;
-    link.click();
-    URL.revokeObjectURL(link.href);
-  });
+  canvas.toBlob((blob) => saveAs(blob, `${name}.png`));
 }

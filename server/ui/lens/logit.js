@@ -1,9 +1,10 @@
 // Logit lens: what the stream would predict after each layer.
 import { html, useState } from "../html.js";
+import { percent, visible } from "../text.js";
 import { cellStyle, shadeOf } from "./colours.js";
 import { useLens } from "./data.js";
 import { Choice } from "./parts.js";
-import { figure, percent, piecesOf, short, visible } from "./text.js";
+import { figure, piecesOf, short } from "./text.js";
 
 const POSITIONS = 64;
 const TOP = 5;

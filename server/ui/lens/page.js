@@ -3,13 +3,14 @@ import { post } from "../api.js";
 import { html, useEffect, useRef, useState, useStyle } from "../html.js";
 import { navigate } from "../router.js";
 import { hello } from "../store.js";
+import { visible } from "../text.js";
 import Attention from "./attention.js";
 import { bodyOfAnswer, useAnswer, useLens } from "./data.js";
 import Embeddings from "./embeddings.js";
 import Logit from "./logit.js";
 import Predictions from "./predictions.js";
 import Residual from "./residual.js";
-import { piecesOf, visible } from "./text.js";
+import { piecesOf } from "./text.js";
 
 const TABS = [
   ["predictions", "Predictions", Predictions],

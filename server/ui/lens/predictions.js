@@ -1,7 +1,8 @@
 // Predictions: the most likely next tokens after every position, as columns.
 import { html } from "../html.js";
+import { percent, visible } from "../text.js";
 import { cellStyle, shadeOf } from "./colours.js";
-import { figure, percent, piecesOf, short, visible } from "./text.js";
+import { figure, piecesOf, short } from "./text.js";
 
 export default function Predictions({ report }) {
   const found = report.predictions;

@@ -1,8 +1,9 @@
 // Residual stream: how much each sublayer changes it, and how it grows.
 import { html } from "../html.js";
+import { visible } from "../text.js";
 import { Chart } from "./chart.js";
 import { Choice, FigureTable } from "./parts.js";
-import { exact, piecesOf, visible } from "./text.js";
+import { exact, piecesOf } from "./text.js";
 
 const KINDS = { attention: ["o", 1], cross: ["+", 3], mlp: ["x", 2] };
 

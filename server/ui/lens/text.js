@@ -1,10 +1,6 @@
-// Tokens and figures as text.
+// Figures and tokens of the lens as text.
 
-/** A token with its spaces and line ends visible. */
-export function visible(text) {
-  if (text === "") return "∅";
-  return text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
-}
+import { visible } from "../text.js";
 
 /** A visible token of at most `most` characters. */
 export function short(text, most = 12) {
@@ -21,8 +17,6 @@ export function figure(value) {
 
 /** An exact figure for tables: six digits after the point. */
 export const exact = (value) => (value === null ? "–" : value.toFixed(6).replace("-", "−"));
-
-export const percent = (p) => `${(100 * p).toFixed(p < 0.0995 ? 2 : 1)} %`;
 
 /** The visible text of each token of a report. */
 export function piecesOf(report, ids) {

@@ -1,5 +1,7 @@
 // What the Prompt page says about tokens and warnings, without any drawing.
 
+import { visible } from "../text.js";
+
 /** Why a warning matters and what to do, by its code. */
 export const lintHelp = {
   two_bos: "The model has seen one beginning-of-text token in training. Leave it to the template or to the tokenizer, not to both.",
@@ -35,14 +37,6 @@ export function shown(answer, index) {
   if (bytes !== null) return bytes.toUpperCase().replace(/../g, (two) => `⟨${two}⟩`);
   const piece = answer.pieces[index] || (answer.entries[index] ?? "?");
   return visible(piece);
-}
-
-export function visible(text) {
-  return text
-    .replaceAll(" ", "·")
-    .replaceAll("\t", "→")
-    .replaceAll("\r", "␍")
-    .replaceAll("\n", "⏎");
 }
 
 /** One line about a token, for the read-out and for screen readers. */

@@ -3,6 +3,7 @@ import { post } from "../api.js";
 import { html, useEffect, useRef, useState, useStyle } from "../html.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
+import { duration } from "../text.js";
 import { lintHelp, lossOf } from "./facts.js";
 import { Messages } from "./messages.js";
 import { Tokens } from "./tokens.js";
@@ -162,11 +163,6 @@ function Loss({ answer, baseline, keep }) {
     This change loses <b>${loss.tokens.toLocaleString("en")}</b> cached tokens${about}.
     <button class="quiet" onClick=${keep}>Compare with this version instead</button>
   </p>`;
-}
-
-function duration(ms) {
-  if (ms >= 1000) return `${(ms / 1000).toFixed(1)} s`;
-  return ms >= 10 ? `${ms.toFixed(0)} ms` : `${ms.toFixed(1)} ms`;
 }
 
 function Lint({ lint }) {

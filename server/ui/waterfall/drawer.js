@@ -1,18 +1,11 @@
 // Waterfall: why one request took its time. A drawer beside any answer.
 
 import { get } from "../api.js";
+import { saveJson } from "../files.js";
 import { html, useEffect, useState, useStyle } from "../html.js";
 import { hrefOf, route } from "../router.js";
-import {
-  PARTS,
-  count,
-  duration,
-  isRough,
-  neighbourName,
-  number,
-  percent,
-  sumLine,
-} from "./format.js";
+import { duration, number } from "../text.js";
+import { PARTS, count, isRough, neighbourName, shareOf, sumLine } from "./format.js";
 import { StepRow, StepTable } from "./steps.js";
 
 const MOST_COSTS = 8;
@@ -89,7 +82,7 @@ function Parts({ report }) {
       ${PARTS.map(
         ([name, meaning]) => html`<div key=${name} title=${meaning}>
           <dt><span class=${`wf-swatch wf-${name}`} aria-hidden="true" />${name}</dt>
-          <dd>${duration(report.parts[name])}${" "}<small>${percent(report.parts[name], report.wall_ms)}</small></dd>
+          <dd>${duration(report.parts[name])}${" "}<small>${shareOf(report.parts[name], report.wall_ms)}</small></dd>
         </div>`,
       )}
     </dl>
@@ -181,12 +174,7 @@ function Fit({ fit }) {
   </p>`;
 }
 
-/** Save the trace events as a file. A link could not send the key. */
+/** Save the trace events as a file. */
 async function download(id) {
-  const trace = await get(`${pathOf(id)}?format=trace`);
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(trace)], { type: "application/json" }));
-  link.download = `${id}.trace.json`;
-  link.click();
-  URL.revokeObjectURL(link.href);
+  saveJson(JSON.stringify(await get(`${pathOf(id)}?format=trace`)), `${id}.trace.json`);
 }

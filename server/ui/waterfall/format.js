@@ -1,5 +1,7 @@
 // Numbers of the waterfall as text.
 
+import { duration, number } from "../text.js";
+
 /** The parts of a request's time, in the order in which they are shown, with what they mean. */
 export const PARTS = [
   ["server", "in the server's own process: tokenising, waiting to send, detokenising"],
@@ -18,27 +20,11 @@ export function isRough(fit) {
   return fit.r2 === null || fit.r2 < ROUGH_R2 || fit.steps < ROUGH_STEPS;
 }
 
-/** A time in ms as text: "9.1 ms", "410 ms" or "2.31 s". */
-export function duration(ms) {
-  const size = Math.abs(ms);
-  if (size < 0.005) return "0 ms";
-  if (size >= 1000) return `${number(ms / 1000, 2)} s`;
-  if (size >= 100) return `${number(ms, 0)} ms`;
-  return `${number(ms, size >= 10 ? 1 : 2)} ms`;
-}
-
-/** A number with a fixed count of decimals, a true minus sign and no minus before zero. */
-export function number(value, decimals) {
-  const text = value.toFixed(decimals);
-  if (Number(text) === 0) return text.replace("-", "");
-  return text.replace("-", "\u2212");
-}
-
 export function count(amount, noun) {
   return `${amount.toLocaleString("en")} ${noun}${amount === 1 ? "" : "s"}`;
 }
 
-export function percent(part, whole) {
+export function shareOf(part, whole) {
   return whole > 0 ? `${number((100 * part) / whole, 0)} %` : "";
 }
 

@@ -1,7 +1,8 @@
 // The row of a request's steps: as wide as they took, as high as each part's share.
 
 import { html, useMemo, useRef, useState } from "../html.js";
-import { count, duration, stepLine } from "./format.js";
+import { duration } from "../text.js";
+import { count, stepLine } from "./format.js";
 
 const HEIGHT = 64;
 const STACK = ["base", "own", "others", "unexplained"];
