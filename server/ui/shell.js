@@ -130,10 +130,13 @@ class Boundary extends Component {
 }
 
 function Drawer() {
-  const { page, params } = route.value;
+  const { params } = route.value;
   const load = Object.hasOwn(drawers, params.drawer) ? drawers[params.drawer] : undefined;
   const { component, error } = useModule(params.drawer, load);
-  const close = () => navigate(page, { ...params, drawer: "", answer: "", request: "" });
+  const close = () => {
+    const { page, params: now } = route.value;
+    navigate(page, { ...now, drawer: "", answer: "", request: "" });
+  };
   const panel = useRef(null);
   useLayoutEffect(() => {
     if (!load) return undefined;

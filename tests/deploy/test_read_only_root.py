@@ -61,6 +61,7 @@ def cache() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_serve_on_read_only_root_writes_only_to_cache(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "stderr"
     with running(SERVE, cache, image_environment(cache), log) as server:

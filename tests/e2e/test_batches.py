@@ -58,6 +58,7 @@ class RunBatch(Process):
         super().__init__(command, folder / "stderr", clean)
 
 
+@pytest.mark.slow
 @SIZES
 def test_command_killed_twice_answers_each_line_once(
     tmp_path: Path, count: int, max_tokens: int, at_once: int
@@ -207,7 +208,10 @@ def test_command_leaves_foreign_files_as_they_are(tmp_path: Path) -> None:
         assert output.read_bytes() == content
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_command_interrupted_says_how_to_continue(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:

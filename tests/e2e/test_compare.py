@@ -135,7 +135,9 @@ def test_models_with_other_tokens_have_answers_and_no_distance(folder: Path) -> 
         (("demo", "demo"), '{"messages": []}', "a line is a text"),
         (("demo", "demo"), "word " * 2000, "which the longest prompt and --max-tokens have"),
         (("demo", "nowhere"), "Hi", "nowhere"),
-        (("demo-translate", "demo-translate"), "Hi", "only decoders"),
+        pytest.param(
+            *(("demo-translate", "demo-translate"), "Hi", "only decoders"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_errors_say_what_to_do(
@@ -146,6 +148,7 @@ def test_errors_say_what_to_do(
     assert message in done.stderr.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("say [/b] [red]x[/red] \x1b[31m")
     done = run("demo", "demo", "--prompts", tmp_path / "prompts", "--max-tokens", 2)
@@ -161,7 +164,9 @@ def test_output_without_a_folder_is_refused_before_the_work(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("number", "whole_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=str
+    ("number", "whole_group"),
+    [(signal.SIGINT, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_process_of_the_models_ends_with_the_command(
     tmp_path: Path, number: signal.Signals, whole_group: bool

@@ -113,6 +113,7 @@ async def check_explanation(demo: Server, oracle: DrawOracle, body: dict[str, An
         check_token(row, draw, TOLERANCE["float32"])
 
 
+@pytest.mark.slow
 async def test_explained_bfloat16_answer_is_near_the_reference(oracle: DrawOracle) -> None:
     body = {"prompt": "A river", "seed": 7, "max_tokens": 40, "temperature": 0.8}
     with serving("demo", "--dtype", "bfloat16") as server:
@@ -177,6 +178,7 @@ def test_command_explains_a_prompt_and_its_recorded_answer(tmp_path: Path) -> No
             assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 async def test_answers_of_a_crowded_server_redraw_equally() -> None:
     """50 sampled answers in a batch of 16 with preemptions, explained all at once."""
     flags = ("--max-num-seqs", "16", "--num-gpu-blocks-override", "40", "--max-model-len", "512")

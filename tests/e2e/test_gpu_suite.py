@@ -31,6 +31,7 @@ def test_section_writes_a_table_and_json(tmp_path: Path) -> None:
     assert {"memory read", "8B, prefill of 32"} <= {row["what"] for row in written["rows"]}
 
 
+@pytest.mark.slow
 def test_failing_section_prints_a_line_and_exits_with_1() -> None:
     done = run("--sections", "prefill", "--budget", "0")
     assert done.returncode == 1
@@ -44,6 +45,7 @@ def test_section_that_hangs_is_stopped_and_becomes_a_line() -> None:
     assert why == "timed out after 0 s"
 
 
+@pytest.mark.slow
 def test_json_holds_what_was_measured_when_the_run_is_stopped(tmp_path: Path) -> None:
     """Killed in its second section, the run has written the first."""
     path = tmp_path / "out.json"

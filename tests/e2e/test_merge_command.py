@@ -77,7 +77,7 @@ dtype: bfloat16
 """
 
 
-@pytest.mark.parametrize("way", ["recipe", "flags"])
+@pytest.mark.parametrize("way", ["recipe", pytest.param("flags", marks=pytest.mark.slow)])
 def test_merge_writes_a_model_folder(way: str, folders: list[str], tmp_path: Path) -> None:
     flags = [*folders, "--method", "liti", "--t", "1e-1", "--base-model", folders[1]]
     arguments = flags if way == "flags" else ["--recipe", recipe(tmp_path, YAML)]

@@ -59,6 +59,7 @@ def test_model_route_shows_settings_to_admins_only_and_hides_secrets(tmp_path: P
         assert "plain" not in str(found)
 
 
+@pytest.mark.slow
 def test_model_route_process_ends_with_its_server() -> None:
     with starting("demo") as server:
         server.wait_ready()

@@ -120,6 +120,7 @@ def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None
     assert names == {*SMALL, *shards, INDEX, "1_Pooling/config.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "resets",
     [pytest.param(False, id="closed", marks=pytest.mark.slow), pytest.param(True, id="reset")],
@@ -149,6 +150,7 @@ def largest(folder: Path) -> int:
     return max(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [

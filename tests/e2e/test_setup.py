@@ -9,9 +9,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_make_setup_with_venv_of_another_python_replaces_it(tmp_path: Path) -> None:
     """Otherwise the old link to the interpreter would stay and miss the new standard library."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -114,6 +114,7 @@ def test_changed_token_is_named_with_its_place(
     assert (summary["different"], summary["equal"]) == (1, len(lines) - 1)
 
 
+@pytest.mark.slow
 def test_translations_are_recorded_and_equal(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     with serving("demo-translate", *FLAGS, "--record", record) as server:

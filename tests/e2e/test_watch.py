@@ -79,6 +79,7 @@ async def test_rebuilt_tables_equal_every_snapshot_of_the_engine(small: Server) 
     assert small.metric("kv_cache_usage_perc") == stats["held"] == 0
 
 
+@pytest.mark.slow
 async def test_drain_is_not_held_up_by_a_viewer() -> None:
     seconds = []
     for is_watched in (False, True):
@@ -119,6 +120,7 @@ async def test_top_once_prints_requests_and_why_they_wait(small: Server) -> None
     assert "the batch is full" in done.stdout or "no blocks" in done.stdout
 
 
+@pytest.mark.slow
 def test_top_of_a_server_without_ui_says_why() -> None:
     with serving("demo", "--no-ui") as server:
         done = top(server)

@@ -75,6 +75,7 @@ async def verify(file: Path, url: str, *flags: str) -> tuple[int, list[dict[str,
     return process.returncode, [json.loads(line) for line in output.splitlines()]
 
 
+@pytest.mark.slow
 async def test_sum_that_depends_on_the_batch_is_found_and_its_first_token_named(
     tmp_path: Path,
 ) -> None:

@@ -254,6 +254,7 @@ def alive(process: psutil.Process) -> bool:
 # ---- the engine hangs -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_hung_engine_is_killed_and_its_requests_fail(llama: Path) -> None:
     with serving(llama, "--stall-timeout", "2") as server:
         begun = asyncio.Semaphore(0)
@@ -369,7 +370,7 @@ async def test_sigterm_lets_accepted_requests_finish(
         assert list(server.temp.iterdir()) == []
 
 
-@pytest.mark.parametrize("hung", [False, True])
+@pytest.mark.parametrize("hung", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_drain_timeout_ends_requests_with_shutting_down_error(
     llama: Path, hung: bool, record_property: Record
 ) -> None:

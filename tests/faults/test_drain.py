@@ -81,6 +81,7 @@ def test_requests_after_sigterm_read_their_503_even_with_large_body() -> None:
             assert json.loads(answer)["error"]["code"] == "shutting_down"
 
 
+@pytest.mark.slow
 def test_incomplete_request_gets_503_at_drain_timeout() -> None:
     with serving("demo", "--drain-timeout", "1") as server, half_sent(server) as connection:
         server.signal(signal.SIGTERM)

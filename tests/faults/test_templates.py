@@ -126,6 +126,7 @@ async def test_attack_stays_within_the_limits(
     assert set(observed.probes) <= {200}
 
 
+@pytest.mark.slow
 async def test_endless_template_is_ended_and_sigterm_is_obeyed(tmp_path: Path) -> None:
     """/health answers meanwhile. Two chats at once occupy both processes."""
     template = tmp_path / "endless.jinja"

@@ -88,6 +88,7 @@ async def test_open_loop_with_same_seed_repeats_arrivals_and_prompts() -> None:
     assert 8 < len(first) < 50
 
 
+@pytest.mark.slow
 async def test_rate_in_percent_is_a_share_of_measured_saturation() -> None:
     async with scripted(first_s=0.01, at_a_time=1) as server:
         found = await measured(server, rate="50%,150%", seconds=1.0, rounds=2)

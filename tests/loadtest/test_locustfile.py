@@ -81,6 +81,7 @@ async def test_locust_rejections_are_failures_and_make_users_pause() -> None:
     assert asked <= 2 + 2 * 3
 
 
+@pytest.mark.slow
 async def test_locust_workers_send_different_prompts() -> None:
     """Equal prompts from several workers would hit the server's prefix cache."""
     async with scripted(first_s=0.05) as server:

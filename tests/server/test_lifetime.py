@@ -156,7 +156,13 @@ def test_server_while_loading_listens_and_reports_the_stage(start: Any) -> None:
     assert server.log.splitlines()[-1] == "penstock: stopped by SIGTERM"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_first_signal_drains_open_requests(start: Any, number: signal.Signals) -> None:
     server = start(token_s=0.05)
     with streaming(server, tokens=40) as lines:
@@ -274,7 +280,13 @@ def crowd(server: Any, sent: bytes) -> Iterator[list[socket.socket]]:
         yield connections
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        pytest.param(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", marks=pytest.mark.slow),
+    ],
+)
 def test_idle_connections_are_closed_when_files_run_out(few_files: Any, sent: bytes) -> None:
     """Otherwise a probe of /health would wait until a connection ends."""
     with crowd(few_files, sent) as connections:
@@ -299,6 +311,7 @@ def test_server_out_of_files_logs_once_and_recovers(few_files: Any) -> None:
     assert "Traceback" not in few_files.log
 
 
+@pytest.mark.slow
 def test_server_out_of_files_exits_without_asyncio_traceback(few_files: Any) -> None:
     """asyncio retries on the closed socket. With a backlog of N, each second has N times as many
     retries as the one before."""
@@ -390,6 +403,7 @@ def test_failing_background_task_exits_with_1(model: Path) -> None:
     assert "ZeroDivisionError" in answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_killed_real_engine_exits_with_3_after_serving(start: Any, assets: Path) -> None:
     folder = assets / "checkpoints" / "stories260K-llama"

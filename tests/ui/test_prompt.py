@@ -125,6 +125,18 @@ def test_prompt_page_messages_are_added_removed_and_kept_in_the_address(
     playwright.expect(page.get_by_label("Role of message 1")).to_have_value("assistant")
 
 
+def test_prompt_page_keeps_what_the_address_got_while_it_waited(page: Any, demo: Server) -> None:
+    show(page, demo, text="one")
+    page.get_by_label("Text").fill("two")
+    page.evaluate("location.hash += '&drawer=inspector&answer=none'")
+    page.wait_for_function("location.hash.includes('two')")
+    assert "drawer=inspector" in page.url
+    page.get_by_label("Text").fill("three")
+    page.keyboard.press("Escape")
+    page.wait_for_function("location.hash.includes('three')")
+    assert "drawer" not in page.url
+
+
 def test_prompt_page_lints_in_plain_words(page: Any, demo: Server) -> None:
     odd = [{"role": "user", "content": "Ignore this. <|im_end|>"}]
     show(page, demo, messages=json.dumps(odd))

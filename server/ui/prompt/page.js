@@ -120,7 +120,6 @@ function useTokens(prompt) {
 /** Keep a short prompt in the address, so that a link opens it. */
 function useAddress(prompt) {
   useEffect(() => {
-    const { text, messages, ...others } = route.value.params;
     const own = prompt.kind === "text"
       ? { text: prompt.text }
       : { messages: JSON.stringify(prompt.messages) };
@@ -128,6 +127,7 @@ function useAddress(prompt) {
     const isFirst = own.messages === JSON.stringify(FIRST);
     const timer = setTimeout(() => {
       if (route.value.page !== "prompt") return;
+      const { text, messages, ...others } = route.value.params;
       navigate("prompt", { ...others, ...(isSmall && !isFirst ? own : {}) }, { replace: true });
     }, WAIT_MS);
     return () => clearTimeout(timer);

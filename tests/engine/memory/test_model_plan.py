@@ -210,6 +210,7 @@ def test_plan_command_prints_memory_without_reading_weights(
         assert any(row.rstrip().endswith(line) for row in done.stdout.splitlines()), line
 
 
+@pytest.mark.slow
 def test_plan_command_larger_than_memory_exits_with_status_2(checkpoint: Path) -> None:
     done = plan(str(checkpoint), "--num-gpu-blocks-override", "1", "--max-model-len", "256")
     assert done.returncode == 2

@@ -192,7 +192,9 @@ def test_serve_with_closed_standard_streams_becomes_ready(redirections: str) -> 
         server.wait()
 
 
-@pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(
+    "redirections", ["<&-", *(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-"))]
+)
 def test_serve_plan_with_a_closed_stream_exits_with_0(redirections: str) -> None:
     command = without(redirections, "serve", "--plan", "--port", "0")
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -120,6 +120,7 @@ async def test_client_that_pauses_reads_whole_stream(model, encode, monkeypatch)
         assert await served.metric("aborts_total") == 0
 
 
+@pytest.mark.slow
 async def test_client_that_reads_slowly_reads_whole_stream(model, encode, monkeypatch):
     """The whole stream takes longer than the send timeout, but no single chunk does."""
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)

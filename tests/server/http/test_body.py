@@ -182,6 +182,7 @@ async def test_error_about_long_key_does_not_repeat_it(model: Path, says: Any) -
             assert answer.json()["error"]["param"] == next(iter(field))
 
 
+@pytest.mark.slow
 async def test_bodies_in_transit_over_total_limit_return_503(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ print(kernel_store().compiled, "numba" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_next_process_computes_without_numba(tmp_path: Path) -> None:
     """The file's name is the same in every process, and the loaded code works."""
     count = 6 + has_avx512_bf16()

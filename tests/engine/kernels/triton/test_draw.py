@@ -94,7 +94,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [16, 512])
+@pytest.mark.parametrize("chunk", [pytest.param(16, marks=pytest.mark.slow), 512])
 @pytest.mark.parametrize("kind", ["distinct", "ties", "one value", "masked"])
 def test_draw_kernel_every_filter_threshold_equals_reference(
     kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
