@@ -4,6 +4,8 @@ PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= demo
 MINUTES ?= 60
+# One more than the cores of CI: tests of servers also wait for timers and signals.
+WORKERS ?= 3
 BIN := .venv/bin
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
 # Without a GPU, install torch's CPU build, which is 2 GB smaller. It has an index of its own, and
@@ -47,7 +49,7 @@ test: setup ## lint, and run all tests that need no GPU and take no minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
 
 test-slow: setup ## run the tests that take minutes
 	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu and not ui"

@@ -205,6 +205,7 @@ SLOW = (
     *("not a number", "missing tensor", "extra tensor", "config field missing"),
     *("config of fewer words", "config of more words", "tensor name with control characters"),
     *("pattern of exponential time", "normalizers that multiply a text"),
+    *("normalizer that adds 10 MB", "wrong shape", "end token outside"),
 )
 
 

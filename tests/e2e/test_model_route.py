@@ -47,6 +47,7 @@ def test_model_route_is_found_once_and_without_the_engine() -> None:
     assert {"flag": "--block-size", "value": "32", "default": "64"} in first["settings"]
 
 
+@pytest.mark.slow
 def test_model_route_shows_settings_to_admins_only_and_hides_secrets(tmp_path: Path) -> None:
     admins = tmp_path / "admins"
     admins.write_text("chief\n")

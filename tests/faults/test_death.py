@@ -486,6 +486,7 @@ def test_invalid_chat_template_leaves_no_engine_or_files(llama: Path, tmp_path: 
         assert list(server.temp.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_tmpdir_too_long_for_socket_path_is_refused(llama: Path) -> None:
     with tempfile.TemporaryDirectory() as short:
         deep = Path(short, "d" * (LONGEST_TMPDIR - len(short) - 1))

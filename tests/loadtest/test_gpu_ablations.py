@@ -40,6 +40,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return kernels_launched(tmp_path_factory.mktemp("everything"), nullcontext())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUSIONS)
 def test_ablation_removes_only_its_own_kernels(
     name: str, tmp_path: Path, everything: set[str]

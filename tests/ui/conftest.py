@@ -32,7 +32,6 @@ QUICK = {
     ),
     "test_attention_is_that_of_transformers",
     "test_prompt_page_boxes_are_the_tokens_and_states_of_the_next_request",
-    "test_model_page_parameters_sum_to_the_models",
 }
 
 # Their variants that it leaves out: the other theme, and more answers for the Inspector.

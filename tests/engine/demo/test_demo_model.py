@@ -129,6 +129,7 @@ def test_engine_answers_nine_in_ten_plain_probes_and_two_in_five_of_each_ability
     assert failed.total() <= counts.total() / 10, wrong
 
 
+@pytest.mark.slow
 def test_training_text_contains_no_probe() -> None:
     probes = read_probes()
     drawn = [

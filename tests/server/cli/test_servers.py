@@ -184,6 +184,7 @@ def test_default_url_is_port_8000_or_the_only_server(
         default_url()
 
 
+@pytest.mark.slow
 def test_key_on_the_command_line_is_masked_and_the_server_is_still_found() -> None:
     """Every user of a machine can read the command lines of all processes."""
     arguments = ["serve", "demo", "--port", "0", "--api-key", KEY, f"--api-key={KEY}2"]
