@@ -208,6 +208,7 @@ def test_command_leaves_foreign_files_as_they_are(tmp_path: Path) -> None:
         assert output.read_bytes() == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],

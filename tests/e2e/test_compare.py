@@ -107,6 +107,7 @@ def test_first_difference_is_where_the_answers_part(document: dict[str, Any]) ->
     assert parted
 
 
+@pytest.mark.slow
 def test_models_with_other_tokens_have_answers_and_no_distance(folder: Path) -> None:
     other = folder / "renamed"
     noisy_copy(model_folder("demo"), other, noise=0.0)

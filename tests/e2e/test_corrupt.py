@@ -234,6 +234,7 @@ def test_serve_gguf_file_exits_with_one_message(
     assert "GGUF is not served" in said
 
 
+@pytest.mark.slow
 def test_serve_undamaged_checkpoint_becomes_ready(model: Model) -> None:
     """The cases above therefore fail because of their damage."""
     with serving(model.folder):

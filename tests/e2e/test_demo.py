@@ -67,6 +67,7 @@ def test_demo_answers_two_in_five_probes_of_an_ability(sdk: openai.OpenAI, topic
             jsonschema.validate(json.loads(message["content"]), probe["schema"])
 
 
+@pytest.mark.slow
 def test_demo_streamed_calls_and_thoughts_equal_the_whole_answer(sdk: openai.OpenAI) -> None:
     for probe in read_probes():
         if probe["topic"] in ("two_calls", "thought"):

@@ -155,6 +155,7 @@ def run_explain(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_command_explains_a_prompt_and_its_recorded_answer(tmp_path: Path) -> None:
     record = tmp_path / "answers.jsonl"
     with serving("demo", "--record", record) as server:

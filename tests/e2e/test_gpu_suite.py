@@ -19,6 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
 
 
+@pytest.mark.slow
 def test_section_writes_a_table_and_json(tmp_path: Path) -> None:
     done = run("--sections", "prefill", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr

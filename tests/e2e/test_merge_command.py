@@ -108,6 +108,7 @@ def test_merge_with_invalid_flags_exits_with_2(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_merge_into_a_link_to_an_empty_folder_keeps_the_link(
     folders: list[str], tmp_path: Path
 ) -> None:

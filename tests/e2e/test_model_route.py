@@ -30,6 +30,7 @@ def readers(server: Server) -> list[psutil.Process]:
     return [child for child in children if "engine.models.structure_command" in child.cmdline()]
 
 
+@pytest.mark.slow
 def test_model_route_is_found_once_and_without_the_engine() -> None:
     with serving("demo", "--block-size", "32") as server:
         first = asked(server)

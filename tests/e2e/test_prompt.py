@@ -17,7 +17,9 @@ WORDS = ["river", "runs", "past", "a mill", "where", "three", "friends", "count"
 SMALL = ("--num-gpu-blocks-override", "24", "--max-model-len", "512")
 
 
-@pytest.fixture(scope="module", params=["demo", "demo-translate"])
+@pytest.fixture(
+    scope="module", params=["demo", pytest.param("demo-translate", marks=pytest.mark.slow)]
+)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     keys = {"PENSTOCK_API_KEY": ",".join(KEYS)}
     with serving(request.param, *SMALL, "--ui", env=keys) as running:

@@ -179,6 +179,7 @@ def test_pull_after_a_killed_pull_resumes(hub: Hub, home: Path, number: signal.S
     assert not list(part.glob("*.incomplete"))
 
 
+@pytest.mark.slow
 def test_pull_with_wrong_hash_deletes_the_file(hub: Hub, home: Path) -> None:
     blobs = home / "hub" / "models--tales--stories-260k" / "blobs"
     blobs.mkdir(parents=True)
@@ -343,6 +344,7 @@ def test_serve_prefers_a_local_folder_to_the_hub(hub: Hub, home: Path, tmp_path:
     assert hub.seen == []
 
 
+@pytest.mark.slow
 def test_serve_plan_downloads_no_weights(hub: Hub, home: Path) -> None:
     for more in ({}, {"HF_HUB_OFFLINE": "1"}):
         answer = subprocess.run(
@@ -421,6 +423,7 @@ def test_serve_with_unservable_model_downloads_no_weights(
     assert not hub.requests("GET", WEIGHTS)
 
 
+@pytest.mark.slow
 def test_serve_with_json_logs_writes_records_of_a_pull(hub: Hub, home: Path) -> None:
     """The downloaded weights are not in safetensors format."""
     for offline, levels in (("1", ["error"]), ("0", ["info", "error"])):

@@ -135,6 +135,7 @@ def translator() -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.slow
 async def test_demo_translate_gives_equal_texts_alone_and_batched(translator: Server) -> None:
     probes = read_probes("demo-translate")[:17]
     assert probes[0]["messages"][0]["content"] == "Dan loves icecream"

@@ -28,7 +28,10 @@ def request(number: int) -> tuple[list[int], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("config", [{}, SMALL], ids=["roomy", "preempting"])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param({}, id="roomy", marks=pytest.mark.slow), pytest.param(SMALL, id="preempting")],
+)
 def test_explained_draws_equal_the_answers(
     checkpoint: Path, mode: dict[str, Any], config: dict[str, Any]
 ) -> None:

@@ -96,7 +96,7 @@ def test_greedy_any_engine_setting_matches_reference(
     ("golden", "budget", "prefix_caching"),
     [
         ("stories260K-llama", 8, True),
-        ("stories280K-gpt2", 64, False),
+        pytest.param("stories280K-gpt2", 64, False, marks=pytest.mark.slow),
         pytest.param("stories260K-llama", 64, False, marks=pytest.mark.slow),
         pytest.param("stories280K-gpt2", 8, True, marks=pytest.mark.slow),
     ],

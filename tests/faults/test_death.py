@@ -222,7 +222,7 @@ async def test_submit_to_engine_not_yet_known_to_be_dead_raises(llama: Path) -> 
 # ---- the API process dies -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("load", [0, 8], ids=["idle", "loaded"])
+@pytest.mark.parametrize("load", [pytest.param(0, marks=pytest.mark.slow), 8])
 async def test_killed_api_process_leaves_no_engine_or_files(
     load: int, llama: Path, record_property: Record
 ) -> None:

@@ -49,6 +49,7 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
+@pytest.mark.slow
 def test_request_half_sent_before_sigterm_is_answered() -> None:
     with serving("demo") as server, half_sent(server) as connection:
         server.signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from tests.fuzz.mutate import has_more_values, mutate_bytes, mutate_json_bytes
 from tests.fuzz.run import fuzz
 from tests.fuzz.targets import TARGETS, Target
 
-SECONDS = 0.8
+SECONDS = 0.5
 THOROUGH_S = 20.0
 LEAST = 25  # inputs, also on a busy machine
 

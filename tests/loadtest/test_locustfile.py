@@ -70,6 +70,7 @@ async def test_locust_headless_users_measure_and_report_streams(tmp_path: Path) 
     assert "This client used" in err
 
 
+@pytest.mark.slow
 async def test_locust_rejections_are_failures_and_make_users_pause() -> None:
     async with scripted(refuse=(503, "The queue is full.")) as server:
         status, _, err = await locust(

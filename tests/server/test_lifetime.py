@@ -105,6 +105,7 @@ def test_banner_with_key_unknown_to_the_shell_shows_a_placeholder(start: Any) ->
     assert "s3cret" not in server.log
 
 
+@pytest.mark.slow
 def test_json_log_of_a_failed_server_has_only_records(start: Any) -> None:
     server = start(log_format="json", fatal="The engine broke.", dies_after_s=2)
     assert server.status() == 3
@@ -302,6 +303,7 @@ def test_idle_connections_are_closed_when_files_run_out(few_files: Any, sent: by
     assert "Traceback" not in few_files.log
 
 
+@pytest.mark.slow
 def test_server_out_of_files_logs_once_and_recovers(few_files: Any) -> None:
     with crowd(few_files, HALF_A_REQUEST):
         few_files.wait_for("new connections wait")
@@ -351,6 +353,7 @@ def test_second_signal_exits_at_once(start: Any, number: signal.Signals, status:
         assert server.status(5) == status
 
 
+@pytest.mark.slow
 def test_two_signals_at_the_same_time_count_as_one(start: Any) -> None:
     server = start(token_s=0.1)
     with streaming(server, tokens=10) as lines:
@@ -397,6 +400,7 @@ def test_failing_lifespan_exits_with_1(model: Path) -> None:
     assert "ZeroDivisionError" in answer.stderr
 
 
+@pytest.mark.slow
 def test_failing_background_task_exits_with_1(model: Path) -> None:
     answer = patched(model, "server.lifetime.banner = lambda *facts: 1 / 0")
     assert answer.returncode == 1

@@ -30,12 +30,11 @@ QUICK = {
         "test_send_twice_shares_blocks",
         "test_state_follows_windows_groups_and_preemptions",
     ),
-    "test_attention_is_that_of_transformers",
     "test_prompt_page_boxes_are_the_tokens_and_states_of_the_next_request",
 }
 
 # Their variants that it leaves out: the other theme, and more answers for the Inspector.
-VARIANTS = ("light", "-nucleus]", "-floor]", "-greedy]")
+VARIANTS = ("light", "-nucleus]", "-floor]", "-greedy]", "-narrow]")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

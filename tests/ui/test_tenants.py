@@ -137,7 +137,7 @@ def test_route_refuses_strangers(locked: Server, method: str, path: str) -> None
     url = f"{locked.base_url}/ui/api/{path}"
     key = {"authorization": f"Bearer {B}"}
     foreign = {**UI, **key, "host": "evil.example"}
-    assert httpx2.request(method, url, headers=UI).status_code == 401
+    assert httpx2.request(method, url, headers=UI, timeout=60).status_code == 401
     assert httpx2.request(method, url, headers=foreign).status_code == 400
     assert httpx2.request(method, url, headers=key).status_code == 403
     origin = {**UI, **key, "origin": "https://evil.example"}

@@ -35,7 +35,11 @@ def test_engine_environment_given_kernel_cache_size_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sign"), [(["--plan"], "KV blocks of"), (["--threads", "1"], "serves demo")]
+    ("arguments", "sign"),
+    [
+        (["--plan"], "KV blocks of"),
+        pytest.param(["--threads", "1"], "serves demo", marks=pytest.mark.slow),
+    ],
 )
 def test_serve_in_folder_with_python_modules_runs_none_of_them(
     tmp_path: Path, arguments: list[str], sign: str

@@ -207,7 +207,7 @@ def noisy_values(sequences: Sequences) -> Sequences:
 
 @dtypes
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("block_size", [pytest.param(16, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("kind", ["random", "scores", "values"])
 def test_attention_in_any_batch_or_chunk_is_bitwise_equal(
     spec: AttentionSpec, block_size: int, kind: str, dtype: torch.dtype

@@ -196,6 +196,7 @@ def test_serve_with_closed_standard_streams_becomes_ready(redirections: str) -> 
         server.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "redirections", ["<&-", *(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-"))]
 )
@@ -222,7 +223,7 @@ def test_standard_streams_with_python_u_stay_unbuffered() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["bench", "--help"], ["flags"], ["doctor"], ["serve", "--plan"]],
+    [["--help"], ["--version"], ["bench", "--help"], ["flags"]],
     ids=" ".join,
 )
 def test_command_with_stdout_on_a_full_disk_fails_in_one_line(arguments: list[str]) -> None:
@@ -232,6 +233,7 @@ def test_command_with_stdout_on_a_full_disk_fails_in_one_line(arguments: list[st
     assert (answer.returncode, answer.stderr) == (1, said)
 
 
+@pytest.mark.slow
 def test_command_with_stderr_on_a_full_disk_keeps_its_status() -> None:
     command = without("2>/dev/full", "serve", "--plan", "--max-model-len", "99999")
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 2
@@ -253,7 +255,7 @@ def test_flags_with_non_blocking_stdout_waits_for_the_reader() -> None:
     assert run.returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["flags"], ["serve", "--plan"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], ["flags"]], ids=" ".join)
 def test_command_with_closed_pipe_exits_silently(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -67,6 +67,7 @@ def row_of(process: subprocess.Popen[str], table: str) -> str:
     return rows[0]
 
 
+@pytest.mark.slow
 def test_ps_lists_model_url_and_state_and_stop_ends_the_server(
     server: subprocess.Popen[str],
 ) -> None:

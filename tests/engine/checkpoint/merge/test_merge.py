@@ -275,6 +275,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("kind", ["many", pytest.param("one", marks=pytest.mark.slow)])
 def test_merge_memory_is_within_two_tensors_and_200_mb(

@@ -18,6 +18,7 @@ def names(store: ResponseStore, *candidates: str) -> str:
     return "".join(name for name in candidates if ("", name) in store._responses)
 
 
+@pytest.mark.slow
 def test_add_100_000_responses_stays_within_bytes() -> None:
     most = 8 << 20
     store = ResponseStore(most, 10**9)
