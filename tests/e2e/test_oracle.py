@@ -22,7 +22,7 @@ from tests.support.serve import Server, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CASES, AT_ONCE, LONGEST = 36, 12, 128
+CASES, AT_ONCE, LONGEST = 24, 12, 128
 TEMPLATE = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 BLOCK = 16
 TIGHT = ("--block-size", BLOCK, "--num-gpu-blocks-override", 18)

@@ -50,7 +50,7 @@ async def test_rebuilt_tables_equal_every_snapshot_of_the_engine(small: Server) 
     async with small.http() as http, reading(http) as reader:
 
         async def client() -> None:
-            for _ in range(10):
+            for _ in range(6):
                 await send(http, rng, stem)
 
         clients = [asyncio.create_task(client()) for _ in range(12)]
@@ -104,7 +104,7 @@ def top(server: Server, *flags: str) -> subprocess.CompletedProcess[str]:
 async def test_top_once_prints_requests_and_why_they_wait(small: Server) -> None:
     body = {"prompt": [7] * 100, "max_tokens": 600, "ignore_eos": True}
     async with small.http() as http:
-        tasks = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(10)]
+        tasks = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(40)]
         await asyncio.sleep(0.3)
         done = await asyncio.to_thread(top, small)
         for task in tasks:

@@ -33,6 +33,7 @@ def answers(driver: Driver, tokens: int) -> list[list[int]]:
     return [driver.tokens(i) for i in ids]
 
 
+@pytest.mark.slow
 def test_triton_engine_matches_reference(assets: Path) -> None:
     """Tokens and logprobs, with prompts of several lengths that are prefilled in chunks."""
     golden = load(assets / "checkpoints" / "stories260K-llama")

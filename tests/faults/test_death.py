@@ -396,6 +396,7 @@ async def test_drain_timeout_ends_requests_with_shutting_down_error(
         assert response.json()["error"]["code"] == "shutting_down"
 
 
+@pytest.mark.slow
 async def test_second_sigterm_exits_at_once(llama: Path, record_property: Record) -> None:
     with serving(llama) as server:
         engine = server.engine

@@ -117,6 +117,7 @@ def wrong_probes(probes: list[Probe]) -> list[Probe]:
     return [p for p, text in zip(probes, texts, strict=True) if not judge(p, text)]
 
 
+@pytest.mark.slow
 def test_engine_answers_nine_in_ten_plain_probes_and_two_in_five_of_each_ability() -> None:
     """Our engine answers all probes in one batch. `make demo-eval` does it over HTTP."""
     probes = read_probes()

@@ -268,6 +268,7 @@ def pinned(openmp: None) -> Iterator[None]:
     os.sched_setaffinity(0, mine)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pinned")
 def test_idle_team_makes_waiting_threads_sleep() -> None:
     done = subprocess.run(

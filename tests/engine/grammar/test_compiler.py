@@ -48,7 +48,10 @@ def grammar(end: int, **kind: Any) -> Grammar:
     return Grammar(json.dumps({"grammars": [kind]}), (end,), "guided_json")
 
 
-@pytest.mark.parametrize("name", END_TOKENS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if "qwen" in n else []) for n in END_TOKENS],
+)
 def test_random_allowed_tokens_are_valid_json(assets: Path, name: str) -> None:
     """Also if the model has more logits than the tokenizer has tokens."""
     folder = model_folder("demo") if name == "demo" else assets / name
