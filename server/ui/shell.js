@@ -135,7 +135,7 @@ function Drawer() {
   const { component, error } = useModule(params.drawer, load);
   const close = () => {
     const { page, params: now } = route.value;
-    navigate(page, { ...now, drawer: "", answer: "", request: "" });
+    navigate(page, { ...now, drawer: "", answer: "", request: "", token: "" });
   };
   const panel = useRef(null);
   useLayoutEffect(() => {

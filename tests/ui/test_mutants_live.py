@@ -111,7 +111,7 @@ def test_owner_of_a_block(page: Any, demo: Server, traffic: Callable[[], None], 
 def wait_for_change(page: Any, *, is_changed: bool) -> None:
     """Wait until an event was changed, if one should be, and the page has taken it."""
     if is_changed:
-        page.wait_for_function("window.isChanged")
+        page.wait_for_function("() => window.isChanged")
     page.wait_for_timeout(300)
 
 

@@ -129,11 +129,11 @@ def test_prompt_page_keeps_what_the_address_got_while_it_waited(page: Any, demo:
     show(page, demo, text="one")
     page.get_by_label("Text").fill("two")
     page.evaluate("location.hash += '&drawer=inspector&answer=none'")
-    page.wait_for_function("location.hash.includes('two')")
+    page.wait_for_function("() => location.hash.includes('two')")
     assert "drawer=inspector" in page.url
     page.get_by_label("Text").fill("three")
     page.keyboard.press("Escape")
-    page.wait_for_function("location.hash.includes('three')")
+    page.wait_for_function("() => location.hash.includes('three')")
     assert "drawer" not in page.url
 
 

@@ -1,6 +1,6 @@
 // One message: its text, its versions, what can be done with it, and under an answer its figures.
 
-import { html, useEffect, useRef, useState } from "../html.js";
+import { html, useLayoutEffect, useRef, useState } from "../html.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
 import { duration } from "../text.js";
@@ -85,7 +85,7 @@ function indented(text) {
 
 function Editor({ text, close }) {
   const field = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     field.current.focus();
     field.current.setSelectionRange(text.length, text.length);
   }, []);

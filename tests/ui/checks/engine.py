@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import playwright.sync_api as playwright
@@ -85,6 +86,11 @@ def check_map(page: Any, watcher: Watcher, count: int) -> set[str]:
     return {kind for kind, _ in blocks}
 
 
+def rounded(value: float, unit: str) -> str:
+    """Round as JavaScript does: a half goes up."""
+    return str(Decimal(value).quantize(Decimal(unit), ROUND_HALF_UP))
+
+
 def check_steps(page: Any, watcher: Watcher) -> None:
     """Compare the table of the last steps of the paused page."""
     rows = page.get_by_role("region", name="Last steps").locator("tbody tr").all()
@@ -94,6 +100,6 @@ def check_steps(page: Any, watcher: Watcher) -> None:
     for row in rows:
         number, begin, duration, _, decodes, _ = row.locator("th, td").all_inner_texts()
         step = steps[int(number)]
-        assert begin == f"{step.begin / 1000:.1f}"
-        assert duration == f"{step.duration / 1000:.2f}"
+        assert begin == rounded(step.begin / 1000, "0.1")
+        assert duration == rounded(step.duration / 1000, "0.01")
         assert int(decodes) == len(step.decodes)
