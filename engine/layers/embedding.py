@@ -56,7 +56,10 @@ class Sinusoids(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits [L, vocabulary] in fp32. With a prepacked weight they have the weight's dtype.
+    """Logits [L, vocabulary] in fp32.
+
+    In bf16, steps of 1/8 lie between large logits, which would make the best two tokens equal. With
+    a packed weight, Numba's kernel returns fp32; oneDNN alone rounds to the weight's dtype.
 
     If tied to a token embedding, the head has no parameter of its own.
     """
@@ -76,7 +79,7 @@ class LMHead(nn.Module):
         return table
 
     def prepack(self) -> None:
-        self._packed = PackedWeight(self.table.data, kernels=self.kernels)
+        self._packed = PackedWeight(self.table.data, kernels=self.kernels, wide=True)
         self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

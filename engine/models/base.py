@@ -50,7 +50,7 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [L, vocab_size] of `hidden` [L, hidden].
 
-        They are fp32 on a GPU and in the dtype of the weights on a CPU.
+        They are fp32, except where oneDNN computes them (see LMHead).
         """
 
     def weight_map(self) -> WeightMap: ...

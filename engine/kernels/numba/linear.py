@@ -22,6 +22,7 @@ from engine.kernels.numba.machine_code import kernel_store
 
 # Up to this many rows, reading the weight dominates. With AMX, oneDNN catches up at fewer rows.
 FEW_ROWS, FEW_ROWS_AMX = 8, 4
+ANY_ROWS = 2**31
 WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
 SPLITS = (256, 512, 2**30)  # pairs of inputs per partial sum that oneDNN is known to use
 SHARES = 4  # a thread takes its panels in about this number of parts
@@ -53,9 +54,12 @@ class LinearShape(NamedTuple):
 
 
 class FewRows:
-    """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs."""
+    """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs.
 
-    def __init__(self, layer: PackedLinear, split: int) -> None:
+    y is bf16, or fp32 if `wide`.
+    """
+
+    def __init__(self, layer: PackedLinear, split: int, *, wide: bool = False) -> None:
         outputs, inputs, width, has_bias = layer.shape
         panels = outputs // width
         shares = SHARES * torch.get_num_threads()
@@ -63,7 +67,8 @@ class FewRows:
         self._packed = layer.packed
         self._bias = layer.bias
         self._outputs = outputs
-        self._kernel = kernel_store().address("linear.few_rows_kernel", width, has_bias)
+        self._dtype = torch.float32 if wide else torch.bfloat16
+        self._kernel = kernel_store().address("linear.rows_kernel", width, has_bias, wide)
         self._call = LinearCall(
             panels=panels,
             at_once=max(1, panels // shares),
@@ -71,17 +76,19 @@ class FewRows:
             bias=0 if layer.bias is None else layer.bias.data_ptr(),
             pairs=inputs // 2,
             split=split,
-            out_bytes=2 * outputs,
+            out_bytes=self._dtype.itemsize * outputs,
         )
-        amx = uses_amx(layer.packed.device, layer.packed.dtype)
-        self.most = FEW_ROWS_AMX if amx else FEW_ROWS
+        if uses_amx(layer.packed.device, layer.packed.dtype):
+            self.most = FEW_ROWS_AMX
+        else:  # oneDNN only returns bf16
+            self.most = ANY_ROWS if wide else FEW_ROWS
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs] for x [rows, inputs]."""
         rows = x.shape[0]
         assert rows <= self.most
         assert x.stride(1) == 1
-        out = torch.empty(rows, self._outputs, dtype=torch.bfloat16)
+        out = torch.empty(rows, self._outputs, dtype=self._dtype)
         call = self._call
         call.x = x.data_ptr()
         call.x_bytes = 2 * x.stride(0)
@@ -95,9 +102,11 @@ class FewRows:
 
 
 def few_rows(
-    weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
+    weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False
 ) -> FewRows | None:
     """Return a FewRows for `packed`, which is `weight` [out, in] packed by oneDNN.
+
+    With `wide` it returns fp32, and takes any number of rows, unless the CPU has AMX.
 
     Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
     close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
@@ -109,7 +118,7 @@ def few_rows(
         return None
     layer = PackedLinear(weight, packed, bias, width)
     split = known_splits().find(layer)
-    return None if split is None else FewRows(layer, split)
+    return None if split is None else FewRows(layer, split, wide=wide)
 
 
 def _has_kernel(weight: torch.Tensor) -> bool:

@@ -18,11 +18,17 @@ PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
 class PackedWeight:
     """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
 
-    With `kernels` "numba", our own kernel multiplies few rows, if it supports this weight.
+    With `kernels` "numba", our own kernel multiplies few rows, if it supports this weight. With
+    `wide` it does so for all numbers of rows that it can (see `few_rows`), and returns fp32.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, kernels: Kernels = "torch"
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        kernels: Kernels = "torch",
+        wide: bool = False,
     ) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
@@ -31,7 +37,7 @@ class PackedWeight:
         if kernels == "numba":
             from engine.kernels.numba.linear import few_rows
 
-            if kernel := few_rows(weight, self._packed, bias):
+            if kernel := few_rows(weight, self._packed, bias, wide=wide):
                 self._few_rows, self._most = kernel, kernel.most
 
     @property

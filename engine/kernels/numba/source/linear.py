@@ -1,4 +1,4 @@
-"""The product of few rows with a weight that oneDNN has packed."""
+"""The product of rows with a weight that oneDNN has packed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.kernels.numba.source.multiply_panel import multiply_panel
 
 
 @njit(inline="always")
-def multiply_rows(call, panel, row, rows, width, biased):
+def multiply_rows(call, panel, row, rows, width, biased, wide):
     first_output = width * panel
     multiply_panel(
         weight=call.weight + 4 * first_output * call.pairs,
@@ -19,39 +19,43 @@ def multiply_rows(call, panel, row, rows, width, biased):
         split=call.split,
         x=call.x + call.x_bytes * row,
         x_bytes=call.x_bytes,
-        out=call.out + call.out_bytes * row + 2 * first_output,
+        out=call.out + call.out_bytes * row + (4 if wide else 2) * first_output,
         out_bytes=call.out_bytes,
         rows=rows,
         width=width,
         biased=biased,
+        wide=wide,
     )
 
 
 @njit(inline="always")
-def multiply_all_rows(call, panel, together, width, biased):
+def multiply_all_rows(call, panel, together, width, biased, wide):
     """Multiply up to `together` rows at a time, and at most 8. The counts must be literals."""
     row = 0
     while row < call.rows:
         left = call.rows - row
         if together >= 8 and left >= 8:
-            multiply_rows(call, panel, row, 8, width, biased)
+            multiply_rows(call, panel, row, 8, width, biased, wide)
             row += 8
         elif left >= 4:
-            multiply_rows(call, panel, row, 4, width, biased)
+            multiply_rows(call, panel, row, 4, width, biased, wide)
             row += 4
         elif left == 3:
-            multiply_rows(call, panel, row, 3, width, biased)
+            multiply_rows(call, panel, row, 3, width, biased, wide)
             row += 3
         elif left == 2:
-            multiply_rows(call, panel, row, 2, width, biased)
+            multiply_rows(call, panel, row, 2, width, biased, wide)
             row += 2
         else:
-            multiply_rows(call, panel, row, 1, width, biased)
+            multiply_rows(call, panel, row, 1, width, biased, wide)
             row += 1
 
 
-def few_rows_kernel(width: int, biased: bool):
-    """Return a kernel that multiplies as many rows at a time as registers can hold sums for."""
+def rows_kernel(width: int, biased: bool, wide: bool):
+    """Return a kernel that multiplies as many rows at a time as registers can hold sums for.
+
+    The products are fp32 if `wide`, else bf16.
+    """
     together = 256 // width
 
     def multiply(pointer):
@@ -62,6 +66,6 @@ def few_rows_kernel(width: int, biased: bool):
                 return
             end = min(first + call.at_once, call.panels)
             for panel in range(first, end):
-                multiply_all_rows(call, panel, together, width, biased)
+                multiply_all_rows(call, panel, together, width, biased, wide)
 
     return multiply, LinearCall

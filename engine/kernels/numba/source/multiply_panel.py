@@ -37,20 +37,22 @@ ROUNDED = ir.VectorType(BF16, LANES)
 
 @intrinsic(prefer_literal=True)
 def multiply_panel(
-    typing, weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased
+    typing, weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased, wide
 ):
-    """out[r, :width] = x[r] times a panel [pairs, width, 2] of a weight, plus the bias, in bf16.
+    """out[r, :width] = x[r] times a panel [pairs, width, 2] of a weight, plus the bias.
 
+    `out` is fp32 if `wide`, else bf16.
     Pairs of inputs are multiplied and added in order (AVX512_BF16). A new partial sum begins after
     every `split` pairs, and the partial sums are added in order. oneDNN uses the same order.
     """
-    arguments = weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased
+    arguments = weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased, wide
     num_rows = rows.literal_value
     num_vectors = width.literal_value // LANES
 
     def code(context, builder, signature, values):
         operands = _Operands(*values[:8])
-        panel = _Panel(builder, operands, num_rows, num_vectors, biased.literal_value)
+        flags = biased.literal_value, wide.literal_value
+        panel = _Panel(builder, operands, num_rows, num_vectors, *flags)
         panel.multiply()
         return context.get_dummy_value()
 
@@ -81,12 +83,13 @@ class _RowSums(NamedTuple):
 class _Panel:
     """Code generator of `multiply_panel` for one shape."""
 
-    def __init__(self, builder, operands, rows, vectors, biased):
+    def __init__(self, builder, operands, rows, vectors, biased, wide):
         self._builder = builder
         self._operands = operands
         self._rows = range(rows)
         self._vectors = range(vectors)
         self._biased = biased
+        self._wide = wide
         extension = "llvm.x86.avx512bf16"
         self._multiply = declare(builder, f"{extension}.dpbf16ps.512", SUMS, [SUMS, PAIRS, PAIRS])
         self._round = declare(builder, f"{extension}.cvtneps2bf16.512", ROUNDED, [SUMS])
@@ -168,8 +171,11 @@ class _Panel:
             bits = load(builder, address, ir.VectorType(INT16, LANES), align=2)
             total = builder.fadd(total, widen_vector(builder, bits, LANES))
         begin = self._row_address(self._operands.out, self._operands.out_bytes, row)
-        rounded = builder.call(self._round, [total])
-        store(builder, rounded, offset(builder, begin, distance), align=2)
+        if self._wide:
+            store(builder, total, offset(builder, begin, 2 * distance), align=4)
+        else:
+            rounded = builder.call(self._round, [total])
+            store(builder, rounded, offset(builder, begin, distance), align=2)
 
     def _row_address(self, base, row_bytes, row):
         distance = self._builder.mul(row_bytes, INT64(row))

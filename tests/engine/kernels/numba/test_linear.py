@@ -103,12 +103,28 @@ def test_linear_and_lm_head_prepacked_use_few_rows_kernel() -> None:
     for module in (layer, head):
         for parameter in module.parameters():
             parameter.data = bf16(*parameter.shape, seed=1)
-        expected = module(x).bfloat16()
+        expected = module(x)
         use_kernels(module, "numba")
         module.prepack()
         assert module._packed
         assert module._packed._few_rows
         torch.testing.assert_close(module(x), expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 100])
+def test_logits_are_not_rounded_and_round_to_onednns(rows: int) -> None:
+    """Rounded logits would make the best two tokens equal."""
+    x, head = bf16(rows, 576), LMHead(512, 576)
+    assert head.weight is not None
+    head.weight.data = bf16(512, 576, seed=1)
+    weight = head.table.data.clone()
+    use_kernels(head, "numba")
+    head.prepack()
+    found = head(x)
+    assert found.dtype == torch.float32
+    assert torch.equal(found.bfloat16(), PackedWeight(weight)(x))
+    exact = x.double() @ weight.double().t()
+    assert (found - exact).abs().max() < 1e-3 < (found.bfloat16() - exact).abs().max()
 
 
 def test_few_rows_unsupported_weight_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ assert torch.allclose(norm(x, None, None, 1e-5)[1], right, atol=1e-5)
 assert activate(x, "silu").shape == activate(x, "gelu_tanh").shape == (4, 2, 8)
 assert torch.equal(rotate(x, torch.ones(4, 1, 16), torch.zeros(4, 1, 16)), x)
 if has_avx512_bf16():
-    assert kernel_store().address("linear.few_rows_kernel", 64, True)
+    assert kernel_store().address("linear.rows_kernel", 64, True, False)
 print(kernel_store().compiled, "numba" in sys.modules)
 """
 
