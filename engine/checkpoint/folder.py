@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.gguf.parts import is_first_part, is_gguf, present_parts
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 
@@ -36,9 +37,8 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 # is room for over 200,000 tensors in a file.
 MAX_HEADER_BYTES = 32_000_000
 BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
-NO_GGUF = "GGUF is not served; give the safetensors checkpoint it was converted from."
 WHERE = (
-    f"Give a folder with config.json and *.safetensors, {', '.join(DEMO_FOLDERS)}, or "
+    f"Give a folder with config.json and *.safetensors, a GGUF file, {', '.join(DEMO_FOLDERS)}, or "
     "ORG/NAME on huggingface.co, such as HuggingFaceTB/SmolLM2-135M-Instruct, which is downloaded."
 )
 POINTER = b"version https://git-lfs.github.com/"
@@ -66,29 +66,56 @@ def full_path(path: Path) -> Path:
 
 
 def model_folder(model: str) -> Path:
-    """Return the folder of `model`. Raises ConfigError if it has no config.json."""
+    """Return the folder of `model`: for a GGUF file, one that is made from it.
+
+    Raises ConfigError if the folder has neither config.json nor a GGUF file.
+    """
     demo = Path(__file__).parents[1] / "demo"
     folder = demo / DEMO_FOLDERS[model] if model in DEMO_FOLDERS else Path(model)
     if not model or "://" in model:
         raise ConfigError(f"{model!r} is not a model name. {WHERE}")
+    if is_gguf(folder) and _is_file(folder):
+        return _folder_of_gguf(folder)  # by the name it was given: a link may lead to a blob
     folder = full_path(folder)
     try:
         is_folder, has_config = folder.is_dir(), (folder / "config.json").is_file()
         is_file = folder.is_file()
     except OSError as error:
         raise ConfigError(f"Cannot access the model folder: {error}") from error
-    if folder.suffix.lower() == ".gguf":
-        raise ConfigError(f"{folder}: {NO_GGUF}")
     if is_file:
         raise ConfigError(f"{folder} is a file; give its folder.")
     if not is_folder:
         raise ConfigError(f"No model folder at {folder}. {WHERE}")
     if not has_config:
-        hint = f" {NO_GGUF}" if _files(folder, "gguf") else ""
-        raise ConfigError(
-            f"{folder} has no config.json, so it is not a Hugging Face model folder.{hint}"
-        )
+        if file := only_gguf(folder):
+            return _folder_of_gguf(file)
+        raise ConfigError(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
     return folder
+
+
+def only_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder, or the first part of a split one; None if it has none.
+
+    Raises ConfigError if there are several to choose from.
+    """
+    files = [file for file in _files(folder, "gguf") if is_first_part(file)]
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:5])
+        raise ConfigError(f"{folder} has several GGUF files; choose one with --gguf-file: {names}.")
+    return files[0] if files else None
+
+
+def _folder_of_gguf(file: Path) -> Path:
+    from engine.checkpoint.gguf.folder import folder_of  # imports the tokenizers library
+
+    return folder_of(file.expanduser().absolute())
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:
@@ -96,7 +123,7 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files: those in its index if it has one, else all."""
+    """Return the files of weights: safetensors, those in its index if it has one, else GGUF."""
     index = folder / WEIGHTS_INDEX
     if index.is_file():
         files = [folder / name for name in indexed_files(index)]
@@ -108,9 +135,9 @@ def weight_files(folder: Path) -> list[Path]:
         if unreadable := [file for file in files if not file.is_file()]:
             raise ConfigError(f"{unreadable[0]} is not a file.")  # opening a FIFO would block
         return files
-    if gguf := _files(folder, "gguf"):
-        raise ConfigError(f"{folder} has no *.safetensors, only {gguf[0].name}. {NO_GGUF}")
-    raise ConfigError(f"{folder} has no *.safetensors, the only supported weight format.")
+    if file := only_gguf(folder):
+        return present_parts(file)
+    raise ConfigError(f"{folder} has no *.safetensors and no *.gguf, the formats that are read.")
 
 
 def indexed_files(index: Path) -> list[str]:
@@ -120,6 +147,17 @@ def indexed_files(index: Path) -> list[str]:
     if not values or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{index} has no weight_map from tensor names to file names.")
     return sorted(set(values))
+
+
+def check_weight_file(file: Path) -> None:
+    """Raise ConfigError if a file of weights has a damaged header."""
+    if is_gguf(file):
+        from engine.checkpoint.gguf.header import read_header
+
+        refuse_pointer(file)
+        read_header(file)
+    else:
+        safetensors_header(file)
 
 
 def refuse_pointer(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Load safetensors checkpoints: sharded, memory-mapped, with every tensor accounted for.
+"""Load checkpoints of safetensors or GGUF files, with every tensor accounted for.
 
 A tensor that is missing, unexpected, of the wrong shape, or not finite raises a ConfigError naming
 it. Nothing in a checkpoint is ever unpickled or executed.
@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from engine.checkpoint.folder import safetensors_header, weight_files
+from engine.checkpoint.gguf.parts import is_gguf, present_parts
+from engine.checkpoint.gguf.tensors import read_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.errors import ConfigError
 
@@ -51,8 +53,11 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
     Raises ConfigError if a file is damaged or a tensor is in two files.
     """
+    files = weight_files(folder)
+    if is_gguf(files[0]):
+        return {name: tensor.stored.file for name, tensor in read_tensors(files).items()}
     names: dict[str, Path] = {}
-    for file in weight_files(folder):
+    for file in files:
         for name in _names(file):
             if name in names:
                 raise ConfigError(f"{name} is in both {names[name]} and {file}; remove one.")
@@ -103,7 +108,7 @@ def _assign(
         and not name.startswith(tuple(weight_map.ignored_prefixes))
     )
     if missing:
-        raise ConfigError(f"The safetensors in {folder} lack {_listed(missing)}.")
+        raise ConfigError(f"The weights in {folder} lack {_listed(missing)}.")
     if extra:
         raise ConfigError(
             f"{names[extra[0]]} holds {_listed(extra)}, which this architecture does not use."
@@ -127,7 +132,13 @@ def _listed(names: list[str]) -> str:
 
 
 def _tensors(names: dict[str, Path], wanted: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in sorted(set(names.values())):
+    files = sorted(set(names.values()))
+    if files and is_gguf(files[0]):
+        for name, tensor in read_tensors(present_parts(files[0])).items():
+            if name in wanted:
+                yield name, tensor.read()
+        return
+    for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - not a mapping

@@ -237,9 +237,12 @@ def pull(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
     ] = None,
+    gguf_file: Annotated[
+        str | None, typer.Option(help="A GGUF file, instead of safetensors.", show_default=False)
+    ] = None,
 ) -> None:
-    """Download a model from huggingface.co and print its folder. Only safetensors weights, the
-    tokenizer and configuration files are downloaded; never code, pickles or GGUF."""
+    """Download a model from huggingface.co and print its path. Only weights (safetensors, or one
+    GGUF file), the tokenizer and configuration files are downloaded; never code or pickles."""
     try:
         from server.cli.hub_url import from_url
         from server.cli.model_source import check_served
@@ -248,8 +251,9 @@ def pull(
         if name in DEMO_FOLDERS:  # these ship with Penstock
             folder = model_folder(name)
         else:
-            name, named_revision = from_url(name)
-            folder = pull_now(name, revision or named_revision, check_served)
+            name, named_revision, named_file = from_url(name)
+            file = gguf_file or named_file
+            folder = pull_now(name, revision or named_revision, check_served, gguf_file=file)
         typer.echo(folder)
     except ConfigError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None

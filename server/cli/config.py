@@ -66,6 +66,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             extra={"form": "a list of strings that are not empty; in YAML, quote numbers"},
         ),
     ] = ()
+    gguf_file: Annotated[
+        str | None,
+        setting(HTTP, "The GGUF file to serve, of a folder or ORG/NAME that has several."),
+    ] = None
     api_key: Annotated[
         tuple[str, ...],
         setting(
@@ -251,4 +255,5 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:
     """Return the names that clients may use in `model`; default: the last part of the path."""
-    return config.served_model_name or (Path(model).name or Path(model).resolve().name,)
+    last = Path(model).name or Path(model).resolve().name
+    return config.served_model_name or (last.removesuffix(".gguf"),)

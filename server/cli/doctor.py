@@ -58,7 +58,7 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     from server.text.chat_template import ChatTemplate
 
     read_keys(config)
-    model, _ = from_url(engine_config.model)
+    model = from_url(engine_config.model).name
     folder = cached(model) if is_hub_name(model) else model_folder(model)
     override = Path(config.chat_template) if config.chat_template else None
     if folder or override:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
-from engine.checkpoint.folder import NO_GGUF
+from engine.checkpoint.gguf.parts import is_gguf
 from engine.errors import ConfigError
 
 HUB_URL = re.compile(
@@ -15,16 +17,23 @@ HUB_URL = re.compile(
 OTHER_PAGES = ("datasets", "spaces", "docs", "papers", "collections", "blog")
 
 
-def from_url(model: str) -> tuple[str, str | None]:
-    """Return ORG/NAME and the revision, if any, of a URL; any other text is returned unchanged.
+class HubAddress(NamedTuple):
+    """ORG/NAME from a URL, and the revision and GGUF file if it names them."""
 
-    Raises ConfigError for the URL of a GGUF file or of something that is not a model.
+    name: str
+    revision: str | None = None
+    gguf_file: str | None = None
+
+
+def from_url(model: str) -> HubAddress:
+    """Return what a URL names; any other text is returned unchanged, as the name.
+
+    Raises ConfigError for the URL of something that is not a model.
     """
     match = HUB_URL.fullmatch(model.strip())
     if match is None:
-        return model, None
-    if (match["path"] or "").lower().endswith(".gguf"):
-        raise ConfigError(f"{model}: {NO_GGUF}")
+        return HubAddress(model)
     if match["name"].partition("/")[0] in OTHER_PAGES:
         raise ConfigError(f"{model} is not the page of a model; give ORG/NAME.")
-    return match["name"], match["revision"]
+    path = PurePosixPath((match["path"] or "").lstrip("/"))
+    return HubAddress(match["name"], match["revision"], str(path) if is_gguf(path) else None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from engine.checkpoint.folder import is_hub_name, safetensors_header, weight_files
+from engine.checkpoint.folder import check_weight_file, is_hub_name, weight_files
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.cli import exit_codes
@@ -26,27 +26,30 @@ def resolve_model(
     weights: bool = True,
     here: bool = False,
 ) -> tuple[ServerConfig, EngineConfig]:
-    """Return both configurations with the local folder of a model named ORG/NAME.
+    """Return both configurations with the local folder, or GGUF file, of a model named ORG/NAME.
 
     A model that is not in the cache is downloaded first. Its weights are skipped if `weights` is
     False or if `load_format` is "dummy". The model is served as ORG/NAME unless names are set.
     Raises ConfigError before the weights are downloaded if the model cannot be served; with `here`
     also if this machine cannot serve it.
     """
-    name, revision = from_url(engine_config.model)
+    name, revision, file = from_url(engine_config.model)
+    file = server_config.gguf_file or file
     if revision not in (None, "main"):
         raise ConfigError(
             f"{engine_config.model} names the revision {revision}. Serve the folder that "
             f"`penstock pull {name} --revision {revision}` prints."
         )
     if not is_hub_name(name):
-        return server_config, engine_config
+        local = str(Path(name, file)) if file else name
+        return server_config, replace(engine_config, model=local)
     from server.cli.pull import locate
 
     names = server_config.served_model_name or (name,)
     check = partial(check_folder, engine_config) if here else check_served
-    folder = str(locate(name, check, tell, weights and engine_config.load_format != "dummy"))
-    return replace(server_config, served_model_name=names), replace(engine_config, model=folder)
+    weights = weights and engine_config.load_format != "dummy"
+    found = locate(name, check, tell, weights, file)
+    return replace(server_config, served_model_name=names), replace(engine_config, model=str(found))
 
 
 def check_folder(config: EngineConfig, folder: Path) -> None:
@@ -71,7 +74,7 @@ def check_served(folder: Path) -> None:
 def check_weights(config: EngineConfig, folder: Path) -> None:
     """Raise ConfigError if a file of weights is damaged. The engine would find it only later."""
     for file in weight_files(folder) if config.load_format != "dummy" else ():
-        safetensors_header(file)
+        check_weight_file(file)
 
 
 def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:

@@ -6,6 +6,7 @@ downloaded here, because huggingface_hub cannot resume a download that another p
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import fnmatch
 import hashlib
@@ -15,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import httpx2
@@ -25,11 +26,11 @@ from rich.filesize import decimal
 
 from engine.checkpoint.folder import (
     CHECKPOINT_FILES,
-    NO_GGUF,
     WEIGHTS_INDEX,
     indexed_files,
     weight_files,
 )
+from engine.checkpoint.gguf.parts import is_first_part, is_gguf, parts_of, present_parts
 from engine.errors import ConfigError
 from server.cli.console import say
 
@@ -100,11 +101,26 @@ def cached(name: str, revision: str = MAIN, weights: bool = True) -> Path | None
     return folder
 
 
+def cached_gguf(name: str, file: str) -> Path | None:
+    """Return a GGUF file of the main branch if all its parts are in the cache, else None."""
+    with contextlib.suppress(ConfigError, errors.HFValidationError):
+        found = hub.try_to_load_from_cache(name, file, revision=MAIN)
+        if isinstance(found, str):
+            present_parts(Path(found))
+            return Path(found)
+    return None
+
+
 def locate(
-    name: str, check: Check, tell: Callable[[str], None] = say, weights: bool = True
+    name: str,
+    check: Check,
+    tell: Callable[[str], None] = say,
+    weights: bool = True,
+    gguf_file: str | None = None,
 ) -> Path:
-    """Return the folder of ORG/NAME in the cache; download it first if it is not there."""
-    return cached(name, weights=weights) or pull(name, None, check, tell, weights)
+    """Return the folder, or the GGUF file, of ORG/NAME in the cache; download what is missing."""
+    found = cached_gguf(name, gguf_file) if gguf_file else cached(name, weights=weights)
+    return found or pull(name, None, check, tell, weights, gguf_file)
 
 
 def pull(
@@ -113,23 +129,29 @@ def pull(
     check: Check,
     tell: Callable[[str], None] = say,
     weights: bool = True,
+    gguf_file: str | None = None,
 ) -> Path:
     """Download the files of ORG/NAME that Penstock reads, and return their folder.
 
-    Without `weights` the weight files are skipped. Files that are in the cache are not downloaded
-    again. The hub is queried for a branch or tag, which may have moved; a commit that is complete
-    in the cache needs no network. Raises ConfigError with advice if the download fails. `check` is
-    called before the weights are downloaded, and may raise ConfigError to prevent it.
+    With `gguf_file` only this file is downloaded, with the other parts if it is split, and its path
+    is returned. Without `weights` the weight files are skipped. Files that are in the cache are not
+    downloaded again. The hub is queried for a branch or tag, which may have moved; a commit that is
+    complete in the cache needs no network. Raises ConfigError with advice if the download fails.
+    `check` is called before the weights are downloaded, and may raise ConfigError to prevent it.
     """
-    if revision and A_COMMIT.fullmatch(revision) and (folder := cached(name, revision)):
+    is_commit = revision and A_COMMIT.fullmatch(revision) and not gguf_file
+    if is_commit and (folder := cached(name, revision or MAIN)):
         tell(f"penstock: {name} at {revision} is in the cache")
         return folder
     utils.disable_progress_bars()  # we show one bar for all files
     constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
         repository = Repository.look_up(name, revision)
-        wanted = _weights(repository) if weights else []
-        files = [*_described(repository), *wanted]
+        if gguf_file:
+            wanted = files = _parts(repository, gguf_file)
+        else:
+            wanted = _weights(repository) if weights else []
+            files = [*_described(repository), *wanted]
         missing = [file for file in files if not (repository.snapshot / file).is_file()]
         _check_space(repository, missing)
         total = decimal(sum(repository.sizes[file] for file in files))
@@ -139,7 +161,8 @@ def pull(
         )
         _load(repository, [file for file in missing if file not in wanted])
         if lacking := [file for file in missing if file in wanted]:
-            check(repository.snapshot)
+            if not gguf_file:  # a GGUF file describes itself, once it is there
+                check(repository.snapshot)
             _load(repository, lacking)
         if revision != repository.commit:
             ref = repository.cache / "refs" / (revision or MAIN)
@@ -150,13 +173,14 @@ def pull(
         raise
     except (httpx2.HTTPError, OSError, ValueError) as error:
         raise ConfigError(_advice(error, name, revision)) from error
-    return repository.snapshot
+    return repository.snapshot / (gguf_file or "")
 
 
 def _described(repository: Repository) -> list[str]:
     """Return the files that Penstock reads, apart from the weights."""
     names = repository.sizes.keys()
     if "config.json" not in names:
+        _refuse_gguf(repository)
         raise ConfigError(
             f"{repository.name} has no config.json, so it is not a model; check the name."
         )
@@ -175,14 +199,33 @@ def _weights(repository: Repository) -> list[str]:
             f"{WEIGHTS_INDEX} of {repository.name} lists {lost[0]}, but the repository has no such "
             "file; try another revision."
         )
-    if not files and any(name.endswith(".gguf") for name in names):
-        raise ConfigError(f"{repository.name} has only GGUF files. {NO_GGUF}")
     if not files:
+        _refuse_gguf(repository)
         raise ConfigError(
             f"{repository.name} has no *.safetensors. Pickles (*.bin, *.pt) are not supported, "
             "because reading one can run code. Use a revision or repository with safetensors."
         )
     return [*index, *files]
+
+
+def _refuse_gguf(repository: Repository) -> None:
+    """Raise ConfigError if the repository has GGUF files, because one has to be chosen."""
+    paths = [PurePosixPath(name) for name in sorted(repository.sizes)]
+    if files := [str(path) for path in paths if is_gguf(path) and is_first_part(path)]:
+        more = f" and {len(files) - 8} more" if len(files) > 8 else ""
+        raise ConfigError(
+            f"{repository.name} has GGUF files; choose one with --gguf-file: "
+            f"{', '.join(files[:8])}{more}."
+        )
+
+
+def _parts(repository: Repository, gguf_file: str) -> list[str]:
+    """Return the parts of a GGUF file. Raises ConfigError if the repository lacks one."""
+    parts = [str(part) for part in parts_of(PurePosixPath(gguf_file))]
+    if not is_gguf(PurePosixPath(gguf_file)) or any(part not in repository.sizes for part in parts):
+        _refuse_gguf(repository)
+        raise ConfigError(f"{repository.name} has no GGUF file {gguf_file}.")
+    return parts
 
 
 def _check_space(repository: Repository, missing: Iterable[str]) -> None:

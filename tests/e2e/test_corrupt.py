@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
             [(m.folder / name).rename(m.folder / f"{name}.gguf") for name in (FIRST, SECOND)]
             + [(m.folder / INDEX).unlink()]
         ),
-        [f"{FIRST}.gguf", "GGUF is not served"],
+        [f"{FIRST}.gguf", f"{SECOND}.gguf", "several GGUF files"],
     ),
     "weights that block": (
         lambda m: ((m.folder / INDEX).unlink(), os.mkfifo(m.folder / "z.safetensors")),
@@ -231,7 +231,7 @@ def test_serve_gguf_file_exits_with_one_message(
     file.write_bytes(b"GGUF\x03\0\0\0")
     said = refused(file, record_property)
     assert str(file) in said
-    assert "GGUF is not served" in said
+    assert "not a readable GGUF file: byte 16 is expected in a file of 8 bytes" in said
 
 
 @pytest.mark.slow

@@ -121,6 +121,22 @@ def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None
 
 
 @pytest.mark.slow
+def test_pull_of_a_gguf_file_downloads_all_its_parts_and_nothing_else(hub: Hub, home: Path) -> None:
+    parts = [f"q4/model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    hub.files |= {part: part.encode() for part in parts} | {"model-f16.gguf": b"other"}
+    status, out, err = pull(hub, home, NAME, "--gguf-file", parts[0])
+    assert status == 0, err
+    file = Path(out.strip())
+    assert file.read_bytes() == parts[0].encode()
+    folder = file.parents[1]
+    names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
+    assert names == set(parts)
+    status, _, err = pull(hub, home, NAME, "--gguf-file", "none.gguf")
+    assert status == exit_codes.BAD_CONFIG
+    assert "choose one with --gguf-file: model-f16.gguf, q4/model-00001-of-00002.gguf" in err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "resets",
     [pytest.param(False, id="closed", marks=pytest.mark.slow), pytest.param(True, id="reset")],
@@ -235,7 +251,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "offline": ({}, {"HF_HUB_OFFLINE": "1"}, f"{NAME} is not a local folder and not complete in"),
     "full disk": ({"sizes": {WEIGHTS: 10**18}}, {}, f"{NAME} needs 1.0 EB more in "),
     "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
-    "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has only GGUF files. GGUF is not s"),
+    "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files; choose one with --gguf-"),
     "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
     "architecture": (config(architectures=["Phi3ForCausalLM"]), {}, "Phi3ForCausalLM is not serv"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), {}, "quantised weights"),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from llvmlite import binding as llvm
 
+from engine.device.cache import cache_folder
 from engine.kernels.numba.cpu import cpu_features, cpu_name
 
 log = logging.getLogger(__name__)
@@ -121,15 +122,7 @@ class KernelStore:
 @cache
 def kernel_store() -> KernelStore:
     """Return the store of this process. Its folder is the user's cache folder."""
-    return KernelStore(_cache_folder())
-
-
-def _cache_folder() -> Path | None:
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(chosen) if chosen else Path.home() / ".cache") / "penstock" / "kernels"
-    except RuntimeError:  # no home
-        return None
+    return KernelStore(cache_folder("kernels"))
 
 
 def _empty_engine() -> llvm.ExecutionEngine:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -157,12 +158,13 @@ def with_header(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (folder / FILE).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 
-def test_load_gguf_raises_config_error_naming_the_file(folder: Path) -> None:
+def test_load_of_a_file_that_is_no_gguf_raises_config_error_naming_it(folder: Path) -> None:
     (folder / FILE).rename(folder / "model-Q4_K_M.gguf")
-    assert "model-Q4_K_M.gguf. GGUF is not served" in refusal(folder)
-    assert "GGUF is not served" in refusal(folder / "model-Q4_K_M.gguf")
+    for model in (folder, folder / "model-Q4_K_M.gguf"):
+        assert "model-Q4_K_M.gguf is not a readable GGUF file" in refusal(model)
+    shutil.copy(folder / "model-Q4_K_M.gguf", folder / "other.gguf")
     (folder / "config.json").unlink()
-    assert "no config.json, so it is not a Hugging Face model folder. GGUF" in refusal(folder)
+    assert "choose one with --gguf-file: model-Q4_K_M.gguf, other.gguf" in refusal(folder)
 
 
 def test_load_git_lfs_pointer_raises_config_error(folder: Path) -> None:
@@ -201,7 +203,7 @@ def test_load_inconsistent_header_raises_config_error(
 
 def test_load_missing_tensor_raises_config_error(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop(NORM))
-    assert refusal(folder) == f"The safetensors in {folder} lack {NORM}."
+    assert refusal(folder) == f"The weights in {folder} lack {NORM}."
 
 
 def test_load_many_missing_tensors_are_counted(folder: Path) -> None:

@@ -210,7 +210,10 @@ def test_chat_url_without_scheme_works(api: Api) -> None:
         (["--url", "http://[::1"], "http://[::1: "),
         (["--url", "ftp://a"], "ftp://a is not the URL of a server; give --url one like http://"),
         (["--url", ""], "is not the URL of a server"),
-        (["--api-key", "k\u00e9y"], "The API key has characters that are not allowed in an HTTP"),
+        (
+            ["--url", "http://127.0.0.1:9", "--api-key", "k\u00e9y"],
+            "The API key has characters that are not allowed in an HTTP",
+        ),
         (["--temperature", "nan"], "--temperature: nan is not a finite number"),
     ],
 )

@@ -14,26 +14,31 @@ from server.cli.model_source import resolve_model
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("https://huggingface.co/org/name", ("org/name", None)),
-        ("http://www.huggingface.co/org/name/", ("org/name", None)),
-        ("hf.co/org/name-1.5_b", ("org/name-1.5_b", None)),
-        ("https://huggingface.co/org/name/tree/main", ("org/name", "main")),
-        ("https://huggingface.co/org/name/tree/v2?show=1", ("org/name", "v2")),
-        ("https://huggingface.co/org/name/blob/main/config.json", ("org/name", "main")),
-        (" https://huggingface.co/org/name#usage ", ("org/name", None)),
-        ("org/name", ("org/name", None)),
-        ("./folder", ("./folder", None)),
-        ("https://example.org/org/name", ("https://example.org/org/name", None)),
+        ("https://huggingface.co/org/name", ("org/name", None, None)),
+        ("http://www.huggingface.co/org/name/", ("org/name", None, None)),
+        ("hf.co/org/name-1.5_b", ("org/name-1.5_b", None, None)),
+        ("https://huggingface.co/org/name/tree/main", ("org/name", "main", None)),
+        ("https://huggingface.co/org/name/tree/v2?show=1", ("org/name", "v2", None)),
+        ("https://huggingface.co/org/name/blob/main/config.json", ("org/name", "main", None)),
+        (" https://huggingface.co/org/name#usage ", ("org/name", None, None)),
+        (
+            "https://huggingface.co/org/name/blob/main/q4/model.Q4_K.gguf?download=true",
+            ("org/name", "main", "q4/model.Q4_K.gguf"),
+        ),
+        ("org/name", ("org/name", None, None)),
+        ("./folder", ("./folder", None, None)),
+        ("https://example.org/org/name", ("https://example.org/org/name", None, None)),
     ],
 )
-def test_from_url_returns_name_and_revision(given: str, expected: tuple[str, str | None]) -> None:
+def test_from_url_returns_name_revision_and_file(
+    given: str, expected: tuple[str, str | None, str | None]
+) -> None:
     assert from_url(given) == expected
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("https://huggingface.co/org/name/blob/main/model.Q4_K.gguf", "GGUF is not served"),
         ("https://huggingface.co/datasets/name", "not the page of a model"),
         ("https://huggingface.co/spaces/name/tree/main", "not the page of a model"),
     ],

@@ -1,0 +1,118 @@
+"""The quantised encodings of GGUF files, as whole numbers with a scale for each group.
+
+Every encoding is `codes * scale + offset` in fp32, group by group. The layouts are those of ggml's
+`ggml-common.h` and `ggml-quants.c` (github.com/ggml-org/ggml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Numbers in groups: codes [n, groups, size] int8, scales and offsets [n, groups] fp32."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None = None
+
+    def numbers(self) -> torch.Tensor:
+        """Return the numbers [n, groups * size] in fp32."""
+        found = self.codes * self.scales[..., None]
+        if self.offsets is not None:
+            found += self.offsets[..., None]
+        return found.flatten(1)
+
+
+def _half(raw: torch.Tensor) -> torch.Tensor:
+    """Read fp16 numbers: [n, 2 * count] bytes -> [n, count] fp32."""
+    return raw.contiguous().view(torch.float16).float()
+
+
+def _nibbles(raw: torch.Tensor) -> torch.Tensor:
+    """[n, count] bytes -> [n, 2 * count] numbers below 16: all low halves, then all high ones."""
+    return torch.cat((raw & 15, raw >> 4), -1)
+
+
+def _bits(raw: torch.Tensor) -> torch.Tensor:
+    """[n, count] bytes -> [n, 8 * count] bits, the lowest of a byte first."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return (raw[..., None] >> shifts & 1).flatten(-2)
+
+
+def _signed(codes: torch.Tensor) -> torch.Tensor:
+    return codes.view(torch.int8)
+
+
+def _q4_0(raw: torch.Tensor) -> Groups:
+    codes = _signed(_nibbles(raw[:, 2:])) - 8
+    return Groups(codes[:, None], _half(raw[:, :2]))
+
+
+def _q4_1(raw: torch.Tensor) -> Groups:
+    return Groups(_signed(_nibbles(raw[:, 4:]))[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
+
+
+def _q5_0(raw: torch.Tensor) -> Groups:
+    codes = _nibbles(raw[:, 6:]) | _bits(raw[:, 2:6]) << 4
+    return Groups(_signed(codes)[:, None] - 16, _half(raw[:, :2]))
+
+
+def _q5_1(raw: torch.Tensor) -> Groups:
+    codes = _nibbles(raw[:, 8:]) | _bits(raw[:, 4:8]) << 4
+    return Groups(_signed(codes)[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
+
+
+def _q8_0(raw: torch.Tensor) -> Groups:
+    return Groups(_signed(raw[:, 2:].contiguous())[:, None], _half(raw[:, :2]))
+
+
+def _scales_of_k(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, 12] bytes -> the scales and minimums of eight groups, 6 bits each."""
+    first, second, third = raw[:, :4], raw[:, 4:8], raw[:, 8:]
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), 1)
+    minimums = torch.cat((second & 63, third >> 4 | second >> 6 << 4), 1)
+    return scales.float(), minimums.float()
+
+
+def _q4_k(raw: torch.Tensor) -> Groups:
+    """Four parts of 64 numbers: the low halves of 32 bytes, then their high halves."""
+    scales, minimums = _scales_of_k(raw[:, 4:16])
+    codes = _nibbles(raw[:, 16:].unflatten(1, (4, 32))).unflatten(-1, (2, 32)).flatten(1, 2)
+    return Groups(_signed(codes), _half(raw[:, :2]) * scales, -_half(raw[:, 2:4]) * minimums)
+
+
+def _q5_k(raw: torch.Tensor) -> Groups:
+    """As Q4_K, and group g has its fifth bits in bit g of 32 bytes."""
+    scales, minimums = _scales_of_k(raw[:, 4:16])
+    codes = _nibbles(raw[:, 48:].unflatten(1, (4, 32))).unflatten(-1, (2, 32)).flatten(1, 2)
+    shifts = torch.arange(8, dtype=torch.uint8)[:, None]
+    codes = codes | (raw[:, None, 16:48] >> shifts & 1) << 4
+    return Groups(_signed(codes), _half(raw[:, :2]) * scales, -_half(raw[:, 2:4]) * minimums)
+
+
+def _q6_k(raw: torch.Tensor) -> Groups:
+    """Two halves of 128 numbers: four low bits in 64 bytes, two high bits in 32 bytes."""
+    low = _nibbles(raw[:, :128].unflatten(1, (2, 64)))  # numbers 0-31, 32-63, then 64-95, 96-127
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    high = raw[:, 128:192].unflatten(1, (2, 1, 32)) >> shifts & 3
+    codes = _signed(low | high.flatten(2) << 4) - 32
+    scales = _signed(raw[:, 192:208].contiguous()).float()
+    return Groups(codes.reshape(-1, 16, 16), _half(raw[:, 208:]) * scales)
+
+
+QUANTISED: dict[str, Callable[[torch.Tensor], Groups]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

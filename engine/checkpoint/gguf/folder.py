@@ -1,0 +1,105 @@
+"""The Hugging Face folder of a GGUF file: written once to the user's cache, then reused.
+
+It holds what the file says of the model and its tokenizer. The weights stay where they are: the
+folder links to the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.gguf.architecture import ROPE_FACTORS, config_of, llama3_scaling
+from engine.checkpoint.gguf.header import Header, read_floats, read_header
+from engine.checkpoint.gguf.parts import name_of, present_parts
+from engine.checkpoint.gguf.tokenizer import (
+    build_tokenizer,
+    end_tokens,
+    tokenizer_settings,
+    tokens_of,
+)
+from engine.device.cache import cache_folder
+from engine.errors import ConfigError
+
+
+def folder_of(file: Path) -> Path:
+    """Return the folder for a GGUF file, or for one part of a split one.
+
+    Raises ConfigError if the file is damaged or its model is not served.
+    """
+    files = present_parts(file)
+    header = read_header(files[0])
+    name = f"{name_of(file)}-{_digest(files)}"
+    parent = cache_folder("gguf")
+    if parent is None:
+        raise ConfigError("GGUF files need a cache folder: set XDG_CACHE_HOME.")
+    folder = parent / name
+    if not (folder / "config.json").is_file():
+        _write(folder, files, header)
+    return folder
+
+
+def _digest(files: Sequence[Path]) -> str:
+    """Return a digest of the files, and of this code, which decides what the folder holds."""
+    found = hashlib.sha256()
+    for file in files:
+        facts = file.stat()
+        found.update(f"{file}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(source.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _write(folder: Path, files: Sequence[Path], header: Header) -> None:
+    """Write the folder completely or not at all. Another process may write it too."""
+    settings = header.settings
+    tokenizer = build_tokenizer(settings)
+    config = config_of(
+        settings, len(tokens_of(settings)), tied="output.weight" not in _names(files)
+    )
+    if factors := header.tensors.get(ROPE_FACTORS):
+        config["rope_scaling"] = llama3_scaling(
+            read_floats(factors), config.get("rope_theta", 10_000.0)
+        )
+    longest = config.get("max_position_embeddings") or config.get("n_positions") or 0
+    contents = {
+        "tokenizer_config.json": tokenizer_settings(settings, longest),
+        "generation_config.json": {
+            "bos_token_id": config["bos_token_id"],
+            "eos_token_id": end_tokens(settings),
+        },
+        "config.json": config,
+    }
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".begun-"))
+        try:
+            tokenizer.save(str(begun / "tokenizer.json"))
+            for file in files:
+                (begun / file.name).symlink_to(file)
+            for name, value in contents.items():
+                _write_json(begun / name, value)
+            with contextlib.suppress(FileExistsError, OSError):
+                begun.rename(folder)  # fails if another process was faster
+        finally:
+            shutil.rmtree(begun, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {folder}: {error}. Set XDG_CACHE_HOME.") from error
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"Cannot write {folder}. Set XDG_CACHE_HOME to a folder with room.")
+
+
+def _names(files: Sequence[Path]) -> set[str]:
+    return {name for file in files for name in read_header(file).tensors}
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.chmod(file, 0o600)

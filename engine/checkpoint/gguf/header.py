@@ -1,0 +1,206 @@
+"""The header of a GGUF file: its settings, and where its tensors are.
+
+The format is described at github.com/ggml-org/ggml/blob/master/docs/gguf.md. A header may be
+damaged or hostile: no length in it is believed beyond the end of the file. PyPI's `gguf` reads
+past that end without an error, so it only serves the tests, as the reference.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.errors import ConfigError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # of the tensors, unless general.alignment says otherwise
+MAX_ENTRIES = 1_000_000  # settings or tensors
+MAX_DEPTH = 4  # of arrays in arrays
+MAX_DIMENSIONS = 4  # ggml's limit
+STRING, ARRAY = 8, 9
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+
+
+class TensorKind(NamedTuple):
+    """An encoding of tensors: `block` numbers are stored together in `nbytes` bytes."""
+
+    name: str
+    block: int
+    nbytes: int
+
+
+# By the number that ggml gives it.
+KINDS = {
+    0: TensorKind("F32", 1, 4),
+    1: TensorKind("F16", 1, 2),
+    2: TensorKind("Q4_0", 32, 18),
+    3: TensorKind("Q4_1", 32, 20),
+    6: TensorKind("Q5_0", 32, 22),
+    7: TensorKind("Q5_1", 32, 24),
+    8: TensorKind("Q8_0", 32, 34),
+    12: TensorKind("Q4_K", 256, 144),
+    13: TensorKind("Q5_K", 256, 176),
+    14: TensorKind("Q6_K", 256, 210),
+    30: TensorKind("BF16", 1, 2),
+}
+# Encodings that are known by name only.
+OTHERS = {
+    **{10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},  # noqa: PIE800
+    **{19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8"},  # noqa: PIE800
+    **{25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 39: "MXFP4"},  # noqa: PIE800
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file. `shape` is torch's order: the last dimension is contiguous."""
+
+    file: Path
+    kind: TensorKind
+    shape: tuple[int, ...]
+    offset: int  # from the beginning of the file
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    settings: dict[str, Any]  # such as general.architecture
+    tensors: dict[str, StoredTensor]
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of a GGUF file. Raises ConfigError if it is damaged or not supported."""
+    try:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as m:
+            return _Reader(file, m).header()
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise ConfigError(f"{file} is not a readable GGUF file: {error}") from error
+
+
+def read_floats(tensor: StoredTensor) -> list[float]:
+    """Return the numbers of a small tensor. Raises ConfigError unless they are fp32."""
+    count = tensor.nbytes // 4
+    if tensor.kind.name != "F32" or count > MAX_ENTRIES:
+        raise ConfigError(f"{tensor.file} has rotary factors of type {tensor.kind.name}, not F32.")
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.offset)
+        return list(struct.unpack(f"<{count}f", stream.read(tensor.nbytes)))
+
+
+class _Reader:
+    """Reads values one after another. ValueError says what is wrong, and where."""
+
+    def __init__(self, file: Path, content: mmap.mmap) -> None:
+        self._file = file
+        self._content = content
+        self._size = len(content)
+        self._at = 0
+
+    def header(self) -> Header:
+        if self._take(4) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in VERSIONS:
+            kind = "big-endian" if version and not version & 0xFFFF else "unknown"
+            raise ValueError(f"version {version} is {kind}; versions 2 and 3 are read")
+        num_tensors, num_settings = self._count("tensors"), self._count("settings")
+        settings: dict[str, Any] = {}
+        for _ in range(num_settings):
+            name = self._text()
+            if name in settings:
+                raise ValueError(f"{name!r:.99} is there twice")
+            settings[name] = self._value(self._number("I"), name)
+        found = [self._tensor() for _ in range(num_tensors)]
+        alignment = settings.get("general.alignment", ALIGNMENT)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment!r:.99}, not a power of two")
+        begin = math.ceil(self._at / alignment) * alignment
+        tensors: dict[str, StoredTensor] = {}
+        for name, number, shape, offset in found:
+            if name in tensors:
+                raise ValueError(f"the tensor {name!r:.99} is there twice")
+            tensors[name] = self._stored(name, number, shape, begin + offset)
+        return Header(settings, tensors)
+
+    def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
+        name = self._text()
+        dimensions = self._number("I")
+        if dimensions > MAX_DIMENSIONS:
+            raise ValueError(f"{name!r:.99} has {dimensions} dimensions")
+        shape = tuple(self._number("Q") for _ in range(dimensions))
+        return name, self._number("I"), shape[::-1], self._number("Q")
+
+    def _stored(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> StoredTensor:
+        if kind not in KINDS:
+            known = ", ".join(sorted(each.name for each in KINDS.values()))
+            raise ValueError(
+                f"{name!r:.99} has type {OTHERS.get(kind, kind)}, which is not served; served are "
+                f"{known}"
+            )
+        found = KINDS[kind]
+        count = math.prod(shape)
+        if not shape or shape[-1] % found.block:
+            raise ValueError(f"{name!r:.99} of shape {list(shape)} cannot be {found.name}")
+        nbytes = count // found.block * found.nbytes
+        if offset + nbytes > self._size:
+            raise ValueError(
+                f"{name!r:.99} ends at byte {offset + nbytes} of {self._size}: the file was cut off"
+            )
+        return StoredTensor(self._file, found, shape, offset, nbytes)
+
+    def _value(self, kind: int, name: str, depth: int = 0) -> Any:
+        if kind == STRING:
+            return self._text()
+        if kind in SCALARS:
+            return self._number(SCALARS[kind])
+        if kind != ARRAY:
+            raise ValueError(f"{name!r:.99} has the unknown type {kind}")
+        if depth == MAX_DEPTH:
+            raise ValueError(f"{name!r:.99} nests more than {MAX_DEPTH} arrays")
+        element, count = self._number("I"), self._number("Q")
+        if element in SCALARS:
+            letter = SCALARS[element]
+            data = self._take(count * struct.calcsize(letter))
+            return list(struct.unpack(f"<{count}{letter}", data))
+        self._check_room(count * 8)  # each of them begins with a length
+        return [self._value(element, name, depth + 1) for _ in range(count)]
+
+    def _text(self) -> str:
+        return self._take(self._number("Q")).decode(errors="replace")
+
+    def _count(self, what: str) -> int:
+        count = self._number("Q")
+        if count > MAX_ENTRIES:
+            raise ValueError(f"it says that it has {count} {what}")
+        return count
+
+    def _number(self, letter: str) -> Any:
+        (value,) = struct.unpack(f"<{letter}", self._take(struct.calcsize(f"<{letter}")))
+        return value
+
+    def _take(self, count: int) -> bytes:
+        self._check_room(count)
+        taken = self._content[self._at : self._at + count]
+        self._at += count
+        return taken
+
+    def _check_room(self, count: int) -> None:
+        if self._at + count > self._size:
+            raise ValueError(f"byte {self._at + count} is expected in a file of {self._size} bytes")

@@ -1,0 +1,52 @@
+"""The parts of a split GGUF file, which are named NAME-00001-of-00003.gguf."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePath
+from typing import TypeVar
+
+from engine.errors import ConfigError
+
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+MAX_PARTS = 999
+AnyPath = TypeVar("AnyPath", bound=PurePath)
+
+
+def is_gguf(file: PurePath) -> bool:
+    return file.suffix.lower() == ".gguf"
+
+
+def is_first_part(file: PurePath) -> bool:
+    """Return whether the file is whole, or the first part of a split one."""
+    match = SPLIT.fullmatch(file.name)
+    return match is None or int(match[2]) == 1
+
+
+def name_of(file: PurePath) -> str:
+    """Return the file's name without its part and ending."""
+    match = SPLIT.fullmatch(file.name)
+    return match[1] if match else file.stem
+
+
+def parts_of(file: AnyPath) -> list[AnyPath]:
+    """Return all parts that the name of one tells of, the first one first.
+
+    Raises ConfigError if there are too many.
+    """
+    match = SPLIT.fullmatch(file.name)
+    if match is None:
+        return [file]
+    count = int(match[3])
+    if not 0 < count <= MAX_PARTS:
+        raise ConfigError(f"{file.name} names {count} parts; at most {MAX_PARTS} are read.")
+    names = (f"{match[1]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
+    return [file.with_name(name) for name in names]
+
+
+def present_parts(file: Path) -> list[Path]:
+    """Return the parts of a local file. Raises ConfigError if one is missing."""
+    files = parts_of(file)
+    if missing := [each.name for each in files if not each.is_file()]:
+        raise ConfigError(f"{file.parent} lacks {', '.join(missing[:3])}, a part of the model.")
+    return files

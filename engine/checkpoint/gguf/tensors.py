@@ -1,0 +1,96 @@
+"""Tensors of GGUF files, under the names and in the form of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint.gguf.architecture import (
+    ROPE_FACTORS,
+    Settings,
+    architecture_of,
+    is_transposed,
+    row_order,
+    stored_offset,
+    tensor_name,
+)
+from engine.checkpoint.gguf.blocks import PLAIN, QUANTISED
+from engine.checkpoint.gguf.header import StoredTensor, read_header
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """A tensor, and what its converter has done to it."""
+
+    stored: StoredTensor
+    heads: int | None  # that the rows were reordered by
+    added: float
+    transposed: bool
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
+        found = decode(self.stored)
+        if self.heads is not None:
+            found = original_rows(found, self.heads)
+        if self.added:
+            found = found - self.added
+        return found.t() if self.transposed else found
+
+
+def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
+    """Return the tensors of a model by name, without their numbers. The first file has settings.
+
+    Raises ConfigError if a file is damaged or a tensor is in two files.
+    """
+    settings = read_header(files[0]).settings
+    architecture = architecture_of(settings)
+    found: dict[str, GGUFTensor] = {}
+    for file in files:
+        for name, stored in read_header(file).tensors.items():
+            if name == ROPE_FACTORS:  # they became settings of config.json
+                continue
+            known = tensor_name(name, architecture)
+            if known in found:
+                raise ConfigError(
+                    f"{name} is in both {found[known].stored.file} and {file}; remove one."
+                )
+            found[known] = _described(name, stored, architecture, settings)
+    return found
+
+
+def _described(
+    name: str, stored: StoredTensor, architecture: str, settings: Settings
+) -> GGUFTensor:
+    heads = row_order(name, architecture, settings)
+    rows = stored.shape[0]
+    if heads is not None and (type(heads) is not int or heads < 1 or rows % (2 * heads)):
+        raise ConfigError(f"{name} in {stored.file} has {rows} rows for {heads!r:.99} heads.")
+    return GGUFTensor(
+        stored, heads, stored_offset(name, architecture), is_transposed(name, architecture)
+    )
+
+
+def decode(stored: StoredTensor) -> torch.Tensor:
+    """Return the numbers of a tensor: fp32 if they are quantised, else in their own dtype."""
+    with stored.file.open("rb") as stream:
+        stream.seek(stored.offset)
+        raw = bytearray(stored.nbytes)
+        if stream.readinto(raw) != stored.nbytes:
+            raise ConfigError(f"{stored.file} became shorter while it was read.")
+    if not raw:
+        return torch.empty(stored.shape)
+    name = stored.kind.name
+    if name in PLAIN:
+        return torch.frombuffer(raw, dtype=PLAIN[name]).reshape(stored.shape)
+    blocks = torch.frombuffer(raw, dtype=torch.uint8).view(-1, stored.kind.nbytes)
+    return QUANTISED[name](blocks).numbers().reshape(stored.shape)
+
+
+def original_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo the converter's order of rows: of each head, it takes one from each half in turn."""
+    by_head = tensor.unflatten(0, (heads, -1, 2))  # [heads, head_dim / 2, 2, ...]
+    return by_head.transpose(1, 2).reshape(tensor.shape)

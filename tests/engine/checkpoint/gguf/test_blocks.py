@@ -1,0 +1,41 @@
+"""The quantised encodings against their definition in NumPy, in PyPI's `gguf`: equal bit by bit."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.checkpoint.gguf.blocks import QUANTISED
+from engine.checkpoint.gguf.header import KINDS
+
+BLOCKS = 300
+
+
+def random_blocks(name: str) -> np.ndarray:
+    """Return blocks of random bytes [BLOCKS, bytes] whose fp16 numbers are finite."""
+    kind = next(kind for kind in KINDS.values() if kind.name == name)
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (BLOCKS, kind.nbytes), dtype=np.uint8)
+    for place in {"Q6_K": [208]}.get(name, [0, 2]):  # fp16 numbers; in some, the second is codes
+        raw[:, place + 1] &= 0xBF  # below 2
+    return raw
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_numbers_equal_the_definition(name: str) -> None:
+    raw = random_blocks(name)
+    due = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
+    found = QUANTISED[name](torch.from_numpy(raw)).numbers()
+    assert np.array_equal(found.numpy().view(np.int32), due.view(np.int32))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_numbers_are_near_those_that_were_quantised(name: str) -> None:
+    numbers = np.random.default_rng(1).normal(size=(40, 256)).astype(np.float32)
+    raw = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[name])
+    kind = next(kind for kind in KINDS.values() if kind.name == name)
+    blocks = torch.from_numpy(raw).view(-1, kind.nbytes)
+    found = QUANTISED[name](blocks).numbers().reshape(numbers.shape).numpy()
+    assert np.abs(found - numbers).max() < {"Q8": 0.02, "Q5": 0.2, "Q4": 0.4}[name[:2]]

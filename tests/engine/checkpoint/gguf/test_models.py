@@ -1,0 +1,155 @@
+"""Models from GGUF files against `transformers`: names, order of rows, norms and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from engine.checkpoint.folder import model_folder, read_json
+from tests.support.forward import forward, whole
+from tests.support.gguf_files import write_gguf
+from tests.support.golden import TOLERANCE, load, of_transformers
+
+pytestmark = pytest.mark.usefixtures("one_thread", "own_cache")
+SIZES = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+GEMMA = SIZES | HEADS | {"head_dim": 32, "sliding_window": 20, "query_pre_attn_scalar": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def llama(**more: Any) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**(SIZES | HEADS | more))
+
+
+def qwen2() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**SIZES, **HEADS)
+
+
+def qwen3() -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**SIZES, **HEADS, head_dim=32)
+
+
+def gemma() -> Any:
+    from transformers import GemmaConfig
+
+    return GemmaConfig(**SIZES, **HEADS, head_dim=32)
+
+
+def gemma2() -> Any:
+    from transformers import Gemma2Config
+
+    return Gemma2Config(**GEMMA)
+
+
+def gemma3() -> Any:
+    from transformers import Gemma3TextConfig
+
+    rope = {"full_attention": GLOBAL, "sliding_attention": LOCAL}
+    return Gemma3TextConfig(**(GEMMA | {"num_hidden_layers": 7, "rope_parameters": rope}))
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(vocab_size=288, n_positions=256, n_embd=64, n_layer=3, n_head=4, n_inner=96)
+
+
+CASES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "llama": ("llama", llama),
+    "llama 3.1": ("llama", lambda: llama(rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "qwen2": ("qwen2", qwen2),
+    "qwen3": ("qwen3", qwen3),
+    "gemma": ("gemma", gemma),
+    "gemma2": ("gemma2", gemma2),
+    "gemma3": ("gemma3", gemma3),
+    "gpt2": ("gpt2", gpt2),
+}
+
+
+def logits_of(model: Path, prompt: list[int]) -> torch.Tensor:
+    return forward(load(model), [prompt], whole([prompt]))[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
+    architecture, config = CASES[case]
+    reference = of_transformers(config(), tmp_path / "checkpoint")
+    prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", architecture)
+    found = logits_of(file, prompt)
+    with torch.inference_mode():
+        due = reference(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(found, due, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantised_logits_equal_those_of_the_rounded_checkpoint(kind: str, tmp_path: Path) -> None:
+    """The reference computes with the numbers that the definition of the encoding gives."""
+    reference = of_transformers(llama(), tmp_path / "checkpoint")
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "llama", kind)
+    number = gguf.GGMLQuantizationType[kind]
+    with torch.inference_mode():
+        for parameter in reference.parameters():
+            if parameter.ndim > 1:
+                packed = gguf.quants.quantize(parameter.numpy(), number)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(packed, number)))
+        prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+        due = reference(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits_of(file, prompt), due, **TOLERANCE)
+
+
+def test_parts_of_a_split_file_are_read_together(tmp_path: Path) -> None:
+    of_transformers(llama(), tmp_path / "checkpoint")
+    whole_file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "llama")
+    tensors = gguf.GGUFReader(whole_file).tensors
+    prompt = list(range(40))
+    due = logits_of(whole_file, prompt)
+    second = gguf.GGUFWriter(tmp_path / "m-00002-of-00002.gguf", "llama")
+    for tensor in tensors:
+        second.add_tensor(tensor.name, tensor.data)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(second, f"write_{step}_to_file")()
+    second.close()
+    first = write_gguf(
+        tmp_path / "m-00001-of-00002.gguf", tmp_path / "checkpoint", "llama", weights=False
+    )
+    assert torch.equal(logits_of(first, prompt), due)
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    first.rename(folder / first.name)
+    (tmp_path / "m-00002-of-00002.gguf").rename(folder / "m-00002-of-00002.gguf")
+    assert torch.equal(logits_of(folder, prompt), due)
+
+
+def test_changed_file_has_another_folder(tmp_path: Path) -> None:
+    of_transformers(llama(), tmp_path / "checkpoint")
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "llama")
+    before = model_folder(str(file))
+    assert model_folder(str(file)) == before
+    config = read_json(tmp_path / "checkpoint" / "config.json") | {"rms_norm_eps": 1e-3}
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
+    write_gguf(file, tmp_path / "checkpoint", "llama")
+    after = model_folder(str(file))
+    assert after != before
+    assert read_json(after / "config.json")["rms_norm_eps"] == pytest.approx(1e-3)

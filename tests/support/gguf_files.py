@@ -1,0 +1,149 @@
+"""Write GGUF files with PyPI's `gguf`, as llama.cpp's converter does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+NORMAL, CONTROL, BYTE = 1, 3, 6
+# The config's key -> the method of GGUFWriter that stores it.
+SETTINGS = {
+    "num_hidden_layers": "add_block_count",
+    "hidden_size": "add_embedding_length",
+    "intermediate_size": "add_feed_forward_length",
+    "num_attention_heads": "add_head_count",
+    "num_key_value_heads": "add_head_count_kv",
+    "head_dim": "add_key_length",
+    "max_position_embeddings": "add_context_length",
+    "rms_norm_eps": "add_layer_norm_rms_eps",
+    "sliding_window": "add_sliding_window",
+    "attn_logit_softcapping": "add_attn_logit_softcapping",
+    "final_logit_softcapping": "add_final_logit_softcapping",
+    "n_layer": "add_block_count",
+    "n_embd": "add_embedding_length",
+    "n_inner": "add_feed_forward_length",
+    "n_head": "add_head_count",
+    "n_positions": "add_context_length",
+    "layer_norm_epsilon": "add_layer_norm_eps",
+}
+
+
+def write_gguf(
+    path: Path,
+    folder: Path,
+    architecture: str,
+    kind: str = "F32",
+    *,
+    weights: bool = True,
+    **more: Any,
+) -> Path:
+    """Write the checkpoint in `folder` as a GGUF file whose matrices are of `kind`.
+
+    `more` are settings of the tokenizer. Its vocabulary is GPT-2's bytes and made-up tokens.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, method in SETTINGS.items():
+        if config.get(key) is not None:
+            getattr(writer, method)(config[key])
+    theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
+    if architecture != "gpt2":
+        given = config.get("rope_parameters") or {}
+        theta = theta or given.get("full_attention", {}).get("rope_theta", 10000.0)
+        writer.add_rope_freq_base(theta)
+        if given.get("full_attention", given).get("rope_type") == "linear" or "factor" in given:
+            add_scaling(writer, given.get("full_attention", given), config)
+    add_tokenizer(writer, config["vocab_size"], **more)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
+    for name, tensor in tensors_of(folder).items() if weights else ():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored, name
+        found = converted(name, tensor, architecture, config)
+        add_tensor(writer, stored, found, kind if found.ndim > 1 else "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_scaling(
+    writer: gguf.GGUFWriter, given: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    """Store rotary scaling: as settings, or Llama 3's as the factor of each frequency."""
+    if given["rope_type"] != "llama3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(given["rope_type"]))
+        writer.add_rope_scaling_factor(given["factor"])
+        return
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**config), "cpu")
+    count = len(scaled)
+    plain = given["rope_theta"] ** (-np.arange(count, dtype=np.float64) / count)
+    writer.add_tensor("rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32))
+
+
+ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def converted(
+    name: str, tensor: np.ndarray, architecture: str, config: Mapping[str, Any]
+) -> np.ndarray:
+    """Change a tensor as the converter does."""
+    heads = {"q_proj.weight": "num_attention_heads", "k_proj.weight": "num_key_value_heads"}
+    for ending, key in heads.items():
+        if architecture == "llama" and name.endswith(ending):
+            halves = tensor.reshape(config[key], 2, -1, tensor.shape[1])
+            return halves.swapaxes(1, 2).reshape(tensor.shape)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):
+        return np.ascontiguousarray(tensor.T)
+    return tensor
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    quantised = gguf.quants.quantize(np.ascontiguousarray(tensor, dtype=np.float32), number)
+    writer.add_tensor(name, quantised, raw_dtype=number)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, **more: Any) -> None:
+    from server.text.tokenizer import BYTE_ALPHABET
+
+    alphabet = sorted(BYTE_ALPHABET)  # letters first
+    tokens = [*alphabet[:100], "th", *alphabet[100:], "the", "Ġthe", "<|end|>"]
+    tokens += [f"<{number}>" for number in range(vocab_size - len(tokens))]
+    settings = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens[:vocab_size],
+        "token_type": ([NORMAL] * (len(BYTE_ALPHABET) + 3) + [CONTROL] * vocab_size)[:vocab_size],
+        "merges": ["t h", "th e", "Ġ the"] if vocab_size > len(BYTE_ALPHABET) + 3 else ["t h"],
+        "eos_token_id": min(len(BYTE_ALPHABET) + 3, vocab_size - 1),
+        **more,
+    }
+    for key, value in settings.items():
+        add = writer.add_array if isinstance(value, list) else _ADD[type(value)](writer)
+        add(f"tokenizer.ggml.{key}", value)
+
+
+_ADD = {
+    int: lambda writer: writer.add_uint32,
+    str: lambda writer: writer.add_string,
+    bool: lambda writer: writer.add_bool,
+}
