@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import zmq
 
-from engine.checkpoint.folder import read_json, safetensors_header
+from engine.checkpoint.folder import model_folder, read_json, safetensors_header
+from engine.checkpoint.gguf.tensors import read_tensors
 from engine.checkpoint.loader import _names
 from engine.client.channel import NUMBER, UNREADABLE, _Inbox
 from engine.errors import ConfigError
@@ -374,6 +376,51 @@ async def header_opened(folder: Path) -> AsyncIterator[Check]:
     yield check
 
 
+def gguf_seeds() -> list[bytes]:
+    """A small model with each kind of setting, and with a tensor of each encoding."""
+    import tempfile
+
+    import gguf
+    import numpy as np
+
+    from tests.support.gguf_files import add_tensor, add_tokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "a.gguf")
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_block_count(1)
+        writer.add_head_count(2)
+        writer.add_rope_freq_base(1e4)
+        add_tokenizer(writer, 270, add_bos_token=True, bos_token_id=1, scores=[0.0] * 270)
+        for kind in ("F32", "F16", "Q8_0", "Q4_0", "Q5_1"):
+            add_tensor(writer, f"blk.0.attn_q.{kind}", np.ones((4, 32), np.float32), kind)
+        writer.add_tensor("rope_freqs.weight", np.ones(16, np.float32))
+        for step in ("header", "kv_data", "tensors"):
+            getattr(writer, f"write_{step}_to_file")()
+        writer.close()
+        return [file.read_bytes()]
+
+
+@contextlib.asynccontextmanager
+async def gguf_opened(folder: Path) -> AsyncIterator[Check]:
+    file = folder / "a.gguf"
+    cache = folder / "cache"
+
+    async def check(data: bytes) -> None:
+        file.write_bytes(data)
+        with patch("engine.checkpoint.gguf.folder.cache_folder", lambda kind: cache / kind):
+            with contextlib.suppress(ConfigError):
+                for tensor in read_tensors([file]).values():
+                    assert tensor.read().nbytes <= 16 * len(data)  # fp32 of 4-bit numbers
+            with contextlib.suppress(ConfigError):
+                config = read_json(model_folder(str(file)) / "config.json")
+                _, _, build = model_class(config)
+                build.read_config(config)
+        shutil.rmtree(cache, ignore_errors=True)
+
+    yield check
+
+
 def config_seeds() -> list[bytes]:
     files = sorted(ASSETS.glob("checkpoints/*/config.json"))
     return [file.read_bytes() for file in files]
@@ -512,6 +559,7 @@ TARGETS = [
     Target("batch", lambda: [LINE, RESULT], mutate_json_bytes, batch_opened),
     Target("channel", channel_seeds, mutate_bytes, channel_opened),
     Target("safetensors", header_seeds, mutate_header, header_opened),
+    Target("gguf", gguf_seeds, mutate_bytes, gguf_opened),
     Target("config", config_seeds, mutate_json_bytes, config_opened),
     Target("tokenizer", tokenizer_seeds, mutate_tokenizer, tokenizer_opened),
     Target("template", template_seeds, partial(mutate_bytes, words=JINJA), template_opened),

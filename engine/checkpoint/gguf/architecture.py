@@ -154,12 +154,14 @@ def _gemma_config(name: str, own: Settings) -> dict[str, Any]:
     }
 
 
-def llama3_scaling(factors: list[float], theta: float) -> dict[str, Any]:
+def llama3_scaling(factors: list[float], theta: Any) -> dict[str, Any]:
     """Return the rope_scaling that divides the frequencies by these factors [head_dim / 2].
 
     Files of Llama 3.1 and later hold the factors instead of the settings that they follow from.
     Raises ConfigError if they follow from none that is known.
     """
+    if type(theta) not in (int, float) or not all(0 < x < math.inf for x in (theta, *factors)):
+        raise ConfigError(f"{ROPE_FACTORS} and rope.freq_base need numbers above 0.")
     factor = max(factors, default=1.0)
     for index, found in enumerate(factors):
         wavelength = 2 * math.pi * theta ** (index / len(factors))
