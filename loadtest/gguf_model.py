@@ -24,17 +24,19 @@ NAMES = {
 }
 
 FILE_TYPES = {
-    torch.bfloat16: gguf.LlamaFileType.MOSTLY_BF16,
-    torch.float16: gguf.LlamaFileType.MOSTLY_F16,
-    torch.float32: gguf.LlamaFileType.ALL_F32,
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
+HEAD_OF = {"Q4_0": "Q8_0"}  # as our int4 has it; llama.cpp's own converter takes Q6_K
 
 
-def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
-    """Write the Llama in `folder` to `path`, with matrices in `dtype`."""
+def write_gguf(folder: Path, path: Path, kind: str) -> None:
+    """Write the Llama in `folder` to `path`, with matrices of `kind`, a key of FILE_TYPES."""
     c = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_file_type(FILE_TYPES[dtype])
+    writer.add_file_type(FILE_TYPES[kind])
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])
     writer.add_block_count(c["num_hidden_layers"])
@@ -57,7 +59,7 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
     for name, tensor in load_file(folder / "model.safetensors").items():
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         key = name.split(".")[-2]
-        _add(writer, name, _interleaved(tensor, c[heads[key]]) if key in heads else tensor, dtype)
+        _add(writer, name, _interleaved(tensor, c[heads[key]]) if key in heads else tensor, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,17 +72,14 @@ def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return pairs.reshape(weight.shape)
 
 
-def _add(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def _add(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, kind: str) -> None:
     module = name.removesuffix(".weight")
     if module.startswith("model.layers."):
         _, _, layer, module = module.split(".", 3)
         name = f"blk.{layer}.{NAMES[module]}.weight"
     else:
         name = f"{NAMES[module]}.weight"
-    if dtype == torch.bfloat16 and tensor.ndim == 2:
-        rows = tensor.contiguous().view(torch.uint8).numpy()  # [out, bytes per row]
-        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
-    elif dtype == torch.float16 and tensor.ndim == 2:
-        writer.add_tensor(name, tensor.half().numpy())
-    else:
-        writer.add_tensor(name, tensor.float().numpy())
+        kind = HEAD_OF.get(kind, kind)
+    number = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 else "F32"]
+    numbers = tensor.float().contiguous().numpy()
+    writer.add_tensor(name, gguf.quants.quantize(numbers, number), raw_dtype=number)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.weights.onednn import PackedWeight
+from engine.layers.weights.codes import Quantization
+from engine.layers.weights.pack import Weight, head_quantization, pack
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
@@ -68,7 +69,7 @@ class LMHead(nn.Module):
         super().__init__()
         self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
         self._tied_to = [tied_to] if tied_to else []  # a list, so that it is not a submodule
-        self._packed: PackedWeight | None = None
+        self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
 
     @property
@@ -78,8 +79,10 @@ class LMHead(nn.Module):
         assert table is not None
         return table
 
-    def prepack(self) -> None:
-        self._packed = PackedWeight(self.table.data, kernels=self.kernels, wide=True)
+    def prepack(self, quantization: Quantization | None = None) -> None:
+        """Pack the weight for a CPU. See `head_quantization`."""
+        table, kind = self.table.data, head_quantization(quantization)
+        self._packed = pack(table, None, kernels=self.kernels, wide=True, quantization=kind)
         self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

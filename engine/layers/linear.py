@@ -1,6 +1,6 @@
 """Linear layers, with several projections of one input stacked into one matmul.
 
-On a CPU the weight is packed for oneDNN after loading (`weights/onednn.py`).
+On a CPU the weight is packed after loading (`weights/pack.py`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.weights.onednn import PackedWeight
+from engine.layers.weights.codes import Quantization
+from engine.layers.weights.pack import Weight, pack
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
 
@@ -31,16 +32,18 @@ class Linear(nn.Module):
             rows += size
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, in_features))
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
-        self._packed: PackedWeight | None = None
+        self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
 
-    def prepack(self) -> None:
-        """Reorder the weight for oneDNN and free the plain one. CPU only; irreversible.
+    def prepack(self, quantization: Quantization | None = None) -> None:
+        """Pack the weight and free the plain one. CPU only; irreversible.
 
-        `kernels` must be set before: they decide how few rows are multiplied.
+        `kernels` must be set before.
         """
         assert self.weight is not None
-        self._packed = PackedWeight(self.weight.data, self.bias, kernels=self.kernels)
+        self._packed = pack(
+            self.weight.data, self.bias, kernels=self.kernels, quantization=quantization
+        )
         self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

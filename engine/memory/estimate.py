@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.attention.torch.batching import MAX_SCORES, SPLIT
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.layers.weights.pack import nbytes_of
 from engine.memory.graph_shapes import decode_sizes
 
 if TYPE_CHECKING:
@@ -35,14 +36,28 @@ def weight_bytes(plan: ModelPlan) -> int:
     return numbers * plan.dtype.itemsize + tables
 
 
+def plain_bytes(plan: ModelPlan) -> int:
+    """Weights that are not packed, and tables."""
+    packed = sum(out * inputs for out, inputs, _ in _packed_shapes(plan))
+    return weight_bytes(plan) - packed * plan.dtype.itemsize
+
+
 def packed_bytes(plan: ModelPlan) -> int:
-    """Weights that will be kept in oneDNN's packed layout."""
+    """Weights that will be kept in oneDNN's packed layout, or quantised."""
+    form = plan.dtype, plan.kernels, plan.config.quantization
+    return sum(
+        nbytes_of(outputs, inputs, is_head, *form)
+        for outputs, inputs, is_head in _packed_shapes(plan)
+    )
+
+
+def _packed_shapes(plan: ModelPlan) -> list[tuple[int, int, bool]]:
+    """Return (outputs, inputs, whether it is a head) of each weight that will be packed."""
     if not plan.prepacks:
-        return 0
+        return []
     linears = [layer.weight for layer in _layers(plan, Linear)]
-    packed = sum(weight.numel() for weight in linears if weight is not None)
-    packed += sum(head.table.numel() for head in _layers(plan, LMHead))
-    return packed * plan.dtype.itemsize
+    shapes = [(*weight.shape, False) for weight in linears if weight is not None]
+    return shapes + [(*head.table.shape, True) for head in _layers(plan, LMHead)]
 
 
 def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:

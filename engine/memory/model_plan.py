@@ -25,6 +25,7 @@ from engine.device.facts import (
 from engine.device.limits import cpu_count, is_memory_limited, machine_memory
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
+from engine.layers.weights.pack import has_kernel
 from engine.memory import estimate
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
@@ -77,6 +78,10 @@ class ModelPlan:
             why, cure = BATCH_VARIANCE[self.batch_variance]
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         is_cpu = self.device.type == "cpu"
+        if config.quantization and not self.prepacks:
+            raise ConfigError(
+                "--quantization needs a CPU with oneDNN's kernels, and not --no-prepack."
+            )
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS
         )
@@ -88,6 +93,7 @@ class ModelPlan:
         self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.dtype)
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
+        self.plain_bytes = estimate.plain_bytes(self)
         self.packed_bytes = estimate.packed_bytes(self)
         self.step_bytes = estimate.step_bytes(self)
 
@@ -105,6 +111,11 @@ class ModelPlan:
     def prepacks(self) -> bool:
         """Whether linear weights will be kept in oneDNN's packed layout."""
         return self.config.prepack and onednn_has_matmul(self.device, self.dtype)
+
+    @property
+    def multiplies_codes(self) -> bool:
+        """Whether linear weights will be kept quantised; else they are only rounded."""
+        return self.config.quantization is not None and has_kernel(self.dtype, self.kernels)
 
     @property
     def context_cost(self) -> float:

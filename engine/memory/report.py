@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from torch import nn
+
 from engine.attention.kv_cache import KVCache
 from engine.device.facts import available_memory, total_memory
-from engine.layers.weights.onednn import PackedWeight
 from engine.memory import estimate
 from engine.memory.kv_budget import margin
 from engine.memory.model_plan import ModelPlan
@@ -47,9 +48,9 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     """Bytes by entry, with `num_blocks` KV blocks and sequences of up to `max_model_len`."""
     total = total_memory(plan.device)
     planned = {PROCESSES: estimate.PROCESS_BYTES} if total is None else {}
-    planned[WEIGHTS] = plan.weight_bytes - plan.packed_bytes
+    planned[WEIGHTS] = plan.plain_bytes
     if plan.packed_bytes:
-        planned[PACKED_WEIGHTS] = plan.packed_bytes
+        planned[_packed_name(plan)] = plan.packed_bytes
     planned[ROWS] = estimate.rows_bytes(plan, max_model_len)
     if plan.captures_graphs:
         planned[GRAPHS] = estimate.graph_bytes(plan)
@@ -60,15 +61,29 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     return planned
 
 
+def weights_bytes(module: nn.Module) -> int:
+    """Return the bytes of all weights and tables, packed or not."""
+    plain = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    return plain + _packed_bytes(module)
+
+
+def _packed_bytes(module: nn.Module) -> int:
+    weights = [getattr(layer, "_packed", None) for layer in module.modules()]
+    return sum(weight.nbytes for weight in weights if weight is not None)
+
+
+def _packed_name(plan: ModelPlan) -> str:
+    return f"{plan.config.quantization} weights" if plan.multiplies_codes else PACKED_WEIGHTS
+
+
 def measured_bytes(
     plan: ModelPlan, kv: KVCache, rows_bytes: int, profile: StepProfile | None
 ) -> dict[str, int]:
     """Bytes by entry, of a loaded model. `profile` is a GPU's; a CPU's steps are not measured."""
-    module = plan.module
-    packed = [getattr(layer, "_packed", None) for layer in module.modules()]
+    packed = _packed_bytes(plan.module)
     measured = {
-        WEIGHTS: sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-        PACKED_WEIGHTS: sum(w.nbytes for w in packed if isinstance(w, PackedWeight)),
+        WEIGHTS: weights_bytes(plan.module) - packed,
+        _packed_name(plan): packed,
         ROWS: rows_bytes,
         KV_CACHE: kv.num_bytes,
     }

@@ -21,10 +21,11 @@ from engine.grammar.matchers import Matchers
 from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.layers.weights.codes import Quantization
 from engine.memory.estimate import rows_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
-from engine.memory.report import measured_bytes, memory_entries, planned_bytes
+from engine.memory.report import measured_bytes, memory_entries, planned_bytes, weights_bytes
 from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.model_runner import ModelRunner
@@ -101,12 +102,13 @@ def load_engine(
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
         max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
+        quantization=plan.config.quantization if plan.multiplies_codes else None,
     )
     return LoadedEngine(plan, runner, facts)
 
 
 def _load_weights(plan: ModelPlan, report: Report) -> int:
-    """Fill the module's weights and choose its kernels; return the bytes of its parameters."""
+    """Fill the module's weights and choose its kernels; return the bytes of the weights."""
     plan.check_weights()
     if plan.config.load_format == "dummy":
         random_weights(plan.module, dtype=plan.dtype, device=plan.device)
@@ -122,16 +124,19 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     loaded_bytes = sum(parameter.nbytes for parameter in plan.module.parameters())
     use_kernels(plan.module, plan.kernels)
     if plan.prepacks:
-        report(Progress("prepacking weights", 0.0))
-        _prepack(plan.module)
+        stage = "quantising weights" if plan.config.quantization else "prepacking weights"
+        report(Progress(stage, 0.0))
+        _prepack(plan.module, plan.config.quantization)
         release_unused()
+    if plan.multiplies_codes:
+        loaded_bytes = weights_bytes(plan.module)
     return loaded_bytes
 
 
-def _prepack(model: nn.Module) -> None:
+def _prepack(model: nn.Module, quantization: Quantization | None) -> None:
     for layer in model.modules():
         if isinstance(layer, Linear | LMHead):
-            layer.prepack()
+            layer.prepack(quantization)
 
 
 def _make_runner(

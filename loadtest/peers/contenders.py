@@ -111,9 +111,9 @@ async def open_loop(
 Contender = OverHttp | Worker
 
 
-def penstock(folder: Path) -> OverHttp:
-    """Penstock as installed: without a flag."""
-    return OverHttp(lambda room: Penstock(folder, []), {})
+def penstock(folder: Path, *flags: str) -> OverHttp:
+    """Penstock as installed: without a flag, unless some are given."""
+    return OverHttp(lambda room: Penstock(folder, flags), {})
 
 
 def llama_cpp(environment: Path, model: Path) -> OverHttp:

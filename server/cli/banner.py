@@ -59,6 +59,11 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def weights(ready: Ready) -> str:
+    size = decimal(ready.weight_bytes)
+    return f"{size} in {ready.quantization}" if ready.quantization else size
+
+
 def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
     config = state.config
@@ -70,7 +75,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         f"penstock {importlib.metadata.version('penstock')} serves {state.names[0]}: "
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
-        f"  weights   {decimal(ready.weight_bytes)}, loaded in {ready.load_seconds:.1f} s",
+        f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *answers(state.answers),
         *memory(ready),

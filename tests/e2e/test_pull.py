@@ -380,7 +380,7 @@ def test_located_with_dummy_weights_skips_their_download(
     """The Ray deployment uses this function, too."""
     asked: list[bool] = []
 
-    def locate(name: str, check: object, tell: object, weights: bool) -> Path:
+    def locate(name: str, check: object, tell: object, weights: bool, file: object) -> Path:
         asked.append(weights)
         return tmp_path
 

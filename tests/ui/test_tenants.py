@@ -137,16 +137,17 @@ def test_route_refuses_strangers(locked: Server, method: str, path: str) -> None
     url = f"{locked.base_url}/ui/api/{path}"
     key = {"authorization": f"Bearer {B}"}
     foreign = {**UI, **key, "host": "evil.example"}
-    assert httpx2.request(method, url, headers=UI, timeout=60).status_code == 401
-    assert httpx2.request(method, url, headers=foreign).status_code == 400
-    assert httpx2.request(method, url, headers=key).status_code == 403
+    http = httpx2.Client(timeout=60)  # the process that reads the model's structure imports torch
+    assert http.request(method, url, headers=UI).status_code == 401
+    assert http.request(method, url, headers=foreign).status_code == 400
+    assert http.request(method, url, headers=key).status_code == 403
     origin = {**UI, **key, "origin": "https://evil.example"}
     preflight = {"origin": "https://evil.example", "access-control-request-method": method}
     preflight["access-control-request-headers"] = "x-penstock-ui"
-    refused = httpx2.options(url, headers=preflight)
+    refused = http.options(url, headers=preflight)
     assert "access-control-allow-origin" not in refused.headers
     body = {} if method == "POST" else None
-    with httpx2.stream(method, url, headers=origin, json=body) as answer:
+    with http.stream(method, url, headers=origin, json=body) as answer:
         assert "access-control-allow-origin" not in answer.headers
 
 

@@ -13,6 +13,8 @@ import numpy as np
 INT, FLOAT = ctypes.c_int64, ctypes.c_double
 CACHE_LINE = 64  # bytes
 LOG2_E = math.log2(math.e)
+GROUP = 32  # inputs that share a scale in quantised layers
+LANES = 16  # outputs of a panel of quantised weights
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 NORM, SILU, GELU_TANH, ROTATION = range(4)  # the operations on a row
 TASK = np.dtype(
@@ -86,6 +88,43 @@ class LinearCall(ctypes.Structure):
         ("out", INT),  # address of [rows, outputs] bf16
         ("out_bytes", INT),
         ("rows", INT),
+    ]
+
+
+class CodesCall(ctypes.Structure):
+    """Arguments of a linear layer with quantised weights."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next group of panels
+        ("panels", INT),  # number of panels of 16 outputs
+        ("at_once", INT),  # panels that a thread takes at a time
+        ("codes", INT),  # address of [panels, groups, quads of inputs, 16, 4] codes
+        ("scales", INT),  # address of [panels, groups, 16] fp16, or [panels, 16] fp32
+        ("bias", INT),  # address of [panels, 16] bf16, or 0
+        ("groups", INT),  # number of groups of inputs
+        ("x", INT),  # address of [rows, groups, 32] int8
+        ("x_scales", INT),  # address of [rows, groups] fp32
+        ("x_starts", INT),  # address of [rows, groups] int32
+        ("out", INT),  # address of [rows, outputs] bf16 or fp32
+        ("out_bytes", INT),
+        ("rows", INT),
+    ]
+
+
+class RoundCall(ctypes.Structure):
+    """Arguments of the rounding of rows to 8 bits, group by group."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next group of rows
+        ("rows", INT),
+        ("at_once", INT),  # rows that a thread takes at a time
+        ("groups", INT),
+        ("zero", INT),  # the code that stands for 0 in the weights
+        ("x", INT),  # address of [rows, groups * 32]
+        ("x_stride", INT),  # elements between rows
+        ("codes", INT),  # address of [rows, groups, 32] int8
+        ("scales", INT),  # address of [rows, groups] fp32
+        ("starts", INT),  # address of [rows, groups] int32
     ]
 
 

@@ -28,5 +28,10 @@ def has_avx512_bf16() -> bool:
     return _has_feature("avx512bf16")
 
 
+def has_avx512_vnni() -> bool:
+    """Whether the target CPU multiplies vectors of 8-bit numbers."""
+    return _has_feature("avx512vnni")
+
+
 def _has_feature(name: str) -> bool:
     return f"+{name}" in cpu_features().split(",")

@@ -34,7 +34,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "architecture": info.architecture,
         "parameters": info.parameters,
         "dtype": info.dtype,
-        "quantization": None,
+        "quantization": info.quantization,
         "device": info.device,
         "meta": {
             "n_vocab": info.vocab_size,

@@ -1,0 +1,126 @@
+"""Linear layers with quantised weights, on a CPU that multiplies 8-bit numbers (AVX512_VNNI).
+
+A row of inputs is rounded to 8 bits too, with a scale for every 32 inputs, as llama.cpp does. All
+numbers of rows use one kernel, so a row has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.device.openmp import in_threads, parallel
+from engine.kernels.numba.call import CACHE_LINE, GROUP, LANES, CodesCall, RoundCall
+from engine.kernels.numba.cpu import has_avx512_bf16, has_avx512_vnni
+from engine.kernels.numba.machine_code import kernel_store
+
+SHARES = 4  # a thread takes its panels in about this number of parts
+PART = 2**14  # inputs that are worth a thread
+
+
+def has_instructions() -> bool:
+    """Return whether this CPU and this build of torch can run the kernels."""
+    return has_avx512_vnni() and has_avx512_bf16() and parallel() is not None
+
+
+class CodesLinear:
+    """y = x W^T + b for x [rows, inputs] in bf16. y is bf16, or fp32 if `wide`.
+
+    W is (codes - 2^(bits - 1)) * scales: codes uint8 [out, in], and scales fp32 [out, 1] or
+    fp16 [out, in / 32].
+    """
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bits: int,
+        bias: torch.Tensor | None = None,
+        *,
+        wide: bool = False,
+    ) -> None:
+        self._outputs, inputs = codes.shape
+        self._groups = inputs // GROUP
+        self._zero = 1 << bits - 1
+        self._dtype = torch.float32 if wide else torch.bfloat16
+        panels = -(-self._outputs // LANES)
+        self._codes = _in_panels(codes, bits, panels)
+        self._scales = _by_panel(scales, panels)
+        self._bias = None if bias is None else _padded(bias[:, None], panels)[:, 0].contiguous()
+        grouped = scales.dtype == torch.float16
+        store = kernel_store()
+        shape = bits, grouped, bias is not None, wide
+        self._kernel = store.address("codes.multiply_kernel", *shape)
+        self._round = store.address("codes.round_kernel", True)
+        self._padded = panels * LANES
+        self._call = CodesCall(
+            panels=panels,
+            at_once=max(1, panels // (SHARES * torch.get_num_threads())),
+            codes=self._codes.data_ptr(),
+            scales=self._scales.data_ptr(),
+            bias=0 if self._bias is None else self._bias.data_ptr(),
+            groups=self._groups,
+            out_bytes=self._dtype.itemsize * self._padded,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, outputs] for x [rows, inputs]."""
+        rows = x.shape[0]
+        assert x.stride(1) == 1
+        codes = torch.empty(rows, self._groups, GROUP, dtype=torch.int8)
+        scales = torch.empty(rows, self._groups)
+        starts = torch.empty(rows, self._groups, dtype=torch.int32)
+        rounding = RoundCall(
+            rows=rows,
+            at_once=max(1, PART // x.shape[1]),
+            groups=self._groups,
+            zero=self._zero,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            codes=codes.data_ptr(),
+            scales=scales.data_ptr(),
+            starts=starts.data_ptr(),
+        )
+        in_threads(self._round, rounding, alone=x.numel() <= PART)
+        out = torch.empty(rows, self._padded, dtype=self._dtype)
+        call = self._call
+        call.x = codes.data_ptr()
+        call.x_scales = scales.data_ptr()
+        call.x_starts = starts.data_ptr()
+        call.rows = rows
+        call.out = out.data_ptr()
+        in_threads(self._kernel, call)
+        return out[:, : self._outputs]
+
+
+def _padded(rows: torch.Tensor, panels: int) -> torch.Tensor:
+    """Append rows of zeros [outputs, n] -> [panels * 16, n]."""
+    missing = panels * LANES - len(rows)
+    return torch.cat((rows, rows.new_zeros(missing, rows.shape[1]))) if missing else rows
+
+
+def _in_panels(codes: torch.Tensor, bits: int, panels: int) -> torch.Tensor:
+    """Return the codes [panels, groups, quads, 16, 4]; of 4 bits, two quads share each byte."""
+    rows = _padded(codes, panels)
+    quads = rows.view(panels, LANES, -1, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+    if bits == 4:
+        quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
+    return _aligned(quads)
+
+
+def _by_panel(scales: torch.Tensor, panels: int) -> torch.Tensor:
+    """Return the scales [panels, groups, 16], or [panels, 1, 16] if they belong to outputs."""
+    rows = _padded(scales, panels)
+    return rows.view(panels, LANES, -1).transpose(1, 2).contiguous()
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous copy that begins at a cache line. Kernels load whole lines."""
+    size = tensor.numel()
+    room = torch.empty(size + CACHE_LINE, dtype=tensor.dtype)
+    first = -room.data_ptr() % CACHE_LINE
+    place = room[first : first + size].view(tensor.shape)
+    return place.copy_(tensor)

@@ -1,0 +1,102 @@
+"""The product of rows with quantised weights, and the rounding of rows to 8 bits before it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.numba.call import GROUP, LANES, CodesCall, RoundCall
+from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
+from engine.kernels.numba.source.multiply_codes import multiply_codes
+
+
+@njit(inline="always")
+def multiply_rows(call, panel, row, rows, bits, grouped, biased, wide):
+    scale_bytes = 2 * LANES * call.groups if grouped else 4 * LANES
+    multiply_codes(
+        call.codes + (LANES * GROUP * bits // 8) * call.groups * panel,
+        call.scales + scale_bytes * panel,
+        call.bias + 2 * LANES * panel,
+        call.groups,
+        call.x + GROUP * call.groups * row,
+        GROUP * call.groups,
+        call.x_scales + 4 * call.groups * row,
+        call.x_starts + 4 * call.groups * row,
+        call.out + call.out_bytes * row + (4 if wide else 2) * LANES * panel,
+        call.out_bytes,
+        rows,
+        bits,
+        grouped,
+        biased,
+        wide,
+    )
+
+
+@njit(inline="always")
+def multiply_all_rows(call, panel, bits, grouped, biased, wide):
+    """Multiply up to 8 rows at a time. The counts must be literals."""
+    row = 0
+    while row < call.rows:
+        left = call.rows - row
+        if left >= 8:
+            multiply_rows(call, panel, row, 8, bits, grouped, biased, wide)
+            row += 8
+        elif left >= 4:
+            multiply_rows(call, panel, row, 4, bits, grouped, biased, wide)
+            row += 4
+        elif left >= 2:
+            multiply_rows(call, panel, row, 2, bits, grouped, biased, wide)
+            row += 2
+        else:
+            multiply_rows(call, panel, row, 1, bits, grouped, biased, wide)
+            row += 1
+
+
+def multiply_kernel(bits: int, grouped: bool, biased: bool, wide: bool):
+    """Return the kernel that multiplies rows with weights of `bits` bits."""
+
+    def multiply(pointer):
+        call = carray(pointer, 1)[0]
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.panels:
+                return
+            end = min(first + call.at_once, call.panels)
+            for panel in range(first, end):
+                multiply_all_rows(call, panel, bits, grouped, biased, wide)
+
+    return multiply, CodesCall
+
+
+def round_kernel(is_bf16: bool):
+    """Return the kernel that rounds groups of inputs to whole numbers of 8 bits."""
+    element = np.uint16 if is_bf16 else np.float32
+    most = np.float32(127)
+
+    def round_rows(pointer):
+        call = carray(pointer, 1)[0]
+        scales = array_at(call.scales, (1,), np.float32)
+        starts = array_at(call.starts, (1,), np.int32)
+        codes = array_at(call.codes, (1,), np.int8)
+        x = array_at(call.x, (1,), element)
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.rows:
+                return
+            for row in range(first, min(first + call.at_once, call.rows)):
+                for group in range(call.groups):
+                    begin = row * call.x_stride + GROUP * group
+                    largest = np.float32(0)
+                    for index in range(GROUP):
+                        largest = max(largest, abs(to_fp32(x[begin + index])))
+                    place = row * call.groups + group
+                    scales[place] = largest / most
+                    inverse = most / largest if largest > 0 else np.float32(0)
+                    total = np.int32(0)
+                    for index in range(GROUP):
+                        code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
+                        codes[GROUP * place + index] = code
+                        total += code
+                    starts[place] = -call.zero * total
+
+    return round_rows, RoundCall

@@ -1,0 +1,94 @@
+"""Measure what quantising costs a model: `python -m loadtest.perplexity --model FOLDER TEXT …`.
+
+Each form of the model is served in turn, and scores the same windows of tokens with
+`prompt_logprobs`. A form is given by flags of `penstock serve`, such as "--quantization int8".
+TEXT is a file of text, or of JSON lines whose string values are joined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from loadtest.servers import Server
+
+FORMS = ("", "--quantization int8", "--quantization int4")
+WINDOW = 1024  # tokens that are scored together; the first one is not scored
+AT_ONCE = 4
+
+
+def text_of(file: Path) -> str:
+    content = file.read_text(encoding="utf-8")
+    if file.suffix != ".jsonl":
+        return content
+    lines = [json.loads(line) for line in content.splitlines()]
+    values = [value for line in lines for value in line.values() if isinstance(value, str)]
+    return "\n".join(values)
+
+
+async def windows_of(client: httpx2.AsyncClient, text: str, tokens: int) -> list[list[int]]:
+    """Return windows of at most WINDOW tokens, `tokens` in all."""
+    body = {"prompt": text[: 8 * tokens], "add_special_tokens": False}
+    answer = await client.post("/tokenize", json=body)
+    ids: list[int] = answer.raise_for_status().json()["tokens"][:tokens]
+    if len(ids) < tokens:
+        raise SystemExit(f"The text has only {len(ids)} tokens; give --tokens or more text.")
+    return [ids[first : first + WINDOW] for first in range(0, tokens, WINDOW)]
+
+
+async def loss(client: httpx2.AsyncClient, windows: Sequence[list[int]]) -> tuple[float, int]:
+    """Return the sum of -log p over all tokens but the first of each window, and their number."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(ids: list[int]) -> tuple[float, int]:
+        body = {"prompt": ids, "max_tokens": 0, "prompt_logprobs": 0, "echo": True}
+        async with room:
+            answer = await client.post("/v1/completions", json=body)
+        choice: dict[str, Any] = answer.raise_for_status().json()["choices"][0]
+        scored = [entry for entry in choice["prompt_logprobs"] if entry]
+        found = [entry[str(token)]["logprob"] for entry, token in zip(scored, ids[1:], strict=True)]
+        return -sum(found), len(found)
+
+    parts = await asyncio.gather(*(one(ids) for ids in windows))
+    return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+
+async def score(server: Server, text: str, tokens: int) -> float:
+    """Return the perplexity: e to the mean of -log p."""
+    async with httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=600) as client:
+        windows = await windows_of(client, text, tokens)
+        total, count = await loss(client, windows)
+    return math.exp(total / count)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.perplexity", description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tokens", type=int, default=50_000)
+    parser.add_argument("--form", action="append", help=f"default: {', '.join(FORMS[1:])}")
+    parser.add_argument("text", type=Path, nargs="+")
+    given = parser.parse_args(arguments)
+    text = "\n".join(text_of(file) for file in given.text)
+    first: float | None = None
+    sys.stdout.write("| form | perplexity | change |\n|---|---|---|\n")
+    for form in ("", *given.form) if given.form else FORMS:
+        command = [sys.executable, "-m", "server", "serve", given.model, *form.split()]
+        with Server(command, "/ready") as server:
+            server.wait_ready()
+            found = asyncio.run(score(server, text, given.tokens))
+        first = first or found
+        change = f"{100 * (found / first - 1):+.2f} %"
+        sys.stdout.write(f"| {form or 'as it is'} | {found:.3f} | {change} |\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Quantised weights: their definition in NumPy, and the kernel against exact whole numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.numba.codes import CodesLinear, has_instructions
+from engine.layers.embedding import LMHead
+from engine.layers.linear import Linear
+from engine.layers.weights.codes import CANDIDATES, Quantization, quantise
+from engine.layers.weights.onednn import PackedWeight
+from engine.layers.weights.pack import nbytes_of, pack
+from engine.ops.kernels import use_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_vnni = pytest.mark.skipif(
+    not has_instructions(), reason="this CPU does not multiply 8-bit numbers (AVX512_VNNI)"
+)
+KINDS: list[Quantization] = ["int8", "int4"]
+SHAPES = [(16, 32), (50, 64), (960, 576), (128, 1536)]  # (outputs, inputs)
+ROWS = [1, 2, 3, 4, 7, 8, 9, 33]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- the definition --------------------------------------------------------------------------
+
+
+def test_int8_is_the_nearest_of_255_steps_for_each_output() -> None:
+    weight = random(7, 64).numpy()
+    scale = np.abs(weight).max(1, keepdims=True) / np.float32(127)
+    due = np.rint(weight / scale).astype(np.int32)
+    found = quantise(torch.from_numpy(weight), "int8")
+    assert np.array_equal(found.codes.numpy().astype(np.int32) - 128, due)
+    assert np.array_equal(found.numbers().numpy(), due.astype(np.float32) * scale)
+    assert np.abs(found.numbers().numpy() - weight).max() <= 0.5001 * scale.max()
+
+
+def test_int4_has_the_best_scale_of_the_candidates() -> None:
+    weight = random(5, 96, seed=1)
+    found = quantise(weight, "int4")
+    assert found.codes.max() <= 15
+    groups = weight.numpy().reshape(5, 3, 32).astype(np.float64)
+    best = np.full((5, 3), np.inf)
+    for factor in CANDIDATES.tolist():
+        largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)
+        scale = (largest / -8 * factor).astype(np.float16).astype(np.float64)
+        rounded = np.clip(np.rint(groups / scale), -8, 7) * scale
+        best = np.minimum(best, ((rounded - groups) ** 2).sum(-1))
+    errors = ((found.numbers().numpy().reshape(5, 3, 32) - groups) ** 2).sum(-1)
+    assert np.allclose(errors, best, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_have_codes_already_are_kept(kind: Quantization) -> None:
+    weight = quantise(random(48, 128), kind).numbers()
+    assert torch.allclose(quantise(weight, kind).numbers(), weight, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_of_zeros_stays_zero(kind: Quantization) -> None:
+    assert not quantise(torch.zeros(16, 64), kind).numbers().any()
+
+
+# ---- the kernel ------------------------------------------------------------------------------
+
+
+@needs_vnni
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_of_whole_numbers_are_exact(shape: tuple[int, int], bits: int) -> None:
+    """Inputs up to 127, and 127 in each group, are rounded to themselves; scales are 1."""
+    outputs, inputs = shape
+    generator = torch.Generator().manual_seed(2)
+    codes = torch.randint(0, 1 << bits, shape, generator=generator, dtype=torch.uint8)
+    groups = 1 if bits == 8 else inputs // 32
+    scales = torch.ones(outputs, groups, dtype=torch.float32 if bits == 8 else torch.float16)
+    x = torch.randint(-127, 128, (max(ROWS), inputs), generator=generator)
+    x.unflatten(1, (-1, 32))[:, :, 5] = 127
+    due = x @ (codes.long() - (1 << bits - 1)).t()
+    multiply = CodesLinear(codes, scales, bits, wide=True)
+    for rows in ROWS:
+        assert torch.equal(multiply(x[:rows].bfloat16()).long(), due[:rows])
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_near_those_of_the_rounded_weight(
+    shape: tuple[int, int], kind: Quantization
+) -> None:
+    codes, bias = quantise(random(*shape), kind), random(shape[0], seed=4).bfloat16()
+    x = random(max(ROWS), shape[1], seed=3).bfloat16()
+    due = x.float() @ codes.numbers().t()
+    wide = CodesLinear(codes.codes, codes.scales, codes.bits, wide=True)
+    biased = CodesLinear(codes.codes, codes.scales, codes.bits, bias)
+    together = wide(x)
+    assert together.dtype == torch.float32
+    assert (together - due).norm() < 0.02 * due.norm()
+    for rows in ROWS:
+        assert torch.equal(wide(x[:rows]), together[:rows]), "the batch changes bits"
+        assert torch.equal(wide(x[-rows:]), together[-rows:])
+        assert torch.equal(biased(x[:rows]), (together[:rows] + bias.float()).bfloat16())
+
+
+@needs_vnni
+def test_rows_with_a_stride_of_zeros_and_of_one_large_number() -> None:
+    codes = quantise(random(64, 64), "int4")
+    multiply = CodesLinear(codes.codes, codes.scales, codes.bits, wide=True)
+    wide_rows = random(4, 128, seed=5).bfloat16()
+    assert torch.equal(multiply(wide_rows[:, :64]), multiply(wide_rows[:, :64].contiguous()))
+    assert not multiply(torch.zeros(3, 64).bfloat16()).any()
+    spike = torch.zeros(1, 64).bfloat16()
+    spike[0, 9] = 3e4
+    assert torch.allclose(multiply(spike), 3e4 * codes.numbers()[:, 9], rtol=1e-2, atol=1)
+
+
+@needs_vnni
+def test_all_threads_get_the_same_bits() -> None:
+    codes = quantise(random(192, 576), "int8")
+    x = random(9, 576, seed=1).bfloat16()
+    due = CodesLinear(codes.codes, codes.scales, codes.bits)(x)
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        multiply = CodesLinear(codes.codes, codes.scales, codes.bits)
+        for _ in range(20):
+            assert torch.equal(multiply(x), due)
+
+
+# ---- layers ----------------------------------------------------------------------------------
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_keep_the_bytes_of_the_format(kind: Quantization) -> None:
+    layer, head = Linear(576, 960), LMHead(512, 576)
+    for module in (layer, head):
+        assert module.weight is not None
+        module.weight.data = random(*module.weight.shape).bfloat16()
+        plain = module.weight.nbytes / 2
+        use_kernels(module, "numba")
+        module.prepack(kind)
+        assert module._packed is not None
+        bits = 4.5 if kind == "int4" and module is layer else 8
+        assert module._packed.nbytes <= 1.05 * plain * bits / 8
+        shape = (960, 576) if module is layer else (512, 576)
+        planned = nbytes_of(*shape, module is head, torch.bfloat16, "numba", kind)
+        assert module._packed.nbytes == planned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_kernel_the_weight_is_rounded(kind: Quantization) -> None:
+    weight, x = random(64, 96), random(5, 96, seed=1)
+    packed = pack(weight, None, kernels="torch", quantization=kind)
+    assert isinstance(packed, PackedWeight)
+    torch.testing.assert_close(packed(x), x @ quantise(weight, kind).numbers().t())
+
+
+def test_weight_whose_inputs_fill_no_groups_is_not_quantised() -> None:
+    weight, x = random(64, 40), random(5, 40, seed=1)
+    packed = pack(weight, None, kernels="torch", quantization="int4")
+    torch.testing.assert_close(packed(x), x @ weight.t())
