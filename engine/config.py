@@ -87,8 +87,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["int8", "int4"] | None,
         setting(
             MODEL,
-            "Round linear weights while loading, on a CPU. int8: a scale for each output. int4: a "
-            "scale for 32 inputs; the head has 8 bits. Default: as the checkpoint has them.",
+            "Round linear weights while loading, on a CPU, with a scale for every 32 inputs; with "
+            "int4 also an offset, and a head of 8 bits. Default: as the checkpoint has them.",
         ),
     ] = None
     enforce_eager: Annotated[

@@ -54,7 +54,7 @@ from loadtest.peers.report import OURS, Results
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_llama
 
 SHAPES: dict[str, Mapping[str, object]] = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
-# Other contenders than those of VERSIONS: Penstock with quantised weights, and llama.cpp with such files.
+# Further contenders: Penstock with quantised weights, and llama.cpp with such files.
 QUANTISED = {f"{OURS} {kind}": ("--quantization", kind) for kind in ("int8", "int4")}
 LLAMA_KINDS = {"llama.cpp": "BF16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}
 SETTER = "vllm"  # its rate sets that of the workload ARRIVING, so it is the first of a round

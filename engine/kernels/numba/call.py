@@ -99,12 +99,12 @@ class CodesCall(ctypes.Structure):
         ("panels", INT),  # number of panels of 16 outputs
         ("at_once", INT),  # panels that a thread takes at a time
         ("codes", INT),  # address of [panels, groups, quads of inputs, 16, 4] codes
-        ("scales", INT),  # address of [panels, groups, 16] fp16, or [panels, 16] fp32
+        ("scales", INT),  # address of [panels, groups, 16] fp16; with offsets [..., 2, 16]
         ("bias", INT),  # address of [panels, 16] bf16, or 0
         ("groups", INT),  # number of groups of inputs
         ("x", INT),  # address of [rows, groups, 32] int8
         ("x_scales", INT),  # address of [rows, groups] fp32
-        ("x_starts", INT),  # address of [rows, groups] int32
+        ("x_sums", INT),  # address of [rows, groups] int32; fp32 with offsets
         ("out", INT),  # address of [rows, outputs] bf16 or fp32
         ("out_bytes", INT),
         ("rows", INT),
@@ -119,12 +119,12 @@ class RoundCall(ctypes.Structure):
         ("rows", INT),
         ("at_once", INT),  # rows that a thread takes at a time
         ("groups", INT),
-        ("zero", INT),  # the code that stands for 0 in the weights
+        ("zero", INT),  # the code that stands for 0 in the weights; 0: they have offsets
         ("x", INT),  # address of [rows, groups * 32]
         ("x_stride", INT),  # elements between rows
         ("codes", INT),  # address of [rows, groups, 32] int8
         ("scales", INT),  # address of [rows, groups] fp32
-        ("starts", INT),  # address of [rows, groups] int32
+        ("sums", INT),  # address of [rows, groups]: -zero * the sum in int32, or the sum in fp32
     ]
 
 

@@ -25,14 +25,15 @@ def has_instructions() -> bool:
 class CodesLinear:
     """y = x W^T + b for x [rows, inputs] in bf16. y is bf16, or fp32 if `wide`.
 
-    W is (codes - 2^(bits - 1)) * scales: codes uint8 [out, in], and scales fp32 [out, 1] or
-    fp16 [out, in / 32].
+    W is codes * scales + offsets, or without offsets (codes - 2^(bits - 1)) * scales: codes uint8
+    [out, in], scales and offsets fp16 [out, in / 32].
     """
 
     def __init__(
         self,
         codes: torch.Tensor,
         scales: torch.Tensor,
+        offsets: torch.Tensor | None,
         bits: int,
         bias: torch.Tensor | None = None,
         *,
@@ -40,15 +41,15 @@ class CodesLinear:
     ) -> None:
         self._outputs, inputs = codes.shape
         self._groups = inputs // GROUP
-        self._zero = 1 << bits - 1
+        self._zero = 1 << bits - 1 if offsets is None else 0
         self._dtype = torch.float32 if wide else torch.bfloat16
         panels = -(-self._outputs // LANES)
         self._codes = _in_panels(codes, bits, panels)
-        self._scales = _by_panel(scales, panels)
+        parts = [scales] if offsets is None else [scales, offsets]
+        self._scales = torch.stack([_by_panel(part, panels) for part in parts], 2)
         self._bias = None if bias is None else _padded(bias[:, None], panels)[:, 0].contiguous()
-        grouped = scales.dtype == torch.float16
         store = kernel_store()
-        shape = bits, grouped, bias is not None, wide
+        shape = bits, offsets is not None, bias is not None, wide
         self._kernel = store.address("codes.multiply_kernel", *shape)
         self._round = store.address("codes.round_kernel", True)
         self._padded = panels * LANES
@@ -72,7 +73,7 @@ class CodesLinear:
         assert x.stride(1) == 1
         codes = torch.empty(rows, self._groups, GROUP, dtype=torch.int8)
         scales = torch.empty(rows, self._groups)
-        starts = torch.empty(rows, self._groups, dtype=torch.int32)
+        sums = torch.empty(rows, self._groups)
         rounding = RoundCall(
             rows=rows,
             at_once=max(1, PART // x.shape[1]),
@@ -82,14 +83,14 @@ class CodesLinear:
             x_stride=x.stride(0),
             codes=codes.data_ptr(),
             scales=scales.data_ptr(),
-            starts=starts.data_ptr(),
+            sums=sums.data_ptr(),
         )
         in_threads(self._round, rounding, alone=x.numel() <= PART)
         out = torch.empty(rows, self._padded, dtype=self._dtype)
         call = self._call
         call.x = codes.data_ptr()
         call.x_scales = scales.data_ptr()
-        call.x_starts = starts.data_ptr()
+        call.x_sums = sums.data_ptr()
         call.rows = rows
         call.out = out.data_ptr()
         in_threads(self._kernel, call)
@@ -112,7 +113,7 @@ def _in_panels(codes: torch.Tensor, bits: int, panels: int) -> torch.Tensor:
 
 
 def _by_panel(scales: torch.Tensor, panels: int) -> torch.Tensor:
-    """Return the scales [panels, groups, 16], or [panels, 1, 16] if they belong to outputs."""
+    """Return the scales or offsets [panels, groups, 16]."""
     rows = _padded(scales, panels)
     return rows.view(panels, LANES, -1).transpose(1, 2).contiguous()
 

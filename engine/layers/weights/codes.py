@@ -1,7 +1,4 @@
-"""Weights that are rounded to whole numbers with scales.
-
-A weight is (code - zero) * scale. Codes are unsigned; `zero` is the middle one.
-"""
+"""Weights that are rounded to whole numbers, with a scale for every 32 inputs of an output."""
 
 from __future__ import annotations
 
@@ -14,63 +11,53 @@ from engine.kernels.numba.call import GROUP
 
 Quantization = Literal["int8", "int4"]
 BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
-# Factors of the scale that rounds a group's largest weight exactly: a smaller scale rounds the
-# largest weight worse and the others better.
-CANDIDATES = torch.linspace(0.80, 1.0, 11)
+SCALES: dict[Quantization, int] = {"int8": 1, "int4": 2}  # fp16 numbers of a group
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A weight [out, in]: codes uint8 [out, in], and scales [out, groups].
+    """A weight [out, in]: codes uint8 [out, in], scales and offsets fp16 [out, in / GROUP].
 
-    A scale in fp32 belongs to an output, and one in fp16 to GROUP inputs of an output.
+    It is code * scale + offset; without offsets (code - zero) * scale, and zero is the middle code.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
+    offsets: torch.Tensor | None
     bits: int
-
-    @property
-    def zero(self) -> int:
-        return 1 << self.bits - 1
 
     def numbers(self) -> torch.Tensor:
         """Return the weight that the codes stand for, in fp32."""
-        groups = self.scales.shape[1]
-        by_group = (self.codes.float() - self.zero).unflatten(1, (groups, -1))
-        return (by_group * self.scales.float()[..., None]).flatten(1)
+        groups = self.codes.float().unflatten(1, (-1, GROUP))
+        scales = self.scales.float()[..., None]
+        if self.offsets is None:
+            return ((groups - (1 << self.bits - 1)) * scales).flatten(1)
+        return (groups * scales + self.offsets.float()[..., None]).flatten(1)
 
 
 def quantise(weight: torch.Tensor, kind: Quantization) -> Codes:
-    """Round a weight [out, in]: `int8` with a scale per output, `int4` with one per 32 inputs."""
-    return _int8(weight.float()) if kind == "int8" else _int4(weight.float())
+    """Round a weight [out, in], whose inputs fill whole groups.
 
-
-def _int8(weight: torch.Tensor) -> Codes:
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    codes = (weight / scales.clamp(min=1e-30)).round() + 128
-    return Codes(codes.to(torch.uint8), scales, 8)
-
-
-def _int4(weight: torch.Tensor) -> Codes:
-    """Try scales for each group, and keep the one with the smallest squared error.
-
-    The largest weight gets code 0, which is -8; if it is positive, its scale is negative. So the
-    wider half of the codes is on its side.
+    `int8` divides the range from -largest to largest into 254 steps, as Q8_0 of GGUF; `int4` that
+    from smallest to largest into 15 steps, as Q4_1.
     """
-    groups = weight.unflatten(1, (-1, GROUP))
-    at = groups.abs().argmax(-1, keepdim=True)
-    largest = groups.gather(-1, at)
-    best = torch.full_like(largest, torch.inf)
-    codes = torch.empty_like(groups, dtype=torch.uint8)
-    scales = torch.empty_like(largest, dtype=torch.float16)
-    for factor in CANDIDATES:
-        scale = (largest / -8 * factor).half()
-        step = torch.where(scale == 0, 1.0, scale.float())
-        rounded = (groups / step).round().clamp(-8, 7)
-        error = (rounded * step - groups).square().sum(-1, keepdim=True)
-        better = error < best
-        best = torch.where(better, error, best)
-        codes = torch.where(better, (rounded + 8).to(torch.uint8), codes)
-        scales = torch.where(better, scale, scales)
-    return Codes(codes.flatten(1), scales.squeeze(-1), 4)
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    return _int8(groups) if kind == "int8" else _int4(groups)
+
+
+def _int8(groups: torch.Tensor) -> Codes:
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
+    codes = (groups / _step(scales)).round().clamp(-128, 127) + 128
+    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), None, 8)
+
+
+def _int4(groups: torch.Tensor) -> Codes:
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scales, offsets = ((high - low) / 15).half(), low.half()
+    codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
+    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), offsets.squeeze(-1), 4)
+
+
+def _step(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scales as divisors: of zeros, any will do."""
+    return torch.where(scales == 0, 1.0, scales.float())

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.kernels.numba.call import GROUP, LANES
-from engine.layers.weights.codes import BITS, Quantization, quantise
+from engine.layers.weights.codes import BITS, SCALES, Quantization, quantise
 from engine.layers.weights.onednn import PackedWeight
 from engine.ops.kernels import Kernels
 
@@ -40,7 +40,9 @@ def pack(
         if has_kernel(weight.dtype, kernels):
             from engine.kernels.numba.codes import CodesLinear
 
-            return CodesLinear(codes.codes, codes.scales, codes.bits, bias, wide=wide)
+            return CodesLinear(
+                codes.codes, codes.scales, codes.offsets, codes.bits, bias, wide=wide
+            )
         weight = codes.numbers().to(weight.dtype)
     return PackedWeight(weight, bias, kernels=kernels, wide=wide)
 
@@ -72,5 +74,4 @@ def nbytes_of(
     if kind is None or inputs % GROUP or not has_kernel(dtype, kernels):
         return outputs * inputs * dtype.itemsize
     rows = -(-outputs // LANES) * LANES
-    scales = 4 if kind == "int8" else 2 * inputs // GROUP  # one in fp32, or fp16 for each group
-    return rows * (inputs * BITS[kind] // 8 + scales)
+    return rows * (inputs * BITS[kind] // 8 + 2 * SCALES[kind] * inputs // GROUP)

@@ -11,8 +11,8 @@ from engine.kernels.numba.source.multiply_codes import multiply_codes
 
 
 @njit(inline="always")
-def multiply_rows(call, panel, row, rows, bits, grouped, biased, wide):
-    scale_bytes = 2 * LANES * call.groups if grouped else 4 * LANES
+def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
+    scale_bytes = (4 if offsets else 2) * LANES * call.groups
     multiply_codes(
         call.codes + (LANES * GROUP * bits // 8) * call.groups * panel,
         call.scales + scale_bytes * panel,
@@ -21,38 +21,38 @@ def multiply_rows(call, panel, row, rows, bits, grouped, biased, wide):
         call.x + GROUP * call.groups * row,
         GROUP * call.groups,
         call.x_scales + 4 * call.groups * row,
-        call.x_starts + 4 * call.groups * row,
+        call.x_sums + 4 * call.groups * row,
         call.out + call.out_bytes * row + (4 if wide else 2) * LANES * panel,
         call.out_bytes,
         rows,
         bits,
-        grouped,
+        offsets,
         biased,
         wide,
     )
 
 
 @njit(inline="always")
-def multiply_all_rows(call, panel, bits, grouped, biased, wide):
+def multiply_all_rows(call, panel, bits, offsets, biased, wide):
     """Multiply up to 8 rows at a time. The counts must be literals."""
     row = 0
     while row < call.rows:
         left = call.rows - row
         if left >= 8:
-            multiply_rows(call, panel, row, 8, bits, grouped, biased, wide)
+            multiply_rows(call, panel, row, 8, bits, offsets, biased, wide)
             row += 8
         elif left >= 4:
-            multiply_rows(call, panel, row, 4, bits, grouped, biased, wide)
+            multiply_rows(call, panel, row, 4, bits, offsets, biased, wide)
             row += 4
         elif left >= 2:
-            multiply_rows(call, panel, row, 2, bits, grouped, biased, wide)
+            multiply_rows(call, panel, row, 2, bits, offsets, biased, wide)
             row += 2
         else:
-            multiply_rows(call, panel, row, 1, bits, grouped, biased, wide)
+            multiply_rows(call, panel, row, 1, bits, offsets, biased, wide)
             row += 1
 
 
-def multiply_kernel(bits: int, grouped: bool, biased: bool, wide: bool):
+def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     """Return the kernel that multiplies rows with weights of `bits` bits."""
 
     def multiply(pointer):
@@ -63,7 +63,7 @@ def multiply_kernel(bits: int, grouped: bool, biased: bool, wide: bool):
                 return
             end = min(first + call.at_once, call.panels)
             for panel in range(first, end):
-                multiply_all_rows(call, panel, bits, grouped, biased, wide)
+                multiply_all_rows(call, panel, bits, offsets, biased, wide)
 
     return multiply, CodesCall
 
@@ -76,7 +76,8 @@ def round_kernel(is_bf16: bool):
     def round_rows(pointer):
         call = carray(pointer, 1)[0]
         scales = array_at(call.scales, (1,), np.float32)
-        starts = array_at(call.starts, (1,), np.int32)
+        starts = array_at(call.sums, (1,), np.int32)
+        sums = array_at(call.sums, (1,), np.float32)
         codes = array_at(call.codes, (1,), np.int8)
         x = array_at(call.x, (1,), element)
         while True:
@@ -97,6 +98,9 @@ def round_kernel(is_bf16: bool):
                         code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
                         codes[GROUP * place + index] = code
                         total += code
-                    starts[place] = -call.zero * total
+                    if call.zero:
+                        starts[place] = -call.zero * total
+                    else:
+                        sums[place] = np.float32(total) * scales[place]
 
     return round_rows, RoundCall

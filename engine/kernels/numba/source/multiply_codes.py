@@ -39,17 +39,18 @@ ROUNDED = ir.VectorType(BF16, LANES)
 
 @intrinsic(prefer_literal=True)
 def multiply_codes(
-    typing, codes, scales, bias, groups, x, x_bytes, x_scales, x_starts, out, out_bytes,
-    rows, bits, grouped, biased, wide,
+    typing, codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, out, out_bytes,
+    rows, bits, offsets, biased, wide,
 ):  # fmt: skip
-    """out[r, :16] = sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g] + starts[r, g]).
+    """out[r, :16] = sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g] + x_sums[r, g]).
 
-    `_Operands` describes the arguments. `out` is fp32 if `wide`, else bf16. `scales` are fp16, a
-    vector for each group, if `grouped`; else fp32, one vector. The last five are literals.
+    With `offsets` it is the sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g]) +
+    offsets[g] * x_sums[r, g]. `_Operands` describes the arguments. `out` is fp32 if `wide`, else
+    bf16. The last five arguments are literals.
     """
     arguments = (
-        codes, scales, bias, groups, x, x_bytes, x_scales, x_starts, out, out_bytes,
-        rows, bits, grouped, biased, wide,
+        codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, out, out_bytes,
+        rows, bits, offsets, biased, wide,
     )  # fmt: skip
     shape = _Shape(*(each.literal_value for each in arguments[10:]))
 
@@ -64,13 +65,13 @@ class _Operands(NamedTuple):
     """Addresses and numbers that are known only when the kernel runs."""
 
     codes: ir.Value  # address of [groups, bytes of a group]
-    scales: ir.Value
+    scales: ir.Value  # address of [groups, 16] fp16, or [groups, 2, 16]: scales, then offsets
     bias: ir.Value  # address of [16] bf16
     groups: ir.Value
     x: ir.Value  # address of [rows, groups, 32] int8
     x_bytes: ir.Value
     x_scales: ir.Value  # address of [rows, groups] fp32
-    x_starts: ir.Value  # address of [rows, groups] int32: what the sums of a group begin with
+    x_sums: ir.Value  # address of [rows, groups] int32, or fp32 with offsets
     out: ir.Value
     out_bytes: ir.Value
 
@@ -80,7 +81,7 @@ class _Shape(NamedTuple):
 
     rows: int
     bits: int
-    grouped: bool
+    offsets: bool
     biased: bool
     wide: bool
 
@@ -114,10 +115,16 @@ class _Panel:
     def _add_group(self, group, totals):
         builder = self._builder
         codes = self._load_codes(group)
-        scale = self._load_group_scale(group) if self._shape.grouped else None
+        scale, shift = self._load_scales(group)
         for row, total in enumerate(totals):
             place = self._row_place(row, group)
-            whole = self._spread(self._operands.x_starts, place, INT32)
+            summed = builder.load(total)
+            if self._shape.offsets:
+                whole = ir.Constant(WHOLE, None)
+                x_sum = self._spread(self._operands.x_sums, place, FP32)
+                summed = builder.call(self._fma, [shift, x_sum, summed])
+            else:
+                whole = self._spread(self._operands.x_sums, place, INT32)
             x = self._row_address(self._operands.x, self._operands.x_bytes, row)
             x = builder.add(x, builder.mul(group, INT64(GROUP)))
             for quad, code in enumerate(codes):
@@ -126,10 +133,8 @@ class _Panel:
                 whole = builder.call(self._multiply, [whole, code, inputs])
             found = builder.sitofp(whole, SUMS)
             factor = self._spread(self._operands.x_scales, place, FP32)
-            if scale is not None:
-                factor = builder.fmul(factor, scale)
-            summed = builder.call(self._fma, [found, factor, builder.load(total)])
-            builder.store(summed, total)
+            factor = builder.fmul(factor, scale)
+            builder.store(builder.call(self._fma, [found, factor, summed]), total)
 
     def _load_codes(self, group):
         """Return a vector for each quad of inputs, with four unsigned codes in each lane."""
@@ -152,14 +157,20 @@ class _Panel:
             unpacked.append(builder.and_(builder.lshr(vector, four), mask))
         return unpacked
 
-    def _load_group_scale(self, group):
+    def _load_scales(self, group):
+        """Return a group's scales and offsets (None without), a vector of fp32 each."""
         builder = self._builder
-        distance = builder.mul(group, INT64(2 * LANES))
+        size = 2 * LANES
+        distance = builder.mul(group, INT64(2 * size if self._shape.offsets else size))
         address = builder.add(self._operands.scales, distance)
-        return builder.fpext(load(builder, address, HALVES, align=2), SUMS)
+        scale = builder.fpext(load(builder, address, HALVES, align=2), SUMS)
+        if not self._shape.offsets:
+            return scale, None
+        shift = load(builder, offset(builder, address, size), HALVES, align=2)
+        return scale, builder.fpext(shift, SUMS)
 
     def _row_place(self, row, group):
-        """Return the distance in bytes of a row's group in x_scales and x_starts."""
+        """Return the distance in bytes of a row's group in x_scales and x_sums."""
         builder = self._builder
         index = builder.add(builder.mul(self._operands.groups, INT64(row)), group)
         return builder.mul(index, INT64(4))
@@ -171,8 +182,6 @@ class _Panel:
 
     def _write(self, row, total):
         builder = self._builder
-        if not self._shape.grouped:
-            total = builder.fmul(total, load(builder, self._operands.scales, SUMS, align=4))
         if self._shape.biased:
             bits = load(builder, self._operands.bias, ir.VectorType(INT16, LANES), align=2)
             total = builder.fadd(total, widen_vector(builder, bits, LANES))
