@@ -18,7 +18,7 @@ from engine.runner.load import load_engine
 from tests.support.driver import Driver, tiny_llama
 
 KINDS: list[Quantization] = ["int8", "int4"]
-COUNT = 40
+COUNT = 24
 SMALL = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_model_len": 192}
 
 
@@ -68,7 +68,6 @@ def test_answers_are_equal_alone_together_chunked_and_preempted(
     small = Driver(model, block_size=16, max_num_seqs=8, **SMALL, **fields)
     assert answers(small, together=True) == alone
     assert small.stats.preemptions > 0
-    assert answers(Driver(model, depth=0, **fields), together=True) == alone
 
 
 @pytest.mark.parametrize("kind", KINDS)
