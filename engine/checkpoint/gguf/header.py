@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # of the tensors, unless general.alignment says otherwise
-MAX_ENTRIES = 1_000_000  # settings or tensors
+MAX_ENTRIES = 1_000_000  # settings, tensors, or values of an array
 MAX_DEPTH = 4  # of arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's limit
 STRING, ARRAY = 8, 9
@@ -174,7 +174,7 @@ class _Reader:
             raise ValueError(f"{name!r:.99} has the unknown type {kind}")
         if depth == MAX_DEPTH:
             raise ValueError(f"{name!r:.99} nests more than {MAX_DEPTH} arrays")
-        element, count = self._number("I"), self._number("Q")
+        element, count = self._number("I"), self._count(f"values in {name!r:.99}")
         if element in SCALARS:
             letter = SCALARS[element]
             data = self._take(count * struct.calcsize(letter))

@@ -79,9 +79,13 @@ DAMAGED = {
     "tensors that are not there": (begin(5), "is expected in a file of 24 bytes"),
     "long name": (begin(0, 1) + struct.pack("<Q", 2**63), "is expected in a file"),
     "unknown type": (begin(0, 1) + setting("a", 77, b"12345678"), "the unknown type 77"),
-    "endless array": (begin(0, 1) + setting("a", ARRAY, ENDLESS), "is expected in a file"),
+    "endless array": (begin(0, 1) + setting("a", ARRAY, ENDLESS), "it has 4611686018427387904 val"),
+    "array beyond the end": (
+        begin(0, 1) + setting("a", ARRAY, struct.pack("<IQ", UINT32, 1000)),
+        "is expected in a file",
+    ),
     "endless texts": (
-        begin(0, 1) + setting("a", ARRAY, struct.pack("<IQ", STRING, 2**50)),
+        begin(0, 1) + setting("a", ARRAY, struct.pack("<IQ", STRING, 10**6)),
         "is expected in a file",
     ),
     "nested arrays": (begin(0, 1) + setting("a", ARRAY, NESTED), "nests more than 4 arrays"),
