@@ -15,7 +15,10 @@ from tests.support.driver import EAGER, Driver
 from tests.support.driver import MODES as CAPTURED
 
 COUNT = 70  # tokens of an answer: more than a step explains
-MODES = [pytest.param(mode, id=name) for name, mode in EAGER.items()]
+MODES = [
+    pytest.param(mode, id=name, marks=[] if name == "overlapped" else pytest.mark.slow)
+    for name, mode in EAGER.items()
+]
 MODES += [pytest.param({"attention_backend": "numba"}, id="numba")]
 SMALL = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_model_len": 192}
 

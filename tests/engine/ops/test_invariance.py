@@ -266,7 +266,7 @@ def test_window_larger_than_16_splits_is_bitwise_equal() -> None:
 
 @dtypes
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("kind", ["scores", "values"])
+@pytest.mark.parametrize("kind", ["scores", pytest.param("values", marks=pytest.mark.slow)])
 def test_attention_over_many_splits_is_bitwise_equal(
     spec: AttentionSpec, kind: str, dtype: torch.dtype
 ) -> None:
