@@ -1,8 +1,8 @@
-"""Linear layers for few rows on a CPU that multiplies bf16 (AVX512_BF16).
+"""Linear layers on a CPU that multiplies bf16 (AVX512_BF16).
 
-Reading the weight takes most of the time, and oneDNN reads it below the memory bandwidth. This
-kernel reads oneDNN's own packed bytes, so there is no second copy of the weight. It sums in
-oneDNN's order, so that a row has the same bits in small and large batches.
+oneDNN reads the weight for few rows below the memory bandwidth, and multiplies many rows no faster
+than this kernel. The kernel reads oneDNN's own packed bytes, so there is no second copy of the
+weight. It sums in oneDNN's order, so that a row has the same bits in both.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.kernels.numba.call import CACHE_LINE, LinearCall
 from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.machine_code import kernel_store
 
-# Up to this many rows, reading the weight dominates. With AMX, oneDNN catches up at fewer rows.
-FEW_ROWS, FEW_ROWS_AMX = 8, 4
+# With AMX, oneDNN is faster above this number of rows. Without, it never is.
+MOST_ROWS_AMX = 4
 ANY_ROWS = 2**31
 WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
 SPLITS = (256, 512, 2**30)  # pairs of inputs per partial sum that oneDNN is known to use
@@ -53,7 +53,7 @@ class LinearShape(NamedTuple):
     has_bias: bool
 
 
-class FewRows:
+class PackedMultiply:
     """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs.
 
     y is bf16, or fp32 if `wide`.
@@ -78,10 +78,8 @@ class FewRows:
             split=split,
             out_bytes=self._dtype.itemsize * outputs,
         )
-        if uses_amx(layer.packed.device, layer.packed.dtype):
-            self.most = FEW_ROWS_AMX
-        else:  # oneDNN only returns bf16
-            self.most = ANY_ROWS if wide else FEW_ROWS
+        amx = uses_amx(layer.packed.device, layer.packed.dtype)
+        self.most = MOST_ROWS_AMX if amx else ANY_ROWS
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs] for x [rows, inputs]."""
@@ -101,12 +99,12 @@ class FewRows:
 # ---- recognizing oneDNN's format and order ---------------------------------------------------
 
 
-def few_rows(
+def multiply_for(
     weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False
-) -> FewRows | None:
-    """Return a FewRows for `packed`, which is `weight` [out, in] packed by oneDNN.
+) -> PackedMultiply | None:
+    """Return our kernel for `packed`, which is `weight` [out, in] packed by oneDNN.
 
-    With `wide` it returns fp32, and takes any number of rows, unless the CPU has AMX.
+    With `wide` it returns fp32. It takes any number of rows, unless the CPU has AMX.
 
     Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
     close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
@@ -118,7 +116,7 @@ def few_rows(
         return None
     layer = PackedLinear(weight, packed, bias, width)
     split = known_splits().find(layer)
-    return None if split is None else FewRows(layer, split, wide=wide)
+    return None if split is None else PackedMultiply(layer, split, wide=wide)
 
 
 def _has_kernel(weight: torch.Tensor) -> bool:
@@ -184,7 +182,7 @@ def _agrees(layer: PackedLinear, split: int) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(PROBES, weight.shape[1], generator=generator).to(weight.dtype)
     right = torch.ops.mkldnn._linear_pointwise(x, layer.packed, layer.bias, "none", [], "")
-    ours = FewRows(layer, split)
+    ours = PackedMultiply(layer, split)
     found = torch.cat([ours(rows) for rows in x.split(ours.most)])
     if not uses_amx(weight.device, weight.dtype):
         return torch.equal(found, right)

@@ -18,8 +18,8 @@ PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
 class PackedWeight:
     """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
 
-    With `kernels` "numba", our own kernel multiplies few rows, if it supports this weight. With
-    `wide` it does so for all numbers of rows that it can (see `few_rows`), and returns fp32.
+    With `kernels` "numba", our own kernel multiplies if it supports this weight, with AMX only few
+    rows (see `multiply_for`). With `wide` it returns fp32.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class PackedWeight:
     ) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
-        self._few_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._most = 0  # the largest number of rows for our own kernel
         if kernels == "numba":
-            from engine.kernels.numba.linear import few_rows
+            from engine.kernels.numba.linear import multiply_for
 
-            if kernel := few_rows(weight, self._packed, bias, wide=wide):
-                self._few_rows, self._most = kernel, kernel.most
+            if kernel := multiply_for(weight, self._packed, bias, wide=wide):
+                self._own, self._most = kernel, kernel.most
 
     @property
     def nbytes(self) -> int:
@@ -47,8 +47,8 @@ class PackedWeight:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> [T, out]."""
         count = x.shape[0]
-        if self._few_rows is not None and count <= self._most:
-            return self._few_rows(x)
+        if self._own is not None and count <= self._most:
+            return self._own(x)
         rows = torch.cat((x, x)) if count == 1 else x
         y = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         return y[:1] if count == 1 else y
