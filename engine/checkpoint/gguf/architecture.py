@@ -124,14 +124,29 @@ def config_of(settings: Settings, vocab_size: int, *, tied: bool) -> dict[str, A
         return config | {"activation_function": "gelu_new"}
     config["hidden_act"] = "gelu_pytorch_tanh" if name in GEMMAS else "silu"
     config["rope_scaling"] = _rope_scaling(own)
+    _check_rotary(own)
     if name in SCALED_BY_WIDTH:
         config |= _gemma_config(name, own)
     return config
 
 
+def _check_rotary(own: Settings) -> None:
+    """Raise ConfigError if only a part of each head is rotated: no served model does that."""
+    rotated, width = own.get("rope.dimension_count"), own.get("attention.key_length")
+    heads = own.get("attention.head_count")
+    if width is None and type(heads) is int and heads > 0:
+        width = own.get("embedding_length", 0) // heads
+    if rotated is not None and rotated != width:
+        raise ConfigError(
+            f"The GGUF file rotates {rotated!r:.99} of {width!r:.99} dimensions of a head "
+            "(rope.dimension_count), which is not served."
+        )
+
+
 def _rope_scaling(own: Settings) -> dict[str, Any] | None:
-    kind = own.get("rope.scaling.type", "none")
-    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    old = own.get("rope.scale_linear")  # files from before rope.scaling.type
+    kind = own.get("rope.scaling.type", "linear" if old else "none")
+    factor = own.get("rope.scaling.factor", old)
     if kind == "none" or not factor:
         return None
     if kind not in ("linear", "yarn"):
@@ -151,6 +166,7 @@ def _gemma_config(name: str, own: Settings) -> dict[str, Any]:
         "attn_logit_softcapping": own.get("attn_logit_softcapping"),
         "final_logit_softcapping": own.get("final_logit_softcapping"),
         **({"sliding_window_pattern": period} if name == "gemma3" else {}),
+        "rope_local_base_freq": own.get("rope.freq_base_swa"),
     }
 
 

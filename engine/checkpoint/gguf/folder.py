@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.gguf.architecture import ROPE_FACTORS, config_of, llama3_scaling
-from engine.checkpoint.gguf.header import Header, read_floats, read_header
+from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.parts import name_of, present_parts
 from engine.checkpoint.gguf.tokenizer import (
     build_tokenizer,
@@ -35,14 +35,13 @@ def folder_of(file: Path) -> Path:
     Raises ConfigError if the file is damaged or its model is not served.
     """
     files = present_parts(file)
-    header = read_header(files[0])
     name = f"{name_of(file)}-{_digest(files)}"
     parent = cache_folder("gguf")
     if parent is None:
         raise ConfigError("GGUF files need a cache folder: set XDG_CACHE_HOME.")
     folder = parent / name
     if not (folder / "config.json").is_file():
-        _write(folder, files, header)
+        _write(folder, files)
     return folder
 
 
@@ -57,14 +56,15 @@ def _digest(files: Sequence[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def _write(folder: Path, files: Sequence[Path], header: Header) -> None:
+def _write(folder: Path, files: Sequence[Path]) -> None:
     """Write the folder completely or not at all. Another process may write it too."""
-    settings = header.settings
+    headers = [read_header(file) for file in files]
+    settings = headers[0].settings
     tokenizer = build_tokenizer(settings)
-    config = config_of(
-        settings, len(tokens_of(settings)), tied="output.weight" not in _names(files)
-    )
-    if factors := header.tensors.get(ROPE_FACTORS):
+    is_tied = not any("output.weight" in header.tensors for header in headers)
+    config = config_of(settings, len(tokens_of(settings)), tied=is_tied)
+    factors = next((h.tensors[ROPE_FACTORS] for h in headers if ROPE_FACTORS in h.tensors), None)
+    if factors:
         config["rope_scaling"] = llama3_scaling(
             read_floats(factors), config.get("rope_theta", 10_000.0)
         )
@@ -94,10 +94,6 @@ def _write(folder: Path, files: Sequence[Path], header: Header) -> None:
         raise ConfigError(f"Cannot write {folder}: {error}. Set XDG_CACHE_HOME.") from error
     if not (folder / "config.json").is_file():
         raise ConfigError(f"Cannot write {folder}. Set XDG_CACHE_HOME to a folder with room.")
-
-
-def _names(files: Sequence[Path]) -> set[str]:
-    return {name for file in files for name in read_header(file).tensors}
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:

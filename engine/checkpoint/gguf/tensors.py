@@ -46,11 +46,12 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
 
     Raises ConfigError if a file is damaged or a tensor is in two files.
     """
-    settings = read_header(files[0]).settings
+    headers = [read_header(file) for file in files]
+    settings = headers[0].settings
     architecture = architecture_of(settings)
     found: dict[str, GGUFTensor] = {}
-    for file in files:
-        for name, stored in read_header(file).tensors.items():
+    for file, header in zip(files, headers, strict=True):
+        for name, stored in header.tensors.items():
             if name == ROPE_FACTORS:  # they became settings of config.json
                 continue
             known = tensor_name(name, architecture)

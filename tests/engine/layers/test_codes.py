@@ -124,6 +124,23 @@ def test_rows_with_a_stride_of_zeros_and_of_one_large_number() -> None:
 
 
 @needs_vnni
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_input_that_is_not_finite_makes_its_row_nan_and_no_other(
+    kind: Quantization, bad: float
+) -> None:
+    """The request of this row then ends with an error, not with made-up numbers."""
+    multiply = multiplier(quantise(random(48, 96), kind))
+    x = random(9, 96, seed=1).bfloat16()
+    due = multiply(x)
+    x[4, 40] = bad
+    found = multiply(x)
+    assert found[4].isnan().all()
+    assert torch.equal(found[:4], due[:4])
+    assert torch.equal(found[5:], due[5:])
+
+
+@needs_vnni
 def test_all_threads_get_the_same_bits() -> None:
     codes = quantise(random(192, 576), "int8")
     x = random(9, 576, seed=1).bfloat16()

@@ -19,6 +19,9 @@ from server.cli.settings import flags_page, settings
 from tests.support.process import INTERRUPTIBLE, START_S, STOP_S, eventually
 
 ROOT = Path(__file__).resolve().parents[3]
+# They import torch.
+PLAN = pytest.param(["serve", "--plan"], marks=pytest.mark.slow, id="serve --plan")
+DOCTOR = pytest.param(["doctor"], marks=pytest.mark.slow, id="doctor")
 
 
 def penstock(
@@ -223,7 +226,7 @@ def test_standard_streams_with_python_u_stay_unbuffered() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["bench", "--help"], ["flags"]],
+    [["--help"], ["--version"], ["bench", "--help"], ["flags"], DOCTOR, PLAN],
     ids=" ".join,
 )
 def test_command_with_stdout_on_a_full_disk_fails_in_one_line(arguments: list[str]) -> None:
@@ -255,7 +258,7 @@ def test_flags_with_non_blocking_stdout_waits_for_the_reader() -> None:
     assert run.returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["flags"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], ["flags"], PLAN], ids=" ".join)
 def test_command_with_closed_pipe_exits_silently(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

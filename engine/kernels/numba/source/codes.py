@@ -8,6 +8,7 @@ from numba import carray, njit
 from engine.kernels.numba.call import GROUP, LANES, CodesCall, RoundCall
 from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
 from engine.kernels.numba.source.multiply_codes import multiply_codes
+from engine.kernels.numba.source.panels import panels_kernel
 
 
 @njit(inline="always")
@@ -55,17 +56,11 @@ def multiply_all_rows(call, panel, bits, offsets, biased, wide):
 def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     """Return the kernel that multiplies rows with weights of `bits` bits."""
 
-    def multiply(pointer):
-        call = carray(pointer, 1)[0]
-        while True:
-            first = take(call.counter) * call.at_once
-            if first >= call.panels:
-                return
-            end = min(first + call.at_once, call.panels)
-            for panel in range(first, end):
-                multiply_all_rows(call, panel, bits, offsets, biased, wide)
+    @njit(inline="always")
+    def multiply(call, panel):
+        multiply_all_rows(call, panel, bits, offsets, biased, wide)
 
-    return multiply, CodesCall
+    return panels_kernel(multiply, CodesCall)
 
 
 def round_kernel(is_bf16: bool):
@@ -88,10 +83,13 @@ def round_kernel(is_bf16: bool):
                 for group in range(call.groups):
                     begin = row * call.x_stride + GROUP * group
                     largest = np.float32(0)
+                    poison = np.float32(0)  # NaN if an input is NaN or infinite
                     for index in range(GROUP):
-                        largest = max(largest, abs(to_fp32(x[begin + index])))
+                        number = to_fp32(x[begin + index])
+                        largest = max(largest, abs(number))
+                        poison += number * np.float32(0)
                     place = row * call.groups + group
-                    scales[place] = largest / most
+                    scales[place] = largest / most + poison
                     inverse = most / largest if largest > 0 else np.float32(0)
                     total = np.int32(0)
                     for index in range(GROUP):

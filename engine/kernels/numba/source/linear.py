@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from numba import carray, njit
+from numba import njit
 
 from engine.kernels.numba.call import LinearCall
-from engine.kernels.numba.source.intrinsics import take
 from engine.kernels.numba.source.multiply_panel import multiply_panel
+from engine.kernels.numba.source.panels import panels_kernel
 
 
 @njit(inline="always")
@@ -58,14 +58,8 @@ def rows_kernel(width: int, biased: bool, wide: bool):
     """
     together = 256 // width
 
-    def multiply(pointer):
-        call = carray(pointer, 1)[0]
-        while True:
-            first = take(call.counter) * call.at_once
-            if first >= call.panels:
-                return
-            end = min(first + call.at_once, call.panels)
-            for panel in range(first, end):
-                multiply_all_rows(call, panel, together, width, biased, wide)
+    @njit(inline="always")
+    def multiply(call, panel):
+        multiply_all_rows(call, panel, together, width, biased, wide)
 
-    return multiply, LinearCall
+    return panels_kernel(multiply, LinearCall)
