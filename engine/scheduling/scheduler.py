@@ -37,6 +37,7 @@ from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence, sequence_of
+from engine.scheduling.speculation import Drafter, Speculation
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
@@ -64,6 +65,7 @@ class Scheduler:
         prefix_caching: bool = True,
         part_size: int = 0,
         hash_key: bytes | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -82,6 +84,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # sorted by rank
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
+        self.speculation = Speculation(self.tables, drafter)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._steps = self._preemptions = 0
 
@@ -142,24 +145,32 @@ class Scheduler:
 
     def _schedule_running(self, builder: StepBuilder, running: Seq[tuple[Sequence, int]]) -> None:
         """Schedule running sequences, given with their numbers of uncomputed tokens."""
-        # A chunk of any rank leaves one token to each decode. There are never more decodes than the
-        # budget, because each of them took a token of the previous step.
+        # A chunk of any rank leaves one token to each decode. There may be more decodes than the
+        # budget only after some have waited for the results of their drafts.
         decodes = [due for _, due in running].count(1)
+        self.speculation.begin_step(decodes)
         for place, (sequence, due) in enumerate(running, 1):
             if due == 1:
                 decodes -= 1
-            count = min(due, builder.budget - decodes)
+            reserved = decodes if due > 1 else 0
+            count = max(0, min(due, builder.budget - reserved))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])
+            draft: Seq[int] = ()
+            if due == 1:
+                draft = self.speculation.draft(sequence, builder.budget - decodes - 1)
             # A decode within a block allocates nothing, and releases blocks only after a chunk.
-            if count > 1 or sequence.last_was_chunk or not sequence.num_computed % self.block_size:
+            is_within_block = sequence.num_computed % self.block_size > 0
+            if count > 1 or draft or sequence.last_was_chunk or not is_within_block:
                 if not self._make_room(sequence, count):
                     return  # it was the lowest-ranked and is preempted itself
                 for added in self.tables.extend(sequence, count):
                     builder.add_blocks(added)
             self._take(builder, sequence, count)
+            if draft or sequence.row_is_stale:
+                self.speculation.take(builder, sequence, draft, spare=len(self.running))
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
         while builder.budget:
@@ -270,8 +281,8 @@ class Scheduler:
     ) -> list[TokenOutput]:
         """Apply the results of `step` and return its outputs.
 
-        `sampled` has one SampledToken per slice that samples, in order. `prompt_logprobs` has those
-        of each slice that computes some.
+        `sampled` has one SampledToken per slice that samples, in order. Those behind a wrong token
+        of a draft are dropped. `prompt_logprobs` has those of each slice that computes some.
         """
         if prompt_logprobs:
             self._take_prompt_logprobs(step, prompt_logprobs)
@@ -281,7 +292,9 @@ class Scheduler:
             sequence = self.sequences.get(scheduled.id)
             if sequence is None or sequence.epoch != scheduled.epoch:
                 continue  # aborted or preempted since
-            outputs.append(self._retire_token(sequence, result))
+            if self.speculation.confirms(sequence, scheduled):
+                outputs.append(self._retire_token(sequence, result))
+        self.speculation.end_step()
         return outputs
 
     def _retire_token(self, sequence: Sequence, sampled: SampledToken) -> TokenOutput:
@@ -326,6 +339,7 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.row = -1
         sequence.epoch += 1
+        sequence.drafted_behind, sequence.row_is_stale = -1, False
 
     def _preempt(self, sequence: Sequence) -> None:
         self._note("preempt", sequence)

@@ -11,7 +11,8 @@ from engine.protocol import (
     SamplingParams,
     TokenLogprobs,
 )
-from engine.scheduling.step import BlockCopy
+from engine.scheduling.step import BlockCopy, ScheduledSlice
+from engine.speculative.pace import Drafting
 
 
 class Sequence:
@@ -48,7 +49,12 @@ class Sequence:
         self.part_hashes: list[bytes] = []
         self.part_range: tuple[int, int] = (0, 0)
         self.copies: list[BlockCopy] = []  # due before its first slice
-        self.last_was_chunk: bool = False  # its last slice had several tokens
+        self.last_was_chunk: bool = False  # its last slice had several tokens, or a draft
+        self.is_constrained: bool = request.grammar is not None
+        self.drafting: Drafting = Drafting()
+        # The token behind which a draft is in flight, or -1. Nothing else is scheduled meanwhile.
+        self.drafted_behind: int = -1
+        self.row_is_stale: bool = False  # the row does not know which tokens of a draft were right
         self.row: int = -1
         self.epoch: int = 0
         self.admitted: bool = False
@@ -61,9 +67,14 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         """Number of tokens to compute; 0 if only results of launched steps are missing."""
-        if self.num_tokens - self.prompt_length >= self.params.max_tokens:
+        if self.drafted_behind >= 0 or not self.num_samples_left:
             return 0
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_samples_left(self) -> int:
+        """Number of tokens that may still be sampled, without those in flight."""
+        return max(0, self.params.max_tokens - (self.num_tokens - self.prompt_length))
 
     @property
     def num_missing_prompt_logprobs(self) -> int:
@@ -95,6 +106,15 @@ class Sequence:
         if token in params.stop_token_ids and outputs >= params.min_tokens:
             return "stop"
         return "length" if outputs >= params.max_tokens else None
+
+    def accepts(self, drafted: ScheduledSlice) -> bool:
+        """Return whether the drafted token of a slice was right, and count it as computed if so."""
+        known = len(self.tokens)
+        if known != drafted.start + 1 or self.tokens[-1] != drafted.draft:
+            return False
+        self.num_computed = known
+        self.num_tokens = known + 1
+        return True
 
     def add_prompt_logprobs(self, start: int, found: Seq[TokenLogprobs]) -> None:
         """Add the prompt logprobs of a slice that began at token `start`."""

@@ -15,6 +15,9 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
 
     `samples` is True if they include its last token, whose logits are sampled. The logits of the
     first `num_prompt_logprobs` tokens give the prompt logprobs of the token behind each of them.
+
+    With a `draft` the token is not known, but assumed to follow the slice before this one. What is
+    sampled is then valid only if that slice has sampled `draft`, and is valid itself.
     """
 
     id: int
@@ -24,6 +27,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     count: int
     samples: bool
     num_prompt_logprobs: int = 0
+    draft: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,18 @@ class NewBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class NewDraft:
+    """A row has `length` known tokens, those in flight included, and assumed ones behind them.
+
+    Sent with each draft, and once more behind it, because the row does not know what was right.
+    """
+
+    row: int
+    length: int
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCopy:
     """The KV of the first `tokens` of block `source` is copied to the new block `target`."""
 
@@ -78,6 +94,7 @@ class Step:
     slices: tuple[ScheduledSlice, ...] = ()  # decodes first, then prompt chunks
     new_rows: tuple[NewRow, ...] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
+    new_drafts: tuple[NewDraft, ...] = ()
     # Newly allocated blocks. They are zeroed if attention reads masked entries, because a NaN of an
     # earlier owner would pass the mask: 0 * NaN is NaN.
     scrub: tuple[int, ...] = ()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from engine.protocol import PrefillChunk
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import BlockCopy, EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import (
+    BlockCopy,
+    EncoderInput,
+    NewBlocks,
+    NewDraft,
+    NewRow,
+    ScheduledSlice,
+    Step,
+)
 
 
 class StepBuilder:
@@ -16,6 +24,7 @@ class StepBuilder:
         self.slices: list[ScheduledSlice] = []
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[NewBlocks] = []
+        self.new_drafts: list[NewDraft] = []
         self.scrub: list[int] = []
         self.copies: list[BlockCopy] = []
         self.encoder_inputs: list[EncoderInput] = []
@@ -68,6 +77,7 @@ class StepBuilder:
             tuple(self.slices),
             tuple(self.new_rows),
             tuple(self.new_blocks),
+            tuple(self.new_drafts),
             tuple(self.scrub),
             tuple(self.copies),
             tuple(self.encoder_inputs),

@@ -11,7 +11,7 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -27,7 +27,9 @@ from engine.protocol import (
     TokenOutput,
 )
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import EncoderInput, SampledToken, ScheduledSlice, Step
+from engine.scheduling.sequence import Sequence as Record
+from engine.scheduling.speculation import ngram_drafter
+from engine.scheduling.step import EncoderInput, NewDraft, SampledToken, ScheduledSlice, Step
 
 VOCAB = 11
 Outputs = list[tuple[int, FinishReason | None]]
@@ -85,12 +87,16 @@ class Device:
         self._tags: dict[int, list[int]] = {}  # row -> tag of each token
         self._tables: dict[int, list[list[int]]] = {}  # row -> block table of each KV group
         self._kv: dict[int, list[int | None]] = {}  # block -> tag of each slot
+        self._drafted: dict[int, range] = {}  # row -> positions of the last draft
+        self._own_groups = [n for n, group in enumerate(groups) if not group.is_cross]
 
     def execute(self, step: Step) -> list[SampledToken]:
         copies = {copy.target: self._kv[copy.source][: copy.tokens] for copy in step.copies}
         for target, tags in copies.items():
             assert None not in tags, "KV is copied before it is computed"
             self._kv[target] = [*tags, *[None] * (self.block_size - len(tags))]
+        for new in step.new_drafts:
+            self._set_draft(new)
         for block in step.scrub:
             self._kv[block] = [None] * self.block_size
         self._take_rows(step)
@@ -98,10 +104,36 @@ class Device:
             self._encode(encode)
         for slice_ in step.slices:  # a layer stores the keys of all tokens before it attends
             self._write(slice_)
-        return [self._sample(s) for s in step.slices if self._read(s) and s.samples]
+        sampled = [(s, self._sample(s)) for s in step.slices if self._read(s) and s.samples]
+        for slice_, result in sampled:
+            self._append(slice_.row, slice_.start + slice_.count, result.token)
+        return [result for _, result in sampled]
+
+    def _set_draft(self, new: NewDraft) -> None:
+        """Cut a row to its known tokens, and put assumed ones behind them.
+
+        The KV of tokens that were assumed wrongly must be written again before it is read.
+        """
+        tokens, tags = self._tokens[new.row], self._tags[new.row]
+        assert len(tokens) >= new.length, "a row lacks known tokens"
+        for position in self._drafted.pop(new.row, ()):
+            for group in self._own_groups if position >= new.length - 1 else ():
+                block, offset = self._slot(new.row, group, position)
+                block[offset] = None
+        del tokens[new.length :], tags[new.length :]
+        for token in new.tokens:
+            self._append(new.row, len(tokens), token)
+        self._drafted[new.row] = range(new.length, len(tokens))
+
+    def _append(self, row: int, position: int, token: int) -> None:
+        """Put a token at `position`, where an assumed one may be."""
+        tokens, tags = self._tokens[row], self._tags[row]
+        tokens[position : position + 1] = [token]
+        tags[position : position + 1] = [extend(tags[position - 1], token)]
 
     def _take_rows(self, step: Step) -> None:
         for new in step.new_rows:
+            self._drafted.pop(new.row, None)
             request = next(self.requests[s.id][0] for s in step.slices if s.row == new.row)
             assert new.encoder_length == len(request.encoder_prompt)
             self._tokens[new.row] = list(new.tokens)
@@ -134,7 +166,7 @@ class Device:
         return tags_of(request.salt, request.encoder_prompt, request.encoder_prompt)
 
     def _write(self, slice_: ScheduledSlice) -> None:
-        for group in (n for n, group in enumerate(self.groups) if not group.is_cross):
+        for group in self._own_groups:
             for position in range(slice_.start, slice_.start + slice_.count):
                 block, offset = self._slot(slice_.row, group, position)
                 assert block[offset] is None, "a slot is written twice: shared, or not scrubbed"
@@ -169,22 +201,24 @@ class Device:
         ]
 
     def _sample(self, slice_: ScheduledSlice) -> SampledToken:
-        tokens, tags = self._tokens[slice_.row], self._tags[slice_.row]
         end = slice_.start + slice_.count
-        assert end == len(tokens), "a known token is sampled again"
+        drafted = self._drafted.get(slice_.row, range(end, end))
+        known = len(self._tokens[slice_.row])
+        assert end == known or end in drafted, "a known token is sampled again"
         request, fails_at = self.requests[slice_.id]
         failed = end - len(request.prompt) == fails_at
-        token = -1 if failed else next_token(tags[-1])
-        tokens.append(token)
-        tags.append(extend(tags[-1], token))
-        return SampledToken(token)
+        return SampledToken(-1 if failed else next_token(self._tags[slice_.row][end - 1]))
 
 
 class Simulation:
     """Runs Scheduler and Device in the loop of EngineCore and checks all outputs."""
 
-    def __init__(self, *, depth: int = 0, **limits: Any) -> None:
-        self.scheduler = Scheduler(hash_key=b"penstock", **limits)
+    def __init__(
+        self, *, depth: int = 0, drafts: Literal["none", "ngram", "right"] = "none", **limits: Any
+    ) -> None:
+        """With `drafts` "right" most drafted tokens are those that the device will sample."""
+        drafters = {"none": None, "ngram": ngram_drafter(), "right": self._mostly_right}
+        self.scheduler = Scheduler(hash_key=b"penstock", drafter=drafters[drafts], **limits)
         self.device = Device(self.scheduler.block_size, self.scheduler.tables.groups)
         self.depth = depth
         self.in_flight: deque[Step] = deque()
@@ -197,6 +231,12 @@ class Simulation:
         self.vectors: dict[int, bytes] = {}
         self._ids = 0
         self._work = 0
+
+    def _mostly_right(self, sequence: Record, most: int) -> list[int]:
+        """Draft tokens of the known answer, a quarter of them replaced."""
+        due = [token for token, _ in self.expected[sequence.id]][sequence.num_outputs :]
+        rng = random.Random(sequence.id * 1000 + len(due))
+        return [rng.choice((max(token, 0),) * 3 + (1,)) for token in due[:most]]
 
     @property
     def live(self) -> list[int]:
@@ -282,7 +322,8 @@ class Simulation:
             budget = self.scheduler.max_num_encoder_tokens
             assert len(lengths) < 2 or sum(lengths) <= budget, "the encoder's budget"
         assert all(s.count > 0 for s in step.slices)
-        for values in ([s.id for s in step.slices], [s.row for s in step.slices]):
+        known = [s for s in step.slices if s.draft < 0]
+        for values in ([s.id for s in known], [s.row for s in known]):
             assert len(set(values)) == len(values), "a sequence occurs twice in a step"
         long = [s.count > 1 for s in step.slices]
         assert long == sorted(long), "decodes come first"
@@ -372,6 +413,7 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         prefix_caching=rng.random() < 0.8,
         part_size=rng.choice((0, 1, 1, 2)),
         context_cost=seed % 3 / 2,
+        drafts=("none", "ngram", "right")[seed % 5 % 3],
     )
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):

@@ -1,0 +1,125 @@
+"""Speculation: tokens that are assumed to follow, computed in the same step and then checked.
+
+The model computes a draft's tokens as if they were known, each as a slice of its own, and samples
+behind each. As long as the sampled token is the drafted one, the next sample is valid too. So a
+step yields one token more for each draft token that was right. Wrong ones leave nothing behind:
+their KV is overwritten. What is drafted decides how fast an answer is, never what it says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import NewDraft, ScheduledSlice
+from engine.scheduling.step_builder import StepBuilder
+from engine.speculative.ngram import NgramPool
+from engine.speculative.pace import Drafting
+
+# The most sequences and drafted tokens of a step. Up to this many, reading the weights takes most
+# of a step's time. With as many sequences there are no drafts.
+MOST_ROWS = 8
+
+# Returns up to so many tokens that may follow a sequence, those in flight included.
+Drafter = Callable[[Sequence, int], Seq[int]]
+# Returns how many leading tokens of a draft the grammar of a request allows.
+Validate = Callable[[int, Seq[int]], int]
+
+
+def ngram_drafter() -> Drafter:
+    """Return a drafter that copies what has followed the last tokens before, in any request."""
+    pool, key = NgramPool(), os.urandom(16)
+
+    def draft(sequence: Sequence, most: int) -> Seq[int]:
+        drafting = sequence.drafting
+        root = hash((key, sequence.salt))
+        pool.add(sequence.tokens, drafting.num_added, root)
+        drafting.num_added = len(sequence.tokens)
+        return pool.continuation(sequence.tokens, most, root)
+
+    return draft
+
+
+class Speculation:
+    """Schedules drafts and checks them. Without a drafter there are none."""
+
+    def __init__(self, tables: BlockTables, drafter: Drafter | None) -> None:
+        self.num_drafted = self.num_accepted = 0  # tokens, since the start
+        self.validate: Validate = lambda request_id, draft: len(draft)
+        self._tables = tables
+        self._drafter = drafter
+        self._most = 0  # tokens of a draft in this step
+        self._judged: list[Sequence] = []  # with drafts in the step that is being retired
+
+    def begin_step(self, num_decodes: int) -> None:
+        """Divide the rows of a step among its decodes."""
+        self._most = MOST_ROWS // max(num_decodes, 1) - 1 if self._drafter else 0
+
+    def draft(self, sequence: Sequence, most: int) -> list[int]:
+        """Return up to `most` tokens to assume behind the last token of a decoding sequence."""
+        is_decode = sequence.num_tokens > sequence.prompt_length
+        if self._most <= 0 or self._drafter is None or not is_decode or sequence.explain:
+            return []
+        wanted = sequence.drafting.pace.wanted()
+        most = min(most, self._most, wanted, sequence.num_samples_left - 1)
+        if most <= 0:
+            return []
+        # Tokens in flight are drafted too, and then left out.
+        num_unknown = sequence.num_tokens - len(sequence.tokens)
+        draft = list(self._drafter(sequence, num_unknown + most)[num_unknown:])
+        stops = sequence.params.stop_token_ids
+        first_stop = next((i for i, token in enumerate(draft) if token in stops), len(draft))
+        del draft[first_stop:]
+        if draft and sequence.is_constrained:
+            del draft[0 if num_unknown else self.validate(sequence.id, draft) :]
+        return draft
+
+    def take(
+        self, builder: StepBuilder, sequence: Sequence, draft: Seq[int], *, spare: int
+    ) -> None:
+        """Schedule a draft behind the last token of a sequence, whose slice is scheduled.
+
+        It is dropped if that left fewer than `spare` blocks.
+        """
+        missing = self._tables.num_missing(sequence, len(draft))
+        if missing and self._tables.pool.num_available < missing + spare:
+            draft = ()
+        for added in self._tables.extend(sequence, len(draft)):
+            builder.add_blocks(added)
+        row, end = sequence.row, sequence.num_computed
+        builder.new_drafts.append(NewDraft(row, end, tuple(draft)))
+        for start, token in enumerate(draft, end):
+            builder.add_slice(
+                ScheduledSlice(sequence.id, sequence.epoch, row, start, 1, True, draft=token)
+            )
+        sequence.drafting.num_drafted, sequence.drafting.num_accepted = len(draft), 0
+        sequence.drafted_behind = end - 1 if draft else -1
+        sequence.row_is_stale = sequence.last_was_chunk = bool(draft)
+
+    def confirms(self, sequence: Sequence, scheduled: ScheduledSlice) -> bool:
+        """Return whether what a slice has sampled is valid: all drafted tokens before it are right.
+
+        The slices of a sequence come in order, each after the token of the one before is known.
+        """
+        if scheduled.draft < 0:
+            if scheduled.start == sequence.drafted_behind:
+                self._judged.append(sequence)
+                sequence.drafted_behind = -1
+            return True
+        if not sequence.accepts(scheduled):
+            return False
+        if not sequence.num_computed % self._tables.block_size:
+            self._tables.register(sequence)
+        sequence.drafting.num_accepted += 1
+        return True
+
+    def end_step(self) -> None:
+        """Learn from the drafts of the step that was retired."""
+        for drafting in (sequence.drafting for sequence in self._judged):
+            self.num_drafted += drafting.num_drafted
+            self.num_accepted += drafting.num_accepted
+            drafting.pace.judge(drafting.num_drafted, drafting.num_accepted)
+        self._judged.clear()
