@@ -91,6 +91,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "int4 also an offset, and a head of 8 bits. Default: as the checkpoint has them.",
         ),
     ] = None
+    speculation: Annotated[
+        Literal["ngram", "off"],
+        setting(
+            MODEL,
+            "Draft tokens that followed the last ones before, in any request, and check several in "
+            "one step, with up to 7 streams. Answers stay the same.",
+        ),
+    ] = "ngram"
     enforce_eager: Annotated[
         bool, setting(MODEL, "Launch kernels one by one, without CUDA graphs.")
     ] = False

@@ -25,6 +25,7 @@ from engine.protocol import (
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation import ngram_drafter
 from engine.scheduling.step import Step
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
@@ -83,7 +84,9 @@ class EngineCore:
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,
             part_size=COPIED_PART if facts.device == "cpu" else 0,
+            drafter=ngram_drafter() if config.speculation == "ngram" else None,
         )
+        self.scheduler.speculation.validate = runner.matchers.validate
         self.facts = facts
         self.runner = runner
         self.matchers = runner.matchers

@@ -10,7 +10,7 @@ from engine.device.facts import available_memory
 from engine.memory.report import MARGIN
 from engine.protocol import SamplingParams
 from engine.runner.batch import decode_batch
-from engine.scheduling.step import NewBlocks, NewRow
+from engine.scheduling.step import NewBlocks, NewRow, Step
 from loadtest.gpu_bench import Bench, Row, captured, device_seconds
 
 LAYERS = 8
@@ -65,10 +65,9 @@ def paged_attention(bench: Bench, batch: int, context: int) -> tuple[Callable[[]
     order = torch.randperm(batch * blocks).add(1).view(batch, blocks).tolist()
     params = SamplingParams(max_tokens=1)
     tokens = (5,) * context
-    runner.rows.apply(
-        [NewRow(row, tokens, context, params) for row in range(batch)],
-        [NewBlocks(row, 0, 0, tuple(order[row])) for row in range(batch)],
-    )
+    rows = [NewRow(row, tokens, context, params) for row in range(batch)]
+    tables = [NewBlocks(row, 0, 0, tuple(order[row])) for row in range(batch)]
+    runner.rows.apply(Step(new_rows=tuple(rows), new_blocks=tuple(tables)))
     for layer in runner.kv.layers:
         layer.keys.normal_()
         layer.values.normal_()
@@ -83,7 +82,8 @@ def paged_attention(bench: Bench, batch: int, context: int) -> tuple[Callable[[]
 
     @torch.inference_mode()
     def run() -> None:
-        plan = decode_batch(row_ids, runner.rows, runner.kv, runner.backend).plan
+        ahead = torch.zeros_like(row_ids)
+        plan = decode_batch(row_ids, ahead, runner.rows, runner.kv, runner.backend).plan
         for layer in runner.kv.layers:
             plan.attend(spec, layer, query, key, value)
 

@@ -46,3 +46,5 @@ class StepLayout:
     token_offsets: torch.Tensor  # [T] int64: each token's offset in its block
     positions: torch.Tensor  # [T] int64
     block_size: int
+    # Whether sequences share a block table: each has the one before, and a drafted token.
+    has_drafts: bool = False

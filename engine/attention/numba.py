@@ -236,7 +236,8 @@ def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
 
     With `is_stored_ahead`, the task's KV is stored before any task attends. Tokens of a chunk need
     this because later ones read earlier ones. A token that fills a block needs it because another
-    sequence of this step may read the block as a cached prefix. The KV of any other single token is
+    sequence of this step may read the block as a cached prefix. With drafts, any token is read by
+    the sequences behind it. The KV of any other single token is
     read only by its own task, which stores it and so loads the block once. With `stores_chunks`,
     the KV of every chunk is stored ahead.
     """
@@ -253,7 +254,7 @@ def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
             num_tokens = min(TILE, count - done)
             position = length - count + done
             fills_block = (position + 1) % size == 0
-            is_ahead = is_stored_chunk or num_tokens > 1 or fills_block
+            is_ahead = layout.has_drafts or is_stored_chunk or num_tokens > 1 or fills_block
             tasks.append(Task(sequence, first_token + done, num_tokens, position, is_ahead))
         first_token += count
     return tasks

@@ -64,6 +64,7 @@ class _State:
     num_tokens: int  # tokens of the sequence at the matcher's state, the prompt's included
     end_token: int
     is_broken: bool = False
+    assumed_from: int | None = None  # the state includes tokens of a draft, from this position on
 
     def move_to(self, num_tokens: int) -> None:
         """Go back to an earlier state: a preempted sequence samples its lost tokens again."""
@@ -72,6 +73,18 @@ class _State:
         if surplus and not self.is_broken:
             self.is_broken = not self.matcher.rollback(surplus)
         self.num_tokens = num_tokens
+
+    def assume(self, position: int, token: int) -> None:
+        """Take a token of a draft at `position`, which may turn out to be wrong."""
+        if self.assumed_from is None:
+            self.assumed_from = position
+        self.accept(position, token)
+
+    def forget_assumed(self, position: int) -> None:
+        """Go back to the known tokens, if a draft was assumed from `position` on."""
+        if self.assumed_from == position:
+            self.move_to(position)
+            self.assumed_from = None
 
     def accept(self, position: int, token: int) -> None:
         """Take the token at `position`, unless the state already includes it."""
@@ -154,12 +167,27 @@ class Matchers:
         self._last = pending if self._states else None
 
     def accept(self, step: Step, sampled: Iterable[SampledToken]) -> None:
-        """Take the tokens of a step. Those that a mask already needed are known."""
+        """Take the tokens of a step. Those that a mask already needed are known.
+
+        Behind a drafted token that was wrong, nothing is taken.
+        """
         if not self._states:
             return
+        is_valid, previous = True, -1
         for s, result in zip((s for s in step.slices if s.samples), sampled, strict=True):
-            if state := self._states.get(s.id):
+            is_valid = s.draft < 0 or (is_valid and s.draft == previous)
+            previous = result.token
+            if is_valid and (state := self._states.get(s.id)):
+                if s.draft < 0:
+                    state.forget_assumed(s.start + s.count)
                 state.accept(s.start + s.count, result.token)
+
+    def validate(self, request_id: int, draft: Sequence[int]) -> int:
+        """Return how many leading tokens of a draft a request's grammar allows now."""
+        state = self._states[request_id]
+        if state.is_broken or state.assumed_from is not None:
+            return 0
+        return state.matcher.validate_tokens(list(draft))
 
     def _masks(
         self,
@@ -170,14 +198,23 @@ class Matchers:
         if last is not None:
             self.accept(last.step, last.wait())
         words = np.zeros((len(constrained), self._num_words), np.int32)
-        states = []
-        for index in constrained:
+        states: dict[int, _State] = {}
+        drafted: list[tuple[int, ScheduledSlice]] = []
+        for row, index in enumerate(constrained):
             s = sampling[index]
-            state = self._states[s.id]
-            state.move_to(s.start + s.count)
-            states.append(state)
+            if s.draft < 0:
+                states[row] = self._states[s.id]
+                states[row].move_to(s.start + s.count)
+            else:
+                drafted.append((row, s))
         self._fill_or_end(words, states)
-        broken = [i for i, state in zip(constrained, states, strict=True) if state.is_broken]
+        broken = {constrained[row] for row, state in states.items() if state.is_broken}
+        for row, s in drafted:
+            state = self._states[s.id]
+            state.assume(s.start, s.draft)
+            self._fill_or_end(words, {row: state})
+            if state.is_broken:
+                broken.add(constrained[row])
         return TokenMasks(constrained, torch.from_numpy(words), frozenset(broken))
 
     def replay(self, request_id: int, answer: Sequence[int], indices: range) -> torch.Tensor | None:
@@ -194,13 +231,13 @@ class Matchers:
                 state.move_to(index)
             for place in range(state.num_tokens, index):
                 state.accept(place, answer[place])
-            self._fill_or_end(words[row : row + 1], [state])
+            self._fill_or_end(words, {row: state})
         return torch.from_numpy(words)
 
-    def _fill_or_end(self, words: Words, states: list[_State]) -> None:
-        """Write the masks of all states. Those that cannot go on allow only the end token."""
+    def _fill_or_end(self, words: Words, states: dict[int, _State]) -> None:
+        """Write the masks of states by row. Those that cannot go on allow only the end token."""
         self._fill(words, states)
-        for row, state in enumerate(states):
+        for row, state in states.items():
             if not state.is_broken and state.matcher.is_error():
                 log.warning("a grammar cannot go on: %s", state.matcher.get_error().split("\n")[0])
                 state.is_broken = True
@@ -210,12 +247,12 @@ class Matchers:
                     1 << state.end_token % WORD_BITS
                 ).view(np.int32)
 
-    def _fill(self, words: Words, states: list[_State]) -> None:
+    def _fill(self, words: Words, states: dict[int, _State]) -> None:
         """Write the masks of all states that are not broken, on several threads."""
         from llguidance import LLExecutor
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-        whole = [(state.matcher, row) for row, state in enumerate(states) if not state.is_broken]
+        whole = [(state.matcher, row) for row, state in states.items() if not state.is_broken]
         if len(whole) > 1:
             self._executor = self._executor or LLExecutor(cpu_count())
             with contextlib.suppress(Exception):

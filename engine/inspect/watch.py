@@ -50,7 +50,7 @@ class EngineWatch:
         if step is not None:
             chunks = list(step.prefills)
             in_chunks = {chunk.id for chunk in chunks}
-            decodes = [s.id for s in step.slices if s.id not in in_chunks]
+            decodes = [s.id for s in step.slices if s.id not in in_chunks and s.draft < 0]
             encoded = [PrefillChunk(e.id, 0, len(e.tokens)) for e in step.encoder_inputs]
         return StepTrace(
             step=stats.step,

@@ -23,6 +23,7 @@ class DecodeInputs(NamedTuple):
 
 def gather_decode_inputs(
     row_ids: torch.Tensor,
+    ahead: torch.Tensor,
     tokens: torch.Tensor,
     lengths: torch.Tensor,
     block_tables: torch.Tensor,
@@ -30,15 +31,18 @@ def gather_decode_inputs(
     *,
     kernels: Kernels,
 ) -> DecodeInputs:
-    """Gather the DecodeInputs of `row_ids` [R] int64.
+    """Gather the DecodeInputs of `row_ids` [R] int64, whose last tokens are `ahead` [R] int64.
 
-    `tokens` [N, L] and `lengths` [N] are int32; `block_tables` is [G, N, W] int64.
+    The known tokens are `lengths` [N] int32; drafted ones follow. `tokens` is [N, L] int32,
+    `block_tables` [G, N, W] int64.
     """
     if kernels == "triton":
         from engine.kernels.triton.sequence_rows import gather_inputs
 
-        return DecodeInputs(*gather_inputs(row_ids, tokens, lengths, block_tables, block_size))
-    known = lengths.index_select(0, row_ids)
+        return DecodeInputs(
+            *gather_inputs(row_ids, ahead, tokens, lengths, block_tables, block_size)
+        )
+    known = lengths.index_select(0, row_ids) + ahead.int()
     positions = known.long() - 1
     tables = block_tables.index_select(1, row_ids)
     entries = (positions // block_size).expand(len(tables), -1)[..., None]
@@ -55,6 +59,8 @@ def gather_decode_inputs(
 
 def append(
     row_ids: torch.Tensor,
+    positions: torch.Tensor,
+    ahead: torch.Tensor,
     new: torch.Tensor,
     tokens: torch.Tensor,
     lengths: torch.Tensor,
@@ -62,7 +68,10 @@ def append(
     *,
     kernels: Kernels,
 ) -> None:
-    """Append `new` [R] int64 to the tokens [N, L] int32 of `row_ids` [R] and update `lengths`.
+    """Write `new` [R] int64 at `positions` [R] of the tokens [N, L] int32 of `row_ids` [R].
+
+    A row's length grows if its known tokens end there. What was sampled behind drafted tokens,
+    `ahead` [R] of the known ones, is not counted: whether it is valid is not known yet.
 
     A negative token, where sampling failed, is stored as 0. A step launched before the host learns
     of the failure still looks the token up in the embedding. The row `padding` keeps its length; it
@@ -71,8 +80,8 @@ def append(
     if kernels == "triton":
         from engine.kernels.triton.sequence_rows import append_tokens
 
-        append_tokens(row_ids, new, tokens, lengths, padding)
+        append_tokens(row_ids, positions, ahead, new, tokens, lengths, padding)
         return
-    known = lengths.index_select(0, row_ids)
-    tokens.index_put_((row_ids, known.long()), new.clamp(min=0).int())
-    lengths.index_copy_(0, row_ids, known + (row_ids != padding))
+    tokens.index_put_((row_ids, positions), new.clamp(min=0).int())
+    is_known = (row_ids != padding) & (ahead == 0)
+    lengths.index_add_(0, row_ids, is_known.int())

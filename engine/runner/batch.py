@@ -50,6 +50,14 @@ def input_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64
     return [slice_rows, starts + counts, query_starts, positions, token_rows, ends[samples] - 1]
 
 
+def rows_and_drafts(slices: Sequence[ScheduledSlice]) -> list[list[int]]:
+    """Return the row of each slice, and how many drafted tokens of it the slice is ahead."""
+    ahead: list[int] = []
+    for s in slices:
+        ahead.append(ahead[-1] + 1 if s.draft >= 0 else 0)
+    return [[s.row for s in slices], ahead]
+
+
 def count_decodes(slices: Sequence[ScheduledSlice]) -> int:
     """Return the number of leading slices with exactly one token."""
     return next((i for i, s in enumerate(slices) if s.count != 1), len(slices))
@@ -78,9 +86,11 @@ def mixed_batch(
     positions, token_rows = inputs.positions, inputs.token_rows
     tables = rows.block_tables
     query_lens = seq_lens = encoder_lens = None
+    has_drafts = False
     if slices is not None:
         query_lens = [s.count for s in slices]
         seq_lens = [s.start + s.count for s in slices]
+        has_drafts = any(s.draft >= 0 for s in slices)
         encoder_lens = [rows.encoder_length[s.row] for s in slices]
         tables = tables[:, :, : -(-max(seq_lens + encoder_lens) // kv.block_size)]
     tables = tables.index_select(1, inputs.rows)
@@ -106,6 +116,7 @@ def mixed_batch(
         token_offsets=positions % kv.block_size,
         positions=positions,
         block_size=kv.block_size,
+        has_drafts=has_drafts,
     )
     input_ids = rows.tokens[token_rows, positions].long()
     prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
@@ -114,15 +125,20 @@ def mixed_batch(
 
 
 def decode_batch(
-    row_ids: torch.Tensor, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
+    row_ids: torch.Tensor,
+    ahead: torch.Tensor,
+    rows: SequenceRows,
+    kv: KVCache,
+    backend: AttentionBackend,
 ) -> ForwardBatch:
-    """Build the batch of the last token of each of `row_ids` [R] int64.
+    """Build the batch of the last token of each of `row_ids` [R] int64, or of drafted ones `ahead`.
 
     The batch equals that of `build_batch` for the same decodes. It uses only device tensors, so
     that a step can be captured once and replayed with other rows.
     """
     inputs = gather_decode_inputs(
         row_ids,
+        ahead,
         rows.tokens,
         rows.lengths,
         rows.block_tables,

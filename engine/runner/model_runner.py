@@ -24,7 +24,7 @@ from engine.grammar.matchers import Matchers, TokenMasks
 from engine.memory.graph_shapes import GraphShape
 from engine.models.base import Model
 from engine.protocol import ModelKind
-from engine.runner.batch import build_batch
+from engine.runner.batch import build_batch, rows_and_drafts
 from engine.runner.encoder import build_encoder_batch, pool
 from engine.runner.pending_step import PendingKnown, PendingStep
 from engine.runner.sequence_rows import SequenceRows
@@ -86,7 +86,7 @@ class ModelRunner:
         # Scrubbing takes two launches a layer, and large batches allocate in nearly every step.
         if step.scrub and self.backend.reads_masked_keys:
             self.kv.scrub(step.scrub)
-        self.rows.apply(step.new_rows, step.new_blocks)
+        self.rows.apply(step)
         sampling = [s for s in step.slices if s.samples]
         masks = self.matchers.start(sampling)
         vectors = self._encode(step.encoder_inputs) if step.encoder_inputs else None
@@ -186,9 +186,10 @@ class ModelRunner:
         def draw_and_append(logits: torch.Tensor) -> torch.Tensor:
             if graphs is not None and is_captured:
                 return graphs.draw(len(slices))
-            (row_ids,) = to_device([[s.row for s in slices]], self.device)
-            tokens = self._draw(logits, rows.draw_params(row_ids))
-            rows.append(row_ids, tokens)
+            row_ids, ahead = to_device(rows_and_drafts(slices), self.device)
+            params = rows.draw_params(row_ids, ahead)
+            tokens = self._draw(logits, params)
+            rows.append(row_ids, params, ahead, tokens)
             return tokens
 
         on_device = masks.result().on(self.device) if masks else None

@@ -17,7 +17,7 @@ from engine.ops.kernels import Kernels
 from engine.ops.sequence_rows import append
 from engine.protocol import Explain, SamplingParams
 from engine.sampling.sampler import DrawParams, is_special
-from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice
+from engine.scheduling.step import NewBlocks, NewDraft, NewRow, ScheduledSlice, Step
 
 
 class SequenceRows:
@@ -69,12 +69,14 @@ class SequenceRows:
     def num_bytes(self) -> int:
         return sum(held.nbytes for held in vars(self).values() if isinstance(held, torch.Tensor))
 
-    def apply(self, rows: Sequence[NewRow], blocks: Sequence[NewBlocks]) -> None:
-        """Write new rows and appended blocks. Must run before the step that reads them."""
-        if rows:
-            self._write_rows(rows)
-        if blocks:
-            self._write_blocks(blocks)
+    def apply(self, step: Step) -> None:
+        """Write new rows, appended blocks and drafts. Must run before the step is computed."""
+        if step.new_rows:
+            self._write_rows(step.new_rows)
+        if step.new_blocks:
+            self._write_blocks(step.new_blocks)
+        if step.new_drafts:
+            self._write_drafts(step.new_drafts)
 
     def _write_rows(self, rows: Sequence[NewRow]) -> None:
         for new in rows:
@@ -133,6 +135,21 @@ class SequenceRows:
             place, value = to_device([places, values], self.device)
             self.block_tables.view(-1).index_copy_(0, place, value)
 
+    def _write_drafts(self, drafts: Sequence[NewDraft]) -> None:
+        width = self.tokens.shape[1]
+        places: list[int] = []
+        values: list[int] = []
+        for draft in drafts:
+            first = draft.row * width + draft.length
+            places += range(first, first + len(draft.tokens))
+            values += draft.tokens
+        index, lengths, place, tokens = to_device(
+            [[draft.row for draft in drafts], [draft.length for draft in drafts], places, values],
+            self.device,
+        )
+        self.lengths.index_copy_(0, index, lengths.int())
+        self.tokens.view(-1).index_copy_(0, place, tokens.int())
+
     def special_params(self, slices: Sequence[ScheduledSlice]) -> dict[int, SamplingParams]:
         """Return the parameters of the slices that need more than a draw, by index."""
         if not self.special:
@@ -140,17 +157,26 @@ class SequenceRows:
         special = [(index, s.row) for index, s in enumerate(slices) if s.row in self.special]
         return {index: self.params[row] for index, row in special}
 
-    def draw_params(self, rows: torch.Tensor) -> DrawParams:
-        """Gather on the device the sampling parameters of the next token of `rows` [R]."""
+    def draw_params(self, rows: torch.Tensor, ahead: torch.Tensor) -> DrawParams:
+        """Gather on the device the sampling parameters of the next token of `rows` [R].
+
+        Of its next token but `ahead` [R] int64, if as many tokens are drafted.
+        """
         return DrawParams(
             temperature=self.temperature.index_select(0, rows),
             top_k=self.top_k.index_select(0, rows),
             top_p=self.top_p.index_select(0, rows),
             min_p=self.min_p.index_select(0, rows),
             seeds=self.seeds.index_select(0, rows),
-            positions=self.lengths.index_select(0, rows).long(),
+            positions=self.lengths.index_select(0, rows) + ahead,
         )
 
-    def append(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Append sampled tokens [R] to `rows` [R]; the padding row does not grow."""
-        append(rows, tokens, self.tokens, self.lengths, self.padding, kernels=self.kernels)
+    def append(
+        self, rows: torch.Tensor, drawn: DrawParams, ahead: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        """Write `tokens` [R] to `rows` [R] where they were `drawn`; the padding row does not grow.
+
+        Those `ahead` of the known tokens are not counted.
+        """
+        held = self.tokens, self.lengths, self.padding
+        append(rows, drawn.positions, ahead, tokens, *held, kernels=self.kernels)

@@ -27,7 +27,14 @@ from engine.attention.kv_cache import KVCache
 from engine.device.transfer import to_device
 from engine.memory.graph_shapes import AT_START, GraphShape, decode_sizes
 from engine.models.base import Model
-from engine.runner.batch import StepInputs, count_decodes, decode_batch, input_columns, mixed_batch
+from engine.runner.batch import (
+    StepInputs,
+    count_decodes,
+    decode_batch,
+    input_columns,
+    mixed_batch,
+    rows_and_drafts,
+)
 from engine.runner.recorder import Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.sampling.sampler import draw
@@ -68,6 +75,7 @@ class StepGraphs:
         most = sizes[-1]
         device = rows.device
         self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
+        self.ahead = torch.zeros_like(self.row_ids)  # drafted tokens that an entry is ahead
         self.logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.empty(most, dtype=torch.int64, device=device)
         num_inputs = 0
@@ -155,25 +163,29 @@ class StepGraphs:
     # ---- inputs ------------------------------------------------------------------------------
 
     def _send_rows(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
-        row_ids = [s.row for s in slices]
-        row_ids += [self._rows.padding] * (shape.decodes - len(slices))
-        (sent,) = to_device([row_ids], self.row_ids.device)
-        self.row_ids[: shape.decodes].copy_(sent)
+        row_ids, ahead = rows_and_drafts(slices)
+        missing = shape.decodes - len(slices)
+        row_ids += [self._rows.padding] * missing
+        ahead += [0] * missing
+        sent_ids, sent_ahead = to_device([row_ids, ahead], self.row_ids.device)
+        self.row_ids[: shape.decodes].copy_(sent_ids)
+        self.ahead[: shape.decodes].copy_(sent_ahead)
 
     def _padding_slice(self) -> ScheduledSlice:
         row = self._rows.padding
         return ScheduledSlice(id=0, epoch=0, row=row, start=0, count=1, samples=False)
 
     def _input_sizes(self, shape: GraphShape) -> list[int]:
-        """Return the lengths of StepInputs' fields, and of the row ids that sample.
+        """Return the lengths of StepInputs' fields, and of the row ids and drafts that sample.
 
-        Those row ids fill the whole buffer, so that none remains from the step before.
+        These fill their whole buffers, so that none remains from the step before.
         """
         most_sampling = len(self.row_ids)
         sequences = shape.decodes + CHUNKS + 1
         tokens = shape.decodes + shape.chunk_tokens
         logits = min(shape.decodes + CHUNKS, most_sampling)
-        return [sequences, sequences, sequences + 1, tokens, tokens, logits, most_sampling]
+        sampling = [most_sampling, most_sampling]
+        return [sequences, sequences, sequences + 1, tokens, tokens, logits, *sampling]
 
     def _send_inputs(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
         """Fill the inputs with `slices`, and up to the shape's size with padding."""
@@ -181,9 +193,10 @@ class StepGraphs:
         decodes = count_decodes(slices)
         missing = [self._padding_slice()] * (shape.decodes - decodes)
         columns = input_columns([*slices[:decodes], *missing, *slices[decodes:]])
-        columns.append(np.array([s.row for s in slices if s.samples], dtype=np.int64))
+        sampling = rows_and_drafts([s for s in slices if s.samples])
+        columns += [np.array(column, dtype=np.int64) for column in sampling]
         num_tokens = columns[2][-1]
-        fills = [padding, 1, num_tokens, 0, padding, 0, padding]
+        fills = [padding, 1, num_tokens, 0, padding, 0, padding, 0]
         packed = []
         for column, size, fill in zip(columns, self._input_sizes(shape), fills, strict=True):
             packed += [column, np.full(size - len(column), fill)]
@@ -193,13 +206,15 @@ class StepGraphs:
     # ---- captured functions ------------------------------------------------------------------
 
     def _compute_decodes(self, size: int) -> None:
-        batch = decode_batch(self.row_ids[:size], self._rows, self._kv, self._backend)
+        row_ids, ahead = self.row_ids[:size], self.ahead[:size]
+        batch = decode_batch(row_ids, ahead, self._rows, self._kv, self._backend)
         self._leave_logits(self._model.forward(batch))
 
     def _compute_mixed(self, shape: GraphShape) -> None:
         sizes = self._input_sizes(shape)
-        *fields, sampling_rows = self.inputs[: sum(sizes)].split(sizes)
+        *fields, sampling_rows, ahead = self.inputs[: sum(sizes)].split(sizes)
         self.row_ids.copy_(sampling_rows)
+        self.ahead.copy_(ahead)
         inputs = StepInputs(*fields)
         batch = mixed_batch(inputs, shape.decodes, self._rows, self._kv, self._backend)
         self._leave_logits(self._model.forward(batch).index_select(0, batch.logit_index))
@@ -208,8 +223,8 @@ class StepGraphs:
         self.logits[: len(hidden)].copy_(self._model.logits(hidden))
 
     def _draw(self, size: int) -> None:
-        row_ids = self.row_ids[:size]
-        params = self._rows.draw_params(row_ids)
+        row_ids, ahead = self.row_ids[:size], self.ahead[:size]
+        params = self._rows.draw_params(row_ids, ahead)
         tokens = draw(self.logits[:size], params, self._rows.kernels, static=True)
-        self._rows.append(row_ids, tokens)
+        self._rows.append(row_ids, params, ahead, tokens)
         self.tokens[:size].copy_(tokens)

@@ -377,6 +377,8 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_queries=self.waiting.prefix_queries,
             prefix_hits=self.waiting.prefix_hits,
+            drafted=self.speculation.num_drafted,
+            drafted_right=self.speculation.num_accepted,
             step_seconds=seconds,
             step_prefill_tokens=step.num_tokens - decode if step else 0,
             step_decode_tokens=decode,

@@ -17,7 +17,6 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewDraft, ScheduledSlice
 from engine.scheduling.step_builder import StepBuilder
 from engine.speculative.ngram import NgramPool
-from engine.speculative.pace import Drafting
 
 # The most sequences and drafted tokens of a step. Up to this many, reading the weights takes most
 # of a step's time. With as many sequences there are no drafts.

@@ -263,6 +263,13 @@ class EngineSeries(Collector):
             (gauge, "last_step_age_seconds", "Age of the last engine message; 0 if idle.", age),
             (counter, "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
             (counter, "prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
+            (counter, "spec_decode_num_draft_tokens", "Tokens drafted.", stats.drafted),
+            (
+                counter,
+                "spec_decode_num_accepted_tokens",
+                "Drafted tokens that the model sampled too.",
+                stats.drafted_right,
+            ),
             (counter, "num_preemptions", "Sequences preempted.", stats.preemptions),
         ):
             yield self._series(kind, name, text, value)

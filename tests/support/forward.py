@@ -49,7 +49,7 @@ def forward(
         if source:
             own = tuple((n, ids) for n, ids in enumerate(tables) if groups[n].is_cross)
             encoder_inputs.append(EncoderInput(row, tuple(source), blocks=own))
-    runner.rows.apply(rows, blocks)
+    runner.rows.apply(Step(new_rows=tuple(rows), new_blocks=tuple(blocks)))
     if encoder_inputs:
         runner.model.encode(build_encoder_batch(encoder_inputs, kv, runner.backend, runner.device))
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]

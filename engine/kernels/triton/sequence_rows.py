@@ -12,6 +12,7 @@ BLOCK = 1024  # entries of a block table that are copied at a time
 @triton.jit
 def _inputs_kernel(
     row_ids_ptr,
+    ahead_ptr,
     tokens_ptr,
     lengths_ptr,
     tables_ptr,
@@ -30,7 +31,7 @@ def _inputs_kernel(
 ):
     index, group = tl.program_id(0), tl.program_id(1)
     row = tl.load(row_ids_ptr + index)
-    length = tl.load(lengths_ptr + row)
+    length = tl.load(lengths_ptr + row) + tl.load(ahead_ptr + index).to(tl.int32)
     position = length - 1
     if group == 0:
         tokens_ptr += row * tokens_width
@@ -52,6 +53,7 @@ def _inputs_kernel(
 
 def gather_inputs(
     row_ids: torch.Tensor,
+    ahead: torch.Tensor,
     tokens: torch.Tensor,
     lengths: torch.Tensor,
     block_tables: torch.Tensor,
@@ -59,7 +61,8 @@ def gather_inputs(
 ) -> tuple[torch.Tensor, ...]:
     """Return the fields of ops.sequence_rows.DecodeInputs, in their order, for row_ids [R] int64.
 
-    tokens [N, L] int32, lengths [N] int32 and block_tables [G, N, W] int64 are dense.
+    `ahead` [R] int64 are the drafted tokens behind the known ones. tokens [N, L] int32, lengths
+    [N] int32 and block_tables [G, N, W] int64 are dense.
     """
     groups, rows, width = block_tables.shape
     count, device = len(row_ids), row_ids.device
@@ -70,6 +73,7 @@ def gather_inputs(
     found = length, *columns, blocks, tables
     _inputs_kernel[(count, groups)](
         row_ids,
+        ahead,
         tokens,
         lengths,
         block_tables,
@@ -84,25 +88,33 @@ def gather_inputs(
 
 
 @triton.jit
-def _append_kernel(row_ids_ptr, new_ptr, tokens_ptr, lengths_ptr, width, padding):
+def _append_kernel(
+    row_ids_ptr, positions_ptr, ahead_ptr, new_ptr, tokens_ptr, lengths_ptr, width, padding
+):
     index = tl.program_id(0)
     row = tl.load(row_ids_ptr + index)
     if row != padding:
-        length = tl.load(lengths_ptr + row)
+        position = tl.load(positions_ptr + index)
         token = tl.maximum(tl.load(new_ptr + index), 0).to(tl.int32)
-        tl.store(tokens_ptr + row * width + length, token)
-        tl.store(lengths_ptr + row, length + 1)
+        tl.store(tokens_ptr + row * width + position, token)
+        if tl.load(ahead_ptr + index) == 0:
+            tl.store(lengths_ptr + row, (position + 1).to(tl.int32))
 
 
 def append_tokens(
     row_ids: torch.Tensor,
+    positions: torch.Tensor,
+    ahead: torch.Tensor,
     new: torch.Tensor,
     tokens: torch.Tensor,
     lengths: torch.Tensor,
     padding: int,
 ) -> None:
-    """Append `new` [R] int64 to the tokens [N, L] of `row_ids` [R] and increment their lengths.
+    """Write `new` at `positions` of the tokens [N, L] of `row_ids`, all [R] int64.
 
+    The lengths of rows that are not `ahead` [R] int64 then end behind the new token.
     Negative tokens are stored as 0. The row `padding` is left unchanged.
     """
-    _append_kernel[(len(row_ids),)](row_ids, new, tokens, lengths, tokens.shape[1], padding)
+    _append_kernel[(len(row_ids),)](
+        row_ids, positions, ahead, new, tokens, lengths, tokens.shape[1], padding
+    )

@@ -66,8 +66,8 @@ def around(groups: int) -> None:
     row_ids, lengths = meta(5), meta(257, dtype=torch.int32)
     tokens = meta(257, 8193, dtype=torch.int32)
     tables = meta(groups, 257, 128)
-    gather_decode_inputs(row_ids, tokens, lengths, tables, 64, kernels="triton")
-    append(row_ids, meta(5), tokens, lengths, 256, kernels="triton")
+    gather_decode_inputs(row_ids, meta(5), tokens, lengths, tables, 64, kernels="triton")
+    append(row_ids, meta(5), meta(5), meta(5), tokens, lengths, 256, kernels="triton")
 
 
 def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:

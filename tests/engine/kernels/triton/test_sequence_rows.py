@@ -29,8 +29,11 @@ def state(groups: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("row_ids", [[4], [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8], [7, 0, 8]], ids=str)
 def test_gather_inputs_kernel_equals_torch(row_ids: list[int], groups: int) -> None:
     ids, held = torch.tensor(row_ids), state(groups)
-    due = gather_decode_inputs(ids, *held, SIZE, kernels="torch")
-    found = gather_decode_inputs(ids, *held, SIZE, kernels="triton")
+    ahead = torch.tensor([index % 2 for index, row in enumerate(row_ids)])
+    ahead[ids == ROWS - 1] = 0
+    due = gather_decode_inputs(ids, ahead, *held, SIZE, kernels="torch")
+    found = gather_decode_inputs(ids, ahead, *held, SIZE, kernels="triton")
+    assert torch.equal(due.lengths, held[1][ids] + ahead)
     for name, one, other in zip(due._fields, found, due, strict=True):
         assert one.dtype == other.dtype, name
         assert torch.equal(one, other), name
@@ -41,20 +44,27 @@ def test_gather_inputs_kernel_copies_wide_tables() -> None:
     """The tables have more entries than one program copies at a time."""
     tables = torch.arange(2 * 3 * 1500).view(2, 3, 1500)
     tokens, lengths = torch.zeros(3, 24_001, dtype=torch.int32), torch.tensor([24_000, 5, 1]).int()
-    row_ids = torch.tensor([1, 0])
-    found = gather_decode_inputs(row_ids, tokens, lengths, tables, SIZE, kernels="triton")
+    row_ids, ahead = torch.tensor([1, 0]), torch.zeros(2, dtype=torch.int64)
+    found = gather_decode_inputs(row_ids, ahead, tokens, lengths, tables, SIZE, kernels="triton")
     assert torch.equal(found.block_tables, tables[:, [1, 0]])
     assert found.blocks.tolist() == [[1500, 1499], [6000, 5999]]
 
 
 def test_append_kernel_equals_torch() -> None:
-    """Other rows do not change. The padding row keeps its length even if it occurs twice."""
-    ids, new = torch.tensor([6, 0, 8, 3, 8]), torch.tensor([41, 42, 43, INVALID, 44])
+    """Other rows do not change. The padding row keeps its length even if it occurs twice.
+
+    Row 0 has two drafted tokens: what is sampled behind them is written, and not counted.
+    """
+    ids = torch.tensor([6, 0, 0, 0, 8, 3, 8])
+    new = torch.tensor([41, 42, 51, 52, 43, INVALID, 44])
+    ahead = torch.tensor([0, 0, 1, 2, 0, 0, 0])
     states = state()[:2], state()[:2]
-    append(ids, new, *states[0], 8, kernels="torch")
-    append(ids, new, *states[1], 8, kernels="triton")
+    positions = states[0][1][ids] + ahead
+    append(ids, positions, ahead, new, *states[0], 8, kernels="torch")
+    append(ids, positions, ahead, new, *states[1], 8, kernels="triton")
     (due, due_lengths), (found, found_lengths) = states
     assert torch.equal(found_lengths, due_lengths)
     assert torch.equal(found[:-1], due[:-1])
     assert (found[6, 99], found[0, 1], found[3, SIZE + 1]) == (41, 42, 0)
+    assert found[0, 2:4].tolist() == [51, 52]
     assert found_lengths.tolist() == [2, 2, 16, 18, 32, 50, 100, 100, 1]
