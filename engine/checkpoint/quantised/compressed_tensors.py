@@ -1,0 +1,202 @@
+"""compressed-tensors: whole numbers, packed or not, and fp8, with scales of many kinds.
+
+The layouts are those of github.com/vllm-project/compressed-tensors. The tensors in the files say
+which layers are quantised. Every one of them must fit a group in config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.quantised.groups import dequantise, dequantise_blocks, unpack
+from engine.checkpoint.quantised.layer import (
+    FLOATS,
+    Layer,
+    check_divides,
+    check_shape,
+    read_groups,
+)
+from engine.checkpoint.quantised.scheme import NAME, Scheme
+from engine.checkpoint.quantised.settings import Settings, refuse
+from engine.errors import ConfigError
+
+CODES = ("weight_packed", "weight")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """A layer stores, with `groups` = 1 for a scale for each output:
+
+    - weight [outputs, inputs] int8 or fp8; or weight_shape [2] and weight_packed [outputs, words]
+      int32, which holds codes + 2^(bits - 1), with padding at the end of a row;
+    - weight_scale [outputs, groups], or one for each tensor or block;
+    - weight_zero_point, if the codes are not symmetric: as the scales, or packed along the outputs;
+    - weight_g_idx [inputs] int32, the group of each input, if inputs were reordered. -1 stands for
+      groups in order.
+
+    A weight is (code - zero) * scale.
+    """
+
+    schemes: Sequence[Scheme]
+    has_kv_scales: bool
+
+    endings = frozenset(
+        {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
+    )
+    marks = endings - {"weight"}
+    unused = frozenset({"input_scale", "input_zero_point", "output_scale", "output_zero_point"})
+
+    @classmethod
+    def of(cls, settings: Settings) -> CompressedTensors:
+        """Read the settings. Raises ConfigError for a variant that is not served."""
+        sparsity = settings.get("sparsity_config") or {}
+        form = sparsity.get("format", "dense") if isinstance(sparsity, dict) else sparsity
+        if form != "dense":
+            raise refuse("sparsity_config.format", form, NAME, "dense")
+        if transforms := settings.get("transform_config"):
+            raise refuse("transform_config", transforms, NAME, "none")
+        groups = settings.get("config_groups")
+        if not isinstance(groups, dict) or not groups:
+            raise refuse("config_groups", groups, NAME, "an object with a group at least")
+        schemes = []
+        for name, group in groups.items():
+            weights = group.get("weights") if isinstance(group, dict) else 0
+            if weights is not None and not isinstance(weights, dict):
+                raise refuse(f"config_groups.{name:.99}", group, NAME, "an object with weights")
+            if weights is not None:  # else only activations are quantised
+                schemes.append(Scheme.of(group, settings.get("format")))
+        return cls(schemes, bool(settings.get("kv_cache_scheme")))
+
+    def check(self, layer: Layer) -> None:
+        """Raise ConfigError if the tensors of a layer fit no group, or not each other."""
+        outputs, inputs = _sizes(layer)
+        scheme = self._scheme_of(layer, outputs, inputs)
+        scales = layer.part("weight_scale", FLOATS)
+        if scheme.strategy == "group":
+            check_divides(scales, inputs, scheme.group_size, "inputs")
+        if not scheme.symmetric or "weight_zero_point" in layer.parts:
+            _check_zeros(layer, scheme, outputs)
+        if "weight_g_idx" in layer.parts:
+            groups = layer.part("weight_g_idx", ("I32", "I64"))
+            check_shape(groups, (inputs,))
+            if scheme.strategy != "group":
+                raise ConfigError(
+                    f"{groups.name} in {groups.file} names groups; config.json has the strategy "
+                    f"{scheme.strategy}."
+                )
+
+    def _scheme_of(self, layer: Layer, outputs: int, inputs: int) -> Scheme:
+        """Return the group that a layer fits. Raises ConfigError if there is none."""
+        codes = next(layer.parts[name] for name in CODES if name in layer.parts)
+        schemes = [s for s in self.schemes if _stores(s, codes.dtype)]
+        if not schemes:
+            raise ConfigError(
+                f"{codes.name} in {codes.file} has dtype {codes.dtype}, as no group in config.json "
+                "does."
+            )
+        if "weight_packed" in layer.parts:
+            fitting = [s for s in schemes if codes.shape[1] == -(-inputs // (32 // s.bits))]
+            if not fitting:
+                words = [(outputs, -(-inputs // (32 // s.bits))) for s in schemes]
+                check_shape(codes, *words)
+            schemes = fitting
+        scales = layer.part("weight_scale", FLOATS)
+        shapes = [shape for s in schemes for shape in s.scale_shapes(outputs, inputs)]
+        check_shape(scales, *dict.fromkeys(shapes))
+        fitting = [s for s in schemes if scales.shape in s.scale_shapes(outputs, inputs)]
+        has_zeros = "weight_zero_point" in layer.parts
+        return next((s for s in fitting if s.symmetric != has_zeros), fitting[0])
+
+    def dequantise(self, layer: Layer) -> torch.Tensor:
+        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+        outputs, inputs = _sizes(layer)
+        scheme = self._scheme_of(layer, outputs, inputs)
+        scales = layer.parts["weight_scale"].read()
+        codes = _codes(layer, scheme, inputs)
+        if scheme.strategy == "block":
+            return dequantise_blocks(codes, scales, *scheme.block)
+        scales = scales.reshape(-1, scales.shape[1] if scales.ndim == 2 else 1)
+        zeros = _zeros(layer, scheme, outputs)
+        if zeros is not None:
+            zeros = zeros.reshape(scales.shape)
+        return dequantise(codes, scales, zeros, _groups(layer, scales.shape[1]))
+
+
+def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:
+    """Raise ConfigError if the zero points do not fit the scales."""
+    scales = layer.parts["weight_scale"]
+    packs = scheme.is_packed and scheme.strategy in ("channel", "group")
+    zeros = layer.part("weight_zero_point", ("I32", "I8") if packs else ("I8", "F8_E4M3"))
+    if scheme.strategy == "block":
+        raise ConfigError(
+            f"{zeros.name} in {zeros.file} is a zero point; blocks with zero points are not served."
+        )
+    due = scales.shape
+    if zeros.dtype == "I32":
+        due = (-(-outputs // (32 // scheme.bits)), *scales.shape[1:])
+    check_shape(zeros, due)
+
+
+def _stores(scheme: Scheme, dtype: str) -> bool:
+    """Whether the codes of a scheme have this dtype."""
+    due = "I32" if scheme.is_packed else "F8_E4M3" if scheme.is_float else "I8"
+    return dtype == due
+
+
+def _sizes(layer: Layer) -> tuple[int, int]:
+    """Return (outputs, inputs). Raises ConfigError if the stored shape is not that of the codes."""
+    if "weight_packed" not in layer.parts:
+        outputs, inputs = layer.part("weight", ("I8", "F8_E4M3"), 2).shape
+        return outputs, inputs
+    codes = layer.part("weight_packed", ("I32",), 2)
+    stored = layer.part("weight_shape", ("I64", "I32"))
+    check_shape(stored, (2,))
+    outputs, inputs = stored.read().tolist()
+    if outputs != codes.shape[0] or inputs < 1:
+        raise ConfigError(
+            f"{stored.name} in {stored.file} is {[outputs, inputs]}, and {codes.name} has "
+            f"{codes.shape[0]} rows."
+        )
+    return outputs, inputs
+
+
+def _codes(layer: Layer, scheme: Scheme, inputs: int) -> torch.Tensor:
+    """Return the codes [outputs, inputs]: int8 or fp8."""
+    if not scheme.is_packed:
+        return layer.parts["weight"].read()
+    packed = unpack(layer.parts["weight_packed"].read(), scheme.bits)
+    return _signed(packed[:, :inputs], scheme.bits)
+
+
+def _zeros(layer: Layer, scheme: Scheme, outputs: int) -> torch.Tensor | None:
+    """Return the zero points, one for each scale; int16 or fp32."""
+    stored = layer.parts.get("weight_zero_point")
+    if stored is None:
+        return None
+    if stored.dtype != "I32":
+        return stored.read().float()
+    words = stored.read().reshape(stored.shape[0], -1)
+    return _signed(unpack(words.t(), scheme.bits).t()[:outputs], scheme.bits).short()
+
+
+def _signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Subtract 2^(bits - 1) from uint8 codes below 2^bits: the packed form has no sign."""
+    return (codes ^ 0x80).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
+
+
+def _groups(layer: Layer, groups: int) -> torch.Tensor | None:
+    """Return the group of each input; None if the groups are in order.
+
+    Raises ConfigError if the groups differ in size: their order would be ambiguous.
+    """
+    stored = layer.parts.get("weight_g_idx")
+    if stored is None or bool((stored.read() == -1).any()):
+        return None
+    found = read_groups(stored, groups)
+    sizes = torch.bincount(found, minlength=groups)
+    if int(sizes.min()) != int(sizes.max()):
+        raise ConfigError(f"{stored.name} in {stored.file} has groups of different sizes.")
+    return found
