@@ -94,6 +94,7 @@ def _assign(
         for name in tensors.keys() - targets.keys() - copies.keys()
         if not name.endswith(tuple(weight_map.ignored))
         and not name.startswith(tuple(weight_map.ignored_prefixes))
+        and not _is_zero_bias(name, tensors)
     )
     if missing:
         raise ConfigError(f"The weights in {folder} lack {_listed(missing)}.")
@@ -101,6 +102,14 @@ def _assign(
         file = tensors[extra[0]].file
         raise ConfigError(f"{file} holds {_listed(extra)}, which this architecture does not use.")
     return targets, copies
+
+
+def _is_zero_bias(name: str, tensors: Mapping[str, CheckpointTensor]) -> bool:
+    """Whether a tensor is a bias of zeros, which AutoGPTQ adds to layers that have none."""
+    weight = tensors.get(name.removesuffix("bias") + "weight")
+    if not name.endswith(".bias") or not isinstance(weight, QuantisedTensor):
+        return False
+    return not tensors[name].read().any()
 
 
 def _check_copies(tensors: Mapping[str, CheckpointTensor], copies: dict[str, str]) -> None:

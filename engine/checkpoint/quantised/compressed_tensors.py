@@ -6,6 +6,7 @@ which layers are quantised. Every one of them must fit a group in config.json.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,14 @@ from engine.checkpoint.quantised.groups import dequantise, dequantise_blocks, un
 from engine.checkpoint.quantised.layer import (
     FLOATS,
     Layer,
+    Shape,
     check_divides,
     check_shape,
     read_groups,
 )
-from engine.checkpoint.quantised.scheme import NAME, Scheme
+from engine.checkpoint.quantised.scheme import NAME, Scheme, words
 from engine.checkpoint.quantised.settings import Settings, refuse
+from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
 
 CODES = ("weight_packed", "weight")
@@ -52,10 +55,12 @@ class CompressedTensors:
     @classmethod
     def of(cls, settings: Settings) -> CompressedTensors:
         """Read the settings. Raises ConfigError for a variant that is not served."""
-        sparsity = settings.get("sparsity_config") or {}
-        form = sparsity.get("format", "dense") if isinstance(sparsity, dict) else sparsity
-        if form != "dense":
-            raise refuse("sparsity_config.format", form, NAME, "dense")
+        sparsity = settings.get("sparsity_config") or {"format": "dense"}
+        sparse_format = sparsity
+        if isinstance(sparsity, dict):
+            sparse_format = sparsity.get("format")
+        if sparse_format != "dense":
+            raise refuse("sparsity_config.format", sparse_format, NAME, "dense")
         if transforms := settings.get("transform_config"):
             raise refuse("transform_config", transforms, NAME, "none")
         groups = settings.get("config_groups")
@@ -63,18 +68,22 @@ class CompressedTensors:
             raise refuse("config_groups", groups, NAME, "an object with a group at least")
         schemes = []
         for name, group in groups.items():
-            weights = group.get("weights") if isinstance(group, dict) else 0
-            if weights is not None and not isinstance(weights, dict):
-                raise refuse(f"config_groups.{name:.99}", group, NAME, "an object with weights")
-            if weights is not None:  # else only activations are quantised
-                schemes.append(Scheme.of(group, settings.get("format")))
+            key = f"config_groups.{name:.99}"
+            if not isinstance(group, dict):
+                raise refuse(key, group, NAME, "an object with weights")
+            weights = group.get("weights")
+            if weights is None:  # only activations are quantised
+                continue
+            if not isinstance(weights, dict):
+                raise refuse(key, group, NAME, "an object with weights")
+            schemes.append(Scheme.of(group, settings.get("format")))
         return cls(schemes, bool(settings.get("kv_cache_scheme")))
 
     def check(self, layer: Layer) -> None:
         """Raise ConfigError if the tensors of a layer fit no group, or not each other."""
         outputs, inputs = _sizes(layer)
         scheme = self._scheme_of(layer, outputs, inputs)
-        scales = layer.part("weight_scale", FLOATS)
+        scales = layer.parts["weight_scale"]
         if scheme.strategy == "group":
             check_divides(scales, inputs, scheme.group_size, "inputs")
         if not scheme.symmetric or "weight_zero_point" in layer.parts:
@@ -91,24 +100,22 @@ class CompressedTensors:
     def _scheme_of(self, layer: Layer, outputs: int, inputs: int) -> Scheme:
         """Return the group that a layer fits. Raises ConfigError if there is none."""
         codes = next(layer.parts[name] for name in CODES if name in layer.parts)
-        schemes = [s for s in self.schemes if _stores(s, codes.dtype)]
+        schemes = [scheme for scheme in self.schemes if scheme.dtype == codes.dtype]
         if not schemes:
             raise ConfigError(
                 f"{codes.name} in {codes.file} has dtype {codes.dtype}, as no group in config.json "
                 "does."
             )
-        if "weight_packed" in layer.parts:
-            fitting = [s for s in schemes if codes.shape[1] == -(-inputs // (32 // s.bits))]
-            if not fitting:
-                words = [(outputs, -(-inputs // (32 // s.bits))) for s in schemes]
-                check_shape(codes, *words)
-            schemes = fitting
+        codes_shapes = [(scheme.codes_shape(outputs, inputs),) for scheme in schemes]
+        schemes = _fitting(codes, schemes, codes_shapes)
         scales = layer.part("weight_scale", FLOATS)
-        shapes = [shape for s in schemes for shape in s.scale_shapes(outputs, inputs)]
-        check_shape(scales, *dict.fromkeys(shapes))
-        fitting = [s for s in schemes if scales.shape in s.scale_shapes(outputs, inputs)]
+        scales_shapes = [scheme.scale_shapes(outputs, inputs) for scheme in schemes]
+        schemes = _fitting(scales, schemes, scales_shapes)
         has_zeros = "weight_zero_point" in layer.parts
-        return next((s for s in fitting if s.symmetric != has_zeros), fitting[0])
+        for scheme in schemes:
+            if scheme.symmetric != has_zeros:
+                return scheme
+        return schemes[0]
 
     def dequantise(self, layer: Layer) -> torch.Tensor:
         """Return the weights [outputs, inputs] of a checked layer, in fp32."""
@@ -118,7 +125,8 @@ class CompressedTensors:
         codes = _codes(layer, scheme, inputs)
         if scheme.strategy == "block":
             return dequantise_blocks(codes, scales, *scheme.block)
-        scales = scales.reshape(-1, scales.shape[1] if scales.ndim == 2 else 1)
+        if scales.ndim < 2:
+            scales = scales.reshape(-1, 1)
         zeros = _zeros(layer, scheme, outputs)
         if zeros is not None:
             zeros = zeros.reshape(scales.shape)
@@ -128,29 +136,40 @@ class CompressedTensors:
 def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:
     """Raise ConfigError if the zero points do not fit the scales."""
     scales = layer.parts["weight_scale"]
-    packs = scheme.is_packed and scheme.strategy in ("channel", "group")
-    zeros = layer.part("weight_zero_point", ("I32", "I8") if packs else ("I8", "F8_E4M3"))
+    dtypes = ("I8", "F8_E4M3")
+    if scheme.is_packed and scheme.strategy in ("channel", "group"):
+        dtypes = ("I8", "I32")
+    zeros = layer.part("weight_zero_point", dtypes)
     if scheme.strategy == "block":
         raise ConfigError(
             f"{zeros.name} in {zeros.file} is a zero point; blocks with zero points are not served."
         )
     due = scales.shape
     if zeros.dtype == "I32":
-        due = (-(-outputs // (32 // scheme.bits)), *scales.shape[1:])
+        due = (words(outputs, scheme.bits), *scales.shape[1:])
     check_shape(zeros, due)
 
 
-def _stores(scheme: Scheme, dtype: str) -> bool:
-    """Whether the codes of a scheme have this dtype."""
-    due = "I32" if scheme.is_packed else "F8_E4M3" if scheme.is_float else "I8"
-    return dtype == due
+def _fitting(
+    tensor: StoredTensor, schemes: Sequence[Scheme], shapes: Sequence[Sequence[Shape]]
+) -> list[Scheme]:
+    """Return the schemes that allow a tensor's shape. Raises ConfigError if none does."""
+    due = list(dict.fromkeys(itertools.chain(*shapes)))
+    check_shape(tensor, *due)
+    found = []
+    for scheme, allowed in zip(schemes, shapes, strict=True):
+        if tensor.shape in allowed:
+            found.append(scheme)
+    return found
 
 
 def _sizes(layer: Layer) -> tuple[int, int]:
     """Return (outputs, inputs). Raises ConfigError if the stored shape is not that of the codes."""
     if "weight_packed" not in layer.parts:
+        layer.refuse_both("weight", "weight_shape")
         outputs, inputs = layer.part("weight", ("I8", "F8_E4M3"), 2).shape
         return outputs, inputs
+    layer.refuse_both("weight", "weight_packed")
     codes = layer.part("weight_packed", ("I32",), 2)
     stored = layer.part("weight_shape", ("I64", "I32"))
     check_shape(stored, (2,))
@@ -172,19 +191,22 @@ def _codes(layer: Layer, scheme: Scheme, inputs: int) -> torch.Tensor:
 
 
 def _zeros(layer: Layer, scheme: Scheme, outputs: int) -> torch.Tensor | None:
-    """Return the zero points, one for each scale; int16 or fp32."""
+    """Return the zero points, one for each scale; int8 or fp32."""
     stored = layer.parts.get("weight_zero_point")
     if stored is None:
         return None
     if stored.dtype != "I32":
         return stored.read().float()
-    words = stored.read().reshape(stored.shape[0], -1)
-    return _signed(unpack(words.t(), scheme.bits).t()[:outputs], scheme.bits).short()
+    packed = stored.read().reshape(stored.shape[0], -1)
+    codes = unpack(packed.t(), scheme.bits).t()
+    return _signed(codes[:outputs], scheme.bits)
 
 
 def _signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Subtract 2^(bits - 1) from uint8 codes below 2^bits: the packed form has no sign."""
-    return (codes ^ 0x80).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
+    if bits == 8:
+        return (codes ^ 0x80).view(torch.int8)
+    return codes.view(torch.int8) - 8
 
 
 def _groups(layer: Layer, groups: int) -> torch.Tensor | None:
@@ -193,7 +215,10 @@ def _groups(layer: Layer, groups: int) -> torch.Tensor | None:
     Raises ConfigError if the groups differ in size: their order would be ambiguous.
     """
     stored = layer.parts.get("weight_g_idx")
-    if stored is None or bool((stored.read() == -1).any()):
+    if stored is None:
+        return None
+    is_unset = stored.read() == -1
+    if is_unset.any():
         return None
     found = read_groups(stored, groups)
     sizes = torch.bincount(found, minlength=groups)

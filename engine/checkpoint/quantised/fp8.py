@@ -40,6 +40,7 @@ class FP8:
 
     def check(self, layer: Layer) -> None:
         """Raise ConfigError if the tensors of a layer do not fit each other."""
+        layer.refuse_both(*SCALES)
         codes = layer.part("weight", ("F8_E4M3",), 2)
         scales = layer.part(_scale_name(layer), FLOATS)
         outputs, inputs = codes.shape
@@ -59,4 +60,6 @@ class FP8:
 
 
 def _scale_name(layer: Layer) -> str:
-    return next((name for name in SCALES if name in layer.parts), SCALES[0])
+    if "weight_scale" in layer.parts:
+        return "weight_scale"
+    return "weight_scale_inv"

@@ -61,10 +61,19 @@ class GPTQ:
         choice({"pack_dtype": "int32", **settings}, "pack_dtype", NAME, ["int32"])
         choice({"is_marlin_format": False, **settings}, "is_marlin_format", NAME, [False])
         dynamic = settings.get("dynamic") or {}
-        if not isinstance(dynamic, dict) or any(not str(key).startswith("-:") for key in dynamic):
-            raise refuse("dynamic", dynamic, NAME, "patterns that begin with -: for plain layers")
-        needs_groups = bool(settings.get("desc_act"))
-        return cls(bits, group_size(settings, NAME), ZERO_OFFSETS[form], needs_groups)
+        if not isinstance(dynamic, dict):
+            raise refuse("dynamic", dynamic, NAME, "an object")
+        for pattern in dynamic:
+            if not str(pattern).startswith("-:"):  # other ones change the settings of layers
+                raise refuse(
+                    "dynamic", pattern, NAME, "patterns with -:, which are of plain layers"
+                )
+        return cls(
+            bits=bits,
+            group_size=group_size(settings, NAME),
+            zero_offset=ZERO_OFFSETS[form],
+            needs_groups=bool(settings.get("desc_act")),
+        )
 
     def check(self, layer: Layer) -> None:
         """Raise ConfigError if the tensors of a layer do not fit each other."""
@@ -83,17 +92,18 @@ class GPTQ:
         """Return the weights [outputs, inputs] of a checked layer, in fp32."""
         codes = unpack(layer.parts["qweight"].read().t(), self.bits)
         scales = layer.parts["scales"].read().t()
-        zeros = unpack(layer.parts["qzeros"].read(), self.bits).t().short() + self.zero_offset
-        return dequantise(
-            codes, scales, zeros, self._groups(layer, codes.shape[1], scales.shape[1])
-        )
+        zeros = unpack(layer.parts["qzeros"].read(), self.bits).t()
+        zeros = zeros.float() + self.zero_offset
+        groups = self._groups(layer, codes.shape[1], scales.shape[1])
+        return dequantise(codes, scales, zeros, groups)
 
     def _groups(self, layer: Layer, inputs: int, groups: int) -> torch.Tensor | None:
         """Return the group of each input; None if they are equal runs."""
-        runs = torch.arange(inputs) // (self.group_size or inputs)
-        found = runs
+        places = torch.arange(inputs)
+        found = places // (self.group_size or inputs)
         if "g_idx" in layer.parts:
             found = read_groups(layer.parts["g_idx"], groups)
-        if inputs % groups == 0 and torch.equal(found, torch.arange(inputs) // (inputs // groups)):
-            return None
-        return found
+        if inputs % groups:
+            return found
+        runs = places // (inputs // groups)
+        return None if torch.equal(found, runs) else found

@@ -39,6 +39,14 @@ class Layer:
             )
         return found
 
+    def refuse_both(self, one: str, other: str) -> None:
+        """Raise ConfigError if a layer has two tensors that exclude each other."""
+        if one in self.parts and other in self.parts:
+            found = self.parts[one]
+            raise ConfigError(
+                f"{found.name} in {found.file} and {self.name}.{other} exclude each other."
+            )
+
 
 def check_shape(tensor: StoredTensor, *due: Shape) -> None:
     """Raise ConfigError if a tensor has none of the shapes that are due."""

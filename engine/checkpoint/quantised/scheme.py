@@ -14,6 +14,12 @@ PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 FORMATS = (PACKED, *PLAIN)
 
 
+def words(count: int, bits: int) -> int:
+    """Return the number of words of 32 bits that hold `count` codes."""
+    per_word = 32 // bits
+    return -(-count // per_word)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """Numbers of `bits` with a scale for each tensor, channel (output), group or block."""
@@ -56,6 +62,19 @@ class Scheme:
             block=block or (0, 0),
             symmetric=choice({"symmetric": True, **weights}, "symmetric", NAME, [True, False]),
         )
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of stored codes."""
+        if self.is_packed:
+            return "I32"
+        return "F8_E4M3" if self.is_float else "I8"
+
+    def codes_shape(self, outputs: int, inputs: int) -> Shape:
+        """Return the shape of a matrix as it is stored."""
+        if self.is_packed:
+            return outputs, words(inputs, self.bits)
+        return outputs, inputs
 
     def scale_shapes(self, outputs: int, inputs: int) -> tuple[Shape, ...]:
         """Return the shapes that the scales of a matrix may have."""

@@ -40,8 +40,7 @@ def original_tensors(
     """Return the tensors of the checkpoint that was quantised, by name, in the order of the files.
 
     Scales of activations and of the KV cache are left out: both are computed in the dtype that is
-    served. Raises ConfigError if the tensors of a layer do not fit
-    each other or config.json.
+    served. Raises ConfigError if the tensors of a layer do not fit each other or config.json.
     """
     layers = _layers_of(stored, method)
     found: dict[str, StoredTensor | QuantisedTensor] = {}

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.tensors import checkpoint_tensors
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from tests.support.driver import Driver
 from tests.support.forward import forward, whole
@@ -155,3 +157,42 @@ def test_older_key_of_config_json_is_read(llama: Reference, tmp_path: Path) -> N
     config["compression_config"] = config.pop("quantization_config")
     (folder / "config.json").write_text(json.dumps(config))
     assert torch.equal(logits_of(folder), due)
+
+
+def test_zero_biases_that_a_quantiser_added_are_left_out(llama: Reference, tmp_path: Path) -> None:
+    """AutoGPTQ stores biases of layers that have none. One that is not zero is refused."""
+    folder = tmp_path / "model"
+    write_quantised(llama[1], folder, FORMATS["gptq 4"])
+    due = logits_of(folder)
+    name = "model.layers.1.mlp.down_proj.bias"
+    edit_checkpoint(folder, lambda config, tensors: tensors.update({name: torch.zeros(64).half()}))
+    assert torch.equal(logits_of(folder), due)
+    edit_checkpoint(folder, lambda config, tensors: tensors.update({name: torch.ones(64).half()}))
+    with pytest.raises(ConfigError, match=rf"holds {name}, which this architecture does not use"):
+        load(folder)
+
+
+def test_layers_of_two_groups_are_read_by_their_own(llama: Reference, tmp_path: Path) -> None:
+    """In a mixed-precision checkpoint every group has a format, and every layer fits one."""
+    first, second = FORMATS["pack 4 zeros"], FORMATS["float channel"]
+    folder, other = tmp_path / "model", tmp_path / "other"
+    numbers = write_quantised(llama[1], folder, first)
+    more = write_quantised(llama[1], other, second)
+    tensors = load_file(folder / "model.safetensors")
+    chosen = "model.layers.1.mlp."
+    kept = {name: value for name, value in tensors.items() if not name.startswith(chosen)}
+    floats = load_file(other / "model.safetensors").items()
+    kept |= {name: value for name, value in floats if name.startswith(chosen)}
+    save_file(kept, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    groups = {}
+    for form in (first, second):
+        [group] = form.settings["config_groups"].values()
+        groups[form.settings["format"]] = group | {"format": form.settings["format"]}
+    config["quantization_config"] |= {"format": "mixed-precision", "config_groups": groups}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = checkpoint_tensors(folder)
+    for name in numbers:
+        due = more[name] if name.startswith(chosen) else numbers[name]
+        assert torch.equal(found[name].read(), torch.from_numpy(due)), name
+    load(folder)

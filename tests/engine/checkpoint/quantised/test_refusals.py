@@ -96,7 +96,8 @@ def group(**weights: Any) -> dict[str, Any]:
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format = True"),
         (GPTQ | {"pack_dtype": "int8"}, "pack_dtype = 'int8'"),
-        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic = {"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic = '+:.*down.*'"),
+        (GPTQ | {"dynamic": 5}, "dynamic = 5"),
         (FP8 | {"fmt": "e5m2"}, "fmt = 'e5m2'"),
         (FP8 | {"weight_block_size": [128]}, "weight_block_size = [128]"),
         (FP8 | {"weight_block_size": [0, 128]}, "weight_block_size = [0, 128]"),
@@ -205,6 +206,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
         changed("weight_zero_point", cut),
         "has shape [11, 2]; the layer and config.json ask for [12, 2]",
     ),
+    "pack and plain": ("pack 4", added("weight", torch.ones(96, 64)), "exclude each other"),
+    "int8 and shape": ("int8 channel", added("weight_shape", torch.ones(2)), "exclude each other"),
+    "fp8 two scales": ("fp8 blocks", added("weight_scale", torch.ones(1)), "exclude each other"),
     "pack groups differ": (
         "pack 4 act order",
         changed("weight_g_idx", lambda t: (torch.arange(64) > 40).int()),
@@ -335,3 +339,27 @@ def test_random_damage_loads_or_is_refused(name: str, source: Path, tmp_path: Pa
             refusals.append(str(error))
     assert len(refusals) > 30
     assert [said for said in refusals if LAYER not in said] == []
+
+
+@pytest.mark.parametrize("settings", [AWQ, GPTQ, PACK, FP8], ids=lambda s: str(s["quant_method"]))
+def test_settings_of_any_type_are_read_or_refused(settings: dict[str, Any]) -> None:
+    """A value of another type never raises another exception, at any depth."""
+    values = [None, True, 0, -1, 1e400, "x", [], {}, [[]], {"a": 1}]
+
+    def variants(given: Any) -> list[Any]:
+        if not isinstance(given, dict):
+            return values
+        found = list(values)
+        for key, inner in given.items():
+            found += [given | {key: other} for other in variants(inner)]
+        return found
+
+    keys = ["sparsity_config", "transform_config", "kv_cache_scheme", "dynamic", "pack_dtype"]
+    known = settings | dict.fromkeys(keys)
+    refused = 0
+    for given in variants(known):
+        try:
+            method_of({"quantization_config": given})
+        except ConfigError:
+            refused += 1
+    assert refused > 20
