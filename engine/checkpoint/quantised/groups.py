@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-ROWS = 256
+ROWS = 256  # of a matrix, for which scales are spread over the inputs at once
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -23,8 +23,9 @@ def dequantise(
 ) -> torch.Tensor:
     """Return (code - zero) * scale [outputs, inputs] in fp32, rounded once.
 
-    Codes are [outputs, inputs]; scales and zeros [outputs, groups], or [1, groups] for all outputs.
-    Group g has the g-th of equal runs of inputs, or those inputs whose `group_of` [inputs] is g.
+    Codes are [outputs, inputs]; scales and zeros [outputs, groups]. Group g has the g-th of equal
+    runs of inputs, or those inputs whose `group_of` [inputs] is g. Without `group_of`, scales and
+    zeros may be [1, groups] for all outputs.
     """
     numbers = codes.float()
     scales = scales.float().contiguous()  # few: converted once, not at every use
@@ -35,7 +36,7 @@ def dequantise(
             grouped -= zeros[..., None]
         grouped *= scales[..., None]
     else:
-        for begin in range(0, len(numbers), ROWS):  # so that the spread scales take little memory
+        for begin in range(0, len(numbers), ROWS):
             rows = slice(begin, begin + ROWS)
             if zeros is not None:
                 numbers[rows] -= zeros[rows, group_of]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoint.quantised.awq import AWQ
-from engine.checkpoint.quantised.groups import unpack
+from engine.checkpoint.quantised.groups import ROWS, unpack
 from engine.checkpoint.quantised.layer import Layer
 from engine.checkpoint.quantised.methods import method_of
 from engine.checkpoint.quantised.tensors import original_tensors
@@ -44,6 +44,13 @@ def test_numbers_equal_the_definition(name: str, tmp_path: Path) -> None:
     assert np.array_equal(found.view(np.int32), due.view(np.int32))
     error = np.abs(found - weight).max()
     assert error < (0.45 if "4" in name or "awq" in name or "gptq" in name else 0.2)
+
+
+@pytest.mark.parametrize("name", ["gptq act order", "pack 4 act order", "fp8 blocks"])
+def test_numbers_of_many_outputs_equal_the_definition(name: str, tmp_path: Path) -> None:
+    """Scales of groups in any order are spread for ROWS outputs at a time."""
+    found, due = both(FORMATS[name], tmp_path, matrix(ROWS + 40, 96))
+    assert np.array_equal(found.view(np.int32), due.view(np.int32))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
