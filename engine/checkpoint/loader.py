@@ -1,4 +1,4 @@
-"""Load checkpoints of safetensors or GGUF files, with every tensor accounted for.
+"""Load checkpoints, with every tensor accounted for.
 
 A tensor that is missing, unexpected, of the wrong shape, or not finite raises a ConfigError naming
 it. Nothing in a checkpoint is ever unpickled or executed.
@@ -6,16 +6,14 @@ it. Nothing in a checkpoint is ever unpickled or executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from engine.checkpoint.folder import safetensors_header, weight_files
-from engine.checkpoint.gguf.parts import is_gguf, present_parts
-from engine.checkpoint.gguf.tensors import read_tensors
+from engine.checkpoint.quantised.tensors import QuantisedTensor
+from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.errors import ConfigError
 
@@ -35,47 +33,37 @@ def load_weights(
 
     Raises ConfigError if the tensors in `folder` do not fit the model.
     """
-    names = tensor_files(folder)
-    targets, copies = _assign(names, weight_map, folder)
-    _check_copies(names, copies)
+    tensors = checkpoint_tensors(folder)
+    targets, copies = _assign(tensors, weight_map, folder)
+    _check_copies(tensors, copies)
+    wanted = [name for name in tensors if name in targets]  # in the order of the files
     filled: dict[str, set[str]] = {}
-    for done, (name, tensor) in enumerate(_tensors(names, targets)):
+    for done, name in enumerate(wanted):
         for target in targets[name]:
-            _place(model, name, target, tensor, dtype, device, names[name])
+            _refuse_conv1d(name, tensors[name], target)
+        numbers = tensors[name].read()
+        for target in targets[name]:
+            _place(model, name, target, numbers, dtype, device, tensors[name].file)
             filled.setdefault(target.parameter, set()).add(target.part)
         progress((done + 1) / len(targets))
     _check_filled(model, filled)
     model.to(device)
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor.
+def _refuse_conv1d(name: str, tensor: CheckpointTensor, target: Target) -> None:
+    """Raise ConfigError for a quantised layer of GPT-2's kind.
 
-    Raises ConfigError if a file is damaged or a tensor is in two files.
+    Quantisers differ in which way round they store its matrix, and a square one tells nothing.
     """
-    files = weight_files(folder)
-    if is_gguf(files[0]):
-        return {name: tensor.stored.file for name, tensor in read_tensors(files).items()}
-    names: dict[str, Path] = {}
-    for file in files:
-        for name in _names(file):
-            if name in names:
-                raise ConfigError(f"{name} is in both {names[name]} and {file}; remove one.")
-            names[name] = file
-    return names
-
-
-def _names(file: Path) -> list[str]:
-    safetensors_header(file)  # describes a truncated file better than the library
-    try:
-        with safe_open(file, framework="pt") as shard:
-            return list(shard.keys())
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
+    if target.transpose and isinstance(tensor, QuantisedTensor):
+        raise ConfigError(
+            f"{name} in {tensor.file} is a quantised Conv1D, as of GPT-2, which is not served; use "
+            "the original checkpoint."
+        )
 
 
 def _assign(
-    names: dict[str, Path], weight_map: WeightMap, folder: Path
+    tensors: Mapping[str, CheckpointTensor], weight_map: WeightMap, folder: Path
 ) -> tuple[dict[str, list[Target]], dict[str, str]]:
     """Return (checkpoint name -> its targets, copy -> its original).
 
@@ -83,14 +71,14 @@ def _assign(
     """
     prefixes = sorted(  # the commonest first, so that errors use the prefix of this checkpoint
         weight_map.prefixes,
-        key=lambda prefix: -sum(prefix + name in names for name in weight_map.targets),
+        key=lambda prefix: -sum(prefix + name in tensors for name in weight_map.targets),
     )
 
     def spelled(name: str) -> str:
         spellings = [
             prefix + spelling for prefix in prefixes for spelling in weight_map.spellings(name)
         ]
-        return next((known for known in spellings if known in names), spellings[0])
+        return next((known for known in spellings if known in tensors), spellings[0])
 
     targets: dict[str, list[Target]] = {}
     for name, target in weight_map.targets.items():
@@ -98,54 +86,45 @@ def _assign(
     copies: dict[str, str] = {}
     for name, also in weight_map.aliases.items():
         spellings = {prefix + other for prefix in prefixes for other in also}
-        for copy in spellings & names.keys() - targets.keys():
+        for copy in spellings & tensors.keys() - targets.keys():
             copies.setdefault(copy, spelled(name))
-    missing = sorted(targets.keys() - names.keys())
+    missing = sorted(targets.keys() - tensors.keys())
     extra = sorted(
         name
-        for name in names.keys() - targets.keys() - copies.keys()
+        for name in tensors.keys() - targets.keys() - copies.keys()
         if not name.endswith(tuple(weight_map.ignored))
         and not name.startswith(tuple(weight_map.ignored_prefixes))
+        and not _is_zero_bias(name, tensors)
     )
     if missing:
         raise ConfigError(f"The weights in {folder} lack {_listed(missing)}.")
     if extra:
-        raise ConfigError(
-            f"{names[extra[0]]} holds {_listed(extra)}, which this architecture does not use."
-        )
+        file = tensors[extra[0]].file
+        raise ConfigError(f"{file} holds {_listed(extra)}, which this architecture does not use.")
     return targets, copies
 
 
-def _check_copies(names: dict[str, Path], copies: dict[str, str]) -> None:
+def _is_zero_bias(name: str, tensors: Mapping[str, CheckpointTensor]) -> bool:
+    """Whether a tensor is a bias of zeros, which AutoGPTQ adds to layers that have none."""
+    weight = tensors.get(name.removesuffix("bias") + "weight")
+    if not name.endswith(".bias") or not isinstance(weight, QuantisedTensor):
+        return False
+    return not tensors[name].read().any()
+
+
+def _check_copies(tensors: Mapping[str, CheckpointTensor], copies: dict[str, str]) -> None:
     """Raise ConfigError if two copies of a tensor differ: which one is right is unknown."""
     for copy, original in copies.items():
-        tensors = dict(_tensors(names, {copy, original}))
-        if not torch.equal(tensors[copy].float(), tensors[original].float()):
+        if not torch.equal(tensors[copy].read().float(), tensors[original].read().float()):
+            file = tensors[copy].file
             raise ConfigError(
-                f"{copy} in {names[copy]} differs from {original}, but config.json ties them."
+                f"{copy} in {file} differs from {original}, but config.json ties them."
             )
 
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
-
-
-def _tensors(names: dict[str, Path], wanted: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    files = sorted(set(names.values()))
-    if files and is_gguf(files[0]):
-        for name, tensor in read_tensors(present_parts(files[0])).items():
-            if name in wanted:
-                yield name, tensor.read()
-        return
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 - not a mapping
-                    if name in wanted:
-                        yield name, shard.get_tensor(name)
-        except SafetensorError as error:
-            raise ConfigError(f"{file} is not a readable safetensors file: {error}") from error
 
 
 def _place(

@@ -11,6 +11,7 @@ from torch import nn
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.checkpoint.folder import model_folder, read_json
+from engine.checkpoint.quantised.methods import method_of
 from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,
@@ -51,6 +52,7 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
+        method_of(hf_config)  # raises ConfigError for quantised weights that are not served
         if config.batch_invariant == "on":
             forbid_amx()
         self.device = select_device(config.device)

@@ -41,9 +41,9 @@ ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
 def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
     """Return (architecture, kind, class) for a config.json.
 
-    Raises ConfigError, listing the supported architectures, if none of them is named. Quantised
-    weights are refused. So are checkpoints with their own code (`auto_map`): it may compute
-    something else than our model of that name.
+    Raises ConfigError, listing the supported architectures, if none of them is named. Checkpoints
+    with their own code (`auto_map`) are refused: it may compute something else than our model of
+    that name.
     """
     given = config.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
@@ -53,15 +53,6 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
             "is never run. If the weights are those of a supported architecture "
             f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
         )
-    for key in ("quantization_config", "compression_config"):
-        if quantised := config.get(key):
-            method = (
-                quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
-            )
-            raise ConfigError(
-                f"config.json has {key} ({method}): quantised weights are not served. "
-                "Use the original checkpoint in bfloat16, float16 or float32."
-            )
     for name in names:
         if name in ARCHITECTURES:
             kind, module, attribute = ARCHITECTURES[name]

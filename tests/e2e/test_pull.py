@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files; choose one with --gguf-"),
     "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
     "architecture": (config(architectures=["Phi3ForCausalLM"]), {}, "Phi3ForCausalLM is not serv"),
-    "quantised": (config(quantization_config={"quant_method": "gptq"}), {}, "quantised weights"),
+    "quantised": (config(quantization_config={"quant_method": "hqq"}), {}, "quantised weights"),
     "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "lists ../x, but the rep"),
 }
 

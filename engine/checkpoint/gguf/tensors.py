@@ -31,6 +31,10 @@ class GGUFTensor:
     added: float
     transposed: bool
 
+    @property
+    def file(self) -> Path:
+        return self.stored.file
+
     def read(self) -> torch.Tensor:
         """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
         found = decode(self.stored)
@@ -56,9 +60,7 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
                 continue
             known = tensor_name(name, architecture)
             if known in found:
-                raise ConfigError(
-                    f"{name} is in both {found[known].stored.file} and {file}; remove one."
-                )
+                raise ConfigError(f"{name} is in both {found[known].file} and {file}; remove one.")
             found[known] = _described(name, stored, architecture, settings)
     return found
 

@@ -28,7 +28,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from engine.checkpoint.folder import CHECKPOINT_FILES, WEIGHTS_INDEX, full_path, weight_files
 from engine.checkpoint.merge import blend
 from engine.checkpoint.merge.recipe import Ema, Linear, Liti, Recipe, inputs, parse, template
-from engine.checkpoint.merge.tensors import FLOATS, Checkpoint, Declared, StoredTensor, write_file
+from engine.checkpoint.merge.tensors import Checkpoint, Declared, write_file
+from engine.checkpoint.stored import FLOATS, StoredTensor
 from engine.errors import ConfigError
 
 RECORD = "merge.json"

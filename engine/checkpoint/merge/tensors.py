@@ -1,61 +1,19 @@
-"""Read and write tensors of safetensors files as streams of bytes, one chunk at a time.
-
-Files are read, not memory-mapped: the pages of a mapping count as memory of this process until
-another process needs them.
-"""
+"""The checkpoints that are merged, and the safetensors files that are written."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from engine.checkpoint.folder import model_folder, read_json, safetensors_header
-from engine.checkpoint.loader import tensor_files
+from engine.checkpoint.folder import model_folder, read_json, weight_files
+from engine.checkpoint.quantised.methods import quantisation_key
+from engine.checkpoint.stored import StoredTensor, stored_tensors
 from engine.errors import ConfigError
 
-CHUNK = 1 << 20  # elements
-FLOATS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
-
 Declared = tuple[str, tuple[int, ...], int]  # a tensor's dtype, shape and size in bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    file: Path
-    dtype: str  # safetensors' name, such as BF16
-    shape: tuple[int, ...]
-    begin: int  # offset of its first byte in the file
-    size: int  # bytes
-
-    def chunks(self) -> Iterator[bytearray]:
-        """Yield the bytes in order, CHUNK elements at a time."""
-        width = self.size // max(math.prod(self.shape), 1)
-        left = self.size
-        with self.file.open("rb") as stream:
-            stream.seek(self.begin)
-            while left:
-                buffer = bytearray(min(left, CHUNK * width))
-                if stream.readinto(buffer) < len(buffer):
-                    raise ConfigError(f"{self.file} became shorter while it was being read.")
-                left -= len(buffer)
-                yield buffer
-
-    def floats(self) -> Iterator[torch.Tensor]:
-        """Yield the values in order as flat tensors of CHUNK elements, in fp32 (fp64 stays)."""
-        dtype = FLOATS[self.dtype]
-        for buffer in self.chunks():
-            yield torch.frombuffer(buffer, dtype=dtype).to(torch.promote_types(dtype, torch.float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +29,13 @@ class Checkpoint:
         Raises ConfigError if `model` is not a valid model folder.
         """
         folder = model_folder(model)
-        tensors = {}
-        for file in dict.fromkeys(tensor_files(folder).values()):
-            header = safetensors_header(file)
-            spans = {name: entry["data_offsets"] for name, entry in header.items()}
-            data = file.stat().st_size - max((end for _, end in spans.values()), default=0)
-            for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
-                dtype, shape = header[name]["dtype"], tuple(header[name]["shape"])
-                tensors[name] = StoredTensor(file, dtype, shape, data + begin, end - begin)
-        return cls(folder, read_json(folder / "config.json"), tensors)
+        config = read_json(folder / "config.json")
+        if key := quantisation_key(config):
+            raise ConfigError(
+                f"{folder} has {key} in config.json: quantised checkpoints cannot be merged. Merge "
+                "the originals."
+            )
+        return cls(folder, config, stored_tensors(weight_files(folder)))
 
 
 def write_file(

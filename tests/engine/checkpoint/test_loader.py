@@ -314,16 +314,6 @@ def test_load_checkpoint_with_code_never_runs_it(folder: Path, architecture: str
     assert not [name for name in set(sys.modules) - before if "evil" in name]
 
 
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-@pytest.mark.parametrize("given", [{"quant_method": "gptq", "bits": 4}, "gptq"])
-def test_load_quantised_weights_raises_config_error(folder: Path, key: str, given: Any) -> None:
-    configure(folder, **{key: given})
-    assert f"{key} (gptq): quantised weights are not served" in refusal(folder)
-    for nothing in (None, {}):
-        configure(folder, **{key: nothing})
-        load(folder)
-
-
 def test_load_never_opens_a_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"cbuiltins\nexit\n(tR.")
     load(folder)

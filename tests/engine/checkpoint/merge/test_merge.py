@@ -88,9 +88,7 @@ METHODS: dict[str, tuple[Callable[[Arrays], np.ndarray], Callable[[list[str]], d
 def test_merge_each_method_matches_numpy_reference(
     method: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "engine.checkpoint.merge.tensors.CHUNK", 8
-    )  # so that a tensor has several chunks
+    monkeypatch.setattr("engine.checkpoint.stored.CHUNK", 8)  # so that a tensor has several chunks
     models = [random(seed) for seed in range(3)]
     folders = [make(f"m{i}", tensors) for i, tensors in enumerate(models)]
     reference, document = METHODS[method]
@@ -226,6 +224,13 @@ def test_merge_non_float_tensors_must_be_equal(make: Make, tmp_path: Path) -> No
     folders.append(make("c", {"x": torch.ones(2), "mask": ~mask}))
     said = refusal(tmp_path / "out2", linear(folders))
     assert f"mask differs between {folders[0]}/{FILE} (BOOL) and {folders[2]}/{FILE} (BOOL)" in said
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_merge_refuses_quantised_checkpoints(make: Make, tmp_path: Path, key: str) -> None:
+    folders = [make("a", random(0)), make("b", random(1), **{key: {"quant_method": "gptq"}})]
+    said = refusal(tmp_path / "out", linear(folders))
+    assert f"{folders[1]} has {key} in config.json: quantised checkpoints cannot be" in said
 
 
 def test_merge_output_folder_is_complete_and_records_inputs(

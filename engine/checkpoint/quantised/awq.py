@@ -1,0 +1,70 @@
+"""AWQ, version gemm: codes of 4 bits with a scale and a zero for each group of inputs.
+
+The layout is that of AutoAWQ's WQLinear_GEMM (github.com/casper-hansen/AutoAWQ).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.quantised.groups import dequantise
+from engine.checkpoint.quantised.layer import FLOATS, Layer, check_divides, check_shape
+from engine.checkpoint.quantised.settings import Settings, choice, format_of, group_size
+
+NAME = "awq"
+BITS, PER_WORD = 4, 8
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs of a word, the lowest bits first
+
+
+@dataclass(frozen=True, slots=True)
+class AWQ:
+    """A layer stores, for inputs in groups:
+
+    - qweight [inputs, outputs / 8] int32;
+    - qzeros [groups, outputs / 8] int32;
+    - scales [groups, outputs] float.
+
+    A weight is (code - zero) * scale.
+    """
+
+    group_size: int | None
+
+    endings = frozenset({"qweight", "qzeros", "scales"})
+    marks = endings  # that only quantised layers have
+    unused = frozenset[str]()
+    has_kv_scales = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> AWQ:
+        """Read the settings. Raises ConfigError for a variant that is not served."""
+        choice(settings, "bits", NAME, [BITS])
+        form = format_of(settings, ("version", "format", "checkpoint_format"), "gemm")
+        choice({"version": form}, "version", NAME, ["gemm"])
+        choice({"zero_point": True, **settings}, "zero_point", NAME, [True])
+        return cls(group_size(settings, NAME))
+
+    def check(self, layer: Layer) -> None:
+        """Raise ConfigError if the tensors of a layer do not fit each other."""
+        codes = layer.part("qweight", ("I32",), 2)
+        inputs, words = codes.shape
+        size = self.group_size or inputs
+        check_divides(codes, inputs, size, "inputs")
+        check_shape(layer.part("qzeros", ("I32",)), (inputs // size, words))
+        check_shape(layer.part("scales", FLOATS), (inputs // size, words * PER_WORD))
+
+    def dequantise(self, layer: Layer) -> torch.Tensor:
+        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+        codes = _unpack(layer.parts["qweight"].read())
+        zeros = _unpack(layer.parts["qzeros"].read())
+        return dequantise(codes, layer.parts["scales"].read().t(), zeros)
+
+
+def _unpack(words: torch.Tensor) -> torch.Tensor:
+    """[n, outputs / 8] int32 -> [outputs, n] uint8 codes."""
+    words = words.t().contiguous()
+    codes = torch.empty(len(words), PER_WORD, words.shape[1], dtype=torch.uint8)
+    for place, output in enumerate(ORDER):
+        codes[:, output] = words >> BITS * place & 15
+    return codes.flatten(0, 1)

@@ -1,0 +1,227 @@
+"""compressed-tensors: whole numbers, packed or not, and fp8, with scales of many kinds.
+
+The layouts are those of github.com/vllm-project/compressed-tensors. The tensors in the files say
+which layers are quantised. Every one of them must fit a group in config.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.quantised.groups import dequantise, dequantise_blocks, unpack
+from engine.checkpoint.quantised.layer import (
+    FLOATS,
+    Layer,
+    Shape,
+    check_divides,
+    check_shape,
+    read_groups,
+)
+from engine.checkpoint.quantised.scheme import NAME, Scheme, words
+from engine.checkpoint.quantised.settings import Settings, refuse
+from engine.checkpoint.stored import StoredTensor
+from engine.errors import ConfigError
+
+CODES = ("weight_packed", "weight")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """A layer stores, with `groups` = 1 for a scale for each output:
+
+    - weight [outputs, inputs] int8 or fp8; or weight_shape [2] and weight_packed [outputs, words]
+      int32, which holds codes + 2^(bits - 1), with padding at the end of a row;
+    - weight_scale [outputs, groups], or one for each tensor or block;
+    - weight_zero_point, if the codes are not symmetric: as the scales, or packed along the outputs;
+    - weight_g_idx [inputs] int32, the group of each input, if inputs were reordered. -1 stands for
+      groups in order.
+
+    A weight is (code - zero) * scale.
+    """
+
+    schemes: Sequence[Scheme]
+    has_kv_scales: bool
+
+    endings = frozenset(
+        {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
+    )
+    marks = endings - {"weight"}
+    unused = frozenset({"input_scale", "input_zero_point", "output_scale", "output_zero_point"})
+
+    @classmethod
+    def of(cls, settings: Settings) -> CompressedTensors:
+        """Read the settings. Raises ConfigError for a variant that is not served."""
+        sparsity = settings.get("sparsity_config") or {"format": "dense"}
+        sparse_format = sparsity
+        if isinstance(sparsity, dict):
+            sparse_format = sparsity.get("format")
+        if sparse_format != "dense":
+            raise refuse("sparsity_config.format", sparse_format, NAME, "dense")
+        if transforms := settings.get("transform_config"):
+            raise refuse("transform_config", transforms, NAME, "none")
+        groups = settings.get("config_groups")
+        if not isinstance(groups, dict) or not groups:
+            raise refuse("config_groups", groups, NAME, "an object with a group at least")
+        schemes = []
+        for name, group in groups.items():
+            key = f"config_groups.{name:.99}"
+            if not isinstance(group, dict):
+                raise refuse(key, group, NAME, "an object with weights")
+            weights = group.get("weights")
+            if weights is None:  # only activations are quantised
+                continue
+            if not isinstance(weights, dict):
+                raise refuse(key, group, NAME, "an object with weights")
+            schemes.append(Scheme.of(group, settings.get("format")))
+        return cls(schemes, bool(settings.get("kv_cache_scheme")))
+
+    def check(self, layer: Layer) -> None:
+        """Raise ConfigError if the tensors of a layer fit no group, or not each other."""
+        outputs, inputs = _sizes(layer)
+        scheme = self._scheme_of(layer, outputs, inputs)
+        scales = layer.parts["weight_scale"]
+        if scheme.strategy == "group":
+            check_divides(scales, inputs, scheme.group_size, "inputs")
+        if not scheme.symmetric or "weight_zero_point" in layer.parts:
+            _check_zeros(layer, scheme, outputs)
+        if "weight_g_idx" in layer.parts:
+            groups = layer.part("weight_g_idx", ("I32", "I64"))
+            check_shape(groups, (inputs,))
+            if scheme.strategy != "group":
+                raise ConfigError(
+                    f"{groups.name} in {groups.file} names groups; config.json has the strategy "
+                    f"{scheme.strategy}."
+                )
+
+    def _scheme_of(self, layer: Layer, outputs: int, inputs: int) -> Scheme:
+        """Return the group that a layer fits. Raises ConfigError if there is none."""
+        codes = next(layer.parts[name] for name in CODES if name in layer.parts)
+        schemes = [scheme for scheme in self.schemes if scheme.dtype == codes.dtype]
+        if not schemes:
+            raise ConfigError(
+                f"{codes.name} in {codes.file} has dtype {codes.dtype}, as no group in config.json "
+                "does."
+            )
+        codes_shapes = [(scheme.codes_shape(outputs, inputs),) for scheme in schemes]
+        schemes = _fitting(codes, schemes, codes_shapes)
+        scales = layer.part("weight_scale", FLOATS)
+        scales_shapes = [scheme.scale_shapes(outputs, inputs) for scheme in schemes]
+        schemes = _fitting(scales, schemes, scales_shapes)
+        has_zeros = "weight_zero_point" in layer.parts
+        for scheme in schemes:
+            if scheme.symmetric != has_zeros:
+                return scheme
+        return schemes[0]
+
+    def dequantise(self, layer: Layer) -> torch.Tensor:
+        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+        outputs, inputs = _sizes(layer)
+        scheme = self._scheme_of(layer, outputs, inputs)
+        scales = layer.parts["weight_scale"].read()
+        codes = _codes(layer, scheme, inputs)
+        if scheme.strategy == "block":
+            return dequantise_blocks(codes, scales, *scheme.block)
+        if scales.ndim < 2:
+            scales = scales.reshape(-1, 1)
+        zeros = _zeros(layer, scheme, outputs)
+        if zeros is not None:
+            zeros = zeros.reshape(scales.shape)
+        return dequantise(codes, scales, zeros, _groups(layer, scales.shape[1]))
+
+
+def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:
+    """Raise ConfigError if the zero points do not fit the scales."""
+    scales = layer.parts["weight_scale"]
+    dtypes = ("I8", "F8_E4M3")
+    if scheme.is_packed and scheme.strategy in ("channel", "group"):
+        dtypes = ("I8", "I32")
+    zeros = layer.part("weight_zero_point", dtypes)
+    if scheme.strategy == "block":
+        raise ConfigError(
+            f"{zeros.name} in {zeros.file} is a zero point; blocks with zero points are not served."
+        )
+    due = scales.shape
+    if zeros.dtype == "I32":
+        due = (words(outputs, scheme.bits), *scales.shape[1:])
+    check_shape(zeros, due)
+
+
+def _fitting(
+    tensor: StoredTensor, schemes: Sequence[Scheme], shapes: Sequence[Sequence[Shape]]
+) -> list[Scheme]:
+    """Return the schemes that allow a tensor's shape. Raises ConfigError if none does."""
+    due = list(dict.fromkeys(itertools.chain(*shapes)))
+    check_shape(tensor, *due)
+    found = []
+    for scheme, allowed in zip(schemes, shapes, strict=True):
+        if tensor.shape in allowed:
+            found.append(scheme)
+    return found
+
+
+def _sizes(layer: Layer) -> tuple[int, int]:
+    """Return (outputs, inputs). Raises ConfigError if the stored shape is not that of the codes."""
+    if "weight_packed" not in layer.parts:
+        layer.refuse_both("weight", "weight_shape")
+        outputs, inputs = layer.part("weight", ("I8", "F8_E4M3"), 2).shape
+        return outputs, inputs
+    layer.refuse_both("weight", "weight_packed")
+    codes = layer.part("weight_packed", ("I32",), 2)
+    stored = layer.part("weight_shape", ("I64", "I32"))
+    check_shape(stored, (2,))
+    outputs, inputs = stored.read().tolist()
+    if outputs != codes.shape[0] or inputs < 1:
+        raise ConfigError(
+            f"{stored.name} in {stored.file} is {[outputs, inputs]}, and {codes.name} has "
+            f"{codes.shape[0]} rows."
+        )
+    return outputs, inputs
+
+
+def _codes(layer: Layer, scheme: Scheme, inputs: int) -> torch.Tensor:
+    """Return the codes [outputs, inputs]: int8 or fp8."""
+    if not scheme.is_packed:
+        return layer.parts["weight"].read()
+    packed = unpack(layer.parts["weight_packed"].read(), scheme.bits)
+    return _signed(packed[:, :inputs], scheme.bits)
+
+
+def _zeros(layer: Layer, scheme: Scheme, outputs: int) -> torch.Tensor | None:
+    """Return the zero points, one for each scale; int8 or fp32."""
+    stored = layer.parts.get("weight_zero_point")
+    if stored is None:
+        return None
+    if stored.dtype != "I32":
+        return stored.read().float()
+    packed = stored.read().reshape(stored.shape[0], -1)
+    codes = unpack(packed.t(), scheme.bits).t()
+    return _signed(codes[:outputs], scheme.bits)
+
+
+def _signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Subtract 2^(bits - 1) from uint8 codes below 2^bits: the packed form has no sign."""
+    if bits == 8:
+        return (codes ^ 0x80).view(torch.int8)
+    return codes.view(torch.int8) - 8
+
+
+def _groups(layer: Layer, groups: int) -> torch.Tensor | None:
+    """Return the group of each input; None if the groups are in order.
+
+    Raises ConfigError if the groups differ in size: their order would be ambiguous.
+    """
+    stored = layer.parts.get("weight_g_idx")
+    if stored is None:
+        return None
+    is_unset = stored.read() == -1
+    if is_unset.any():
+        return None
+    found = read_groups(stored, groups)
+    sizes = torch.bincount(found, minlength=groups)
+    if int(sizes.min()) != int(sizes.max()):
+        raise ConfigError(f"{stored.name} in {stored.file} has groups of different sizes.")
+    return found

@@ -1,0 +1,45 @@
+"""The methods of quantisation that are served, by the name in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.checkpoint.quantised.awq import AWQ
+from engine.checkpoint.quantised.compressed_tensors import CompressedTensors
+from engine.checkpoint.quantised.fp8 import FP8
+from engine.checkpoint.quantised.gptq import GPTQ
+from engine.errors import ConfigError
+
+Method = AWQ | GPTQ | FP8 | CompressedTensors
+KEYS = ("quantization_config", "compression_config")  # the second is older
+METHODS: dict[str, type[Method]] = {
+    "awq": AWQ,
+    "compressed-tensors": CompressedTensors,
+    "fbgemm_fp8": FP8,
+    "fp8": FP8,
+    "gptq": GPTQ,
+}
+
+
+def quantisation_key(config: Mapping[str, Any]) -> str | None:
+    """Return the key of config.json with the settings of quantised weights, None without any."""
+    return next((key for key in KEYS if config.get(key)), None)
+
+
+def method_of(config: Mapping[str, Any]) -> Method | None:
+    """Return the method that config.json names; None if the weights are not quantised.
+
+    Raises ConfigError for a method, or a variant of it, that is not served.
+    """
+    key = quantisation_key(config)
+    if key is None:
+        return None
+    settings = config[key]
+    name = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if not isinstance(settings, dict) or not isinstance(name, str) or name not in METHODS:
+        raise ConfigError(
+            f"config.json has {key} ({name!r:.99}): quantised weights of this kind are not served; "
+            f"supported: {', '.join(METHODS)}. Use the original checkpoint, or one of these."
+        )
+    return METHODS[name].of(settings)

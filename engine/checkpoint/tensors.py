@@ -1,0 +1,32 @@
+"""The tensors of a checkpoint folder, under the names and in the form of a Hugging Face checkpoint.
+
+Each one knows its file and reads itself: plain safetensors, quantised safetensors or GGUF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.checkpoint.folder import read_json, weight_files
+from engine.checkpoint.gguf.parts import is_gguf
+from engine.checkpoint.gguf.tensors import GGUFTensor, read_tensors
+from engine.checkpoint.quantised.methods import method_of
+from engine.checkpoint.quantised.tensors import QuantisedTensor, original_tensors
+from engine.checkpoint.stored import StoredTensor, stored_tensors
+
+CheckpointTensor = StoredTensor | QuantisedTensor | GGUFTensor
+
+
+def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
+    """Return the tensors by name, without their numbers.
+
+    Raises ConfigError if a file is damaged, a tensor is in two files, or the tensors of a quantised
+    layer do not fit each other or config.json.
+    """
+    files = weight_files(folder)
+    if is_gguf(files[0]):
+        return read_tensors(files)
+    stored = stored_tensors(files)
+    method = method_of(read_json(folder / "config.json"))
+    return stored if method is None else original_tensors(stored, method)

@@ -1,0 +1,101 @@
+"""Quantised layers against their definitions in NumPy: equal bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoint.quantised.awq import AWQ
+from engine.checkpoint.quantised.groups import ROWS, unpack
+from engine.checkpoint.quantised.layer import Layer
+from engine.checkpoint.quantised.methods import method_of
+from engine.checkpoint.quantised.tensors import original_tensors
+from engine.checkpoint.stored import stored_tensors
+from tests.support.quantised_files import FORMATS, Format, Whole
+
+SHAPE = 48, 96  # outputs, inputs
+
+
+def matrix(outputs: int, inputs: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(outputs, inputs)).astype(np.float32)
+
+
+def both(form: Format, folder: Path, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers that are read, and those that are due."""
+    stored, due = form.quantise(weight)
+    named = {f"block.up.{ending}": part.contiguous() for ending, part in stored.items()}
+    save_file({"norm.weight": torch.ones(4), **named}, folder / "model.safetensors")
+    method = method_of({"quantization_config": form.settings})
+    assert method
+    found = original_tensors(stored_tensors([folder / "model.safetensors"]), method)
+    assert found.keys() == {"norm.weight", "block.up.weight"}
+    return found["block.up.weight"].read().numpy(), due
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_numbers_equal_the_definition(name: str, tmp_path: Path) -> None:
+    weight = matrix(*SHAPE)
+    found, due = both(FORMATS[name], tmp_path, weight)
+    assert found.dtype == np.float32
+    assert np.array_equal(found.view(np.int32), due.view(np.int32))
+    error = np.abs(found - weight).max()
+    assert error < (0.45 if "4" in name or "awq" in name or "gptq" in name else 0.2)
+
+
+@pytest.mark.parametrize("name", ["gptq act order", "pack 4 act order", "fp8 blocks"])
+def test_numbers_of_many_outputs_equal_the_definition(name: str, tmp_path: Path) -> None:
+    """Scales of groups in any order are spread for ROWS outputs at a time."""
+    found, due = both(FORMATS[name], tmp_path, matrix(ROWS + 40, 96))
+    assert np.array_equal(found.view(np.int32), due.view(np.int32))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_rows_that_do_not_fill_words_are_padded(bits: int, symmetric: bool, tmp_path: Path) -> None:
+    """13 outputs and 45 inputs fill neither words of 8 codes nor of 4."""
+    form = Whole(bits, "group", 15, packed=True, symmetric=symmetric).format
+    found, due = both(form, tmp_path, matrix(13, 45))
+    assert np.array_equal(found.view(np.int32), due.view(np.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_scales_of_every_dtype_are_multiplied_in_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
+    form = Whole(8, "channel", scale_dtype=dtype).format
+    stored, _ = form.quantise(matrix(*SHAPE))
+    found, _ = both(form, tmp_path, matrix(*SHAPE))
+    due = stored["weight"].double() * stored["weight_scale"].double()
+    assert np.array_equal(found, due.float().numpy())
+
+
+def test_words_hold_the_first_code_lowest() -> None:
+    words = torch.tensor([[0x76543210, -0x01234568]], dtype=torch.int32)  # 0xFEDCBA98
+    assert unpack(words, 4).tolist() == [list(range(16))]
+    assert unpack(words, 8).tolist() == [[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]]
+
+
+def test_awq_takes_outputs_from_a_word_in_its_order(tmp_path: Path) -> None:
+    """The word 0x76543210 holds outputs 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits on."""
+    parts = {
+        "x.qweight": torch.tensor([[0x76543210]], dtype=torch.int32),
+        "x.qzeros": torch.tensor([[0]], dtype=torch.int32),
+        "x.scales": torch.ones(1, 8, dtype=torch.float16),
+    }
+    save_file(parts, tmp_path / "x.safetensors")
+    stored = stored_tensors([tmp_path / "x.safetensors"])
+    layer = Layer("x", {name.removeprefix("x."): part for name, part in stored.items()})
+    assert AWQ(None).dequantise(layer).flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_gptq_zero_is_not_cut_to_its_bits(tmp_path: Path) -> None:
+    """A stored zero of 15 is the zero 16 in the first format, as AutoGPTQ computes it."""
+    form = FORMATS["gptq 4"]
+    stored, _ = form.quantise(matrix(8, 32))
+    stored["qzeros"] = torch.full_like(stored["qzeros"], -1)
+    stored["qweight"] = torch.zeros_like(stored["qweight"])
+    stored["scales"] = torch.ones_like(stored["scales"])
+    found, _ = both(Format(form.settings, lambda weight: (stored, weight)), tmp_path, matrix(8, 32))
+    assert (found == -16).all()
