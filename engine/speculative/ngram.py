@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LENGTH = 3  # tokens that a follower is looked up by
+LENGTH = 4  # tokens that a follower is looked up by
 SLOTS = 1 << 20  # each is overwritten by the latest n-gram that falls into it
 MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd
 WORD = (1 << 64) - 1

@@ -30,14 +30,14 @@ class Pace:
     def judge(self, drafted: int, accepted: int) -> None:
         """Learn that the first `accepted` of `drafted` tokens were right."""
         if not accepted:
-            self._length = 1
+            self._length = max(1, self._length // 2)
             self._pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
         elif accepted == drafted:
             self._length = 2 * drafted
             self._next_pause = max(1, self._next_pause // 2)
         else:
-            self._length = accepted
+            self._length = accepted + 1
 
 
 @dataclass(slots=True)

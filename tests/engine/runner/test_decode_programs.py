@@ -22,7 +22,7 @@ CASES: dict[str, Case] = {
     "gpt2": test_gpt2.CASES[0],
     "nanochat": nanochat.CASES[-1],
 }
-SMALL: dict[str, Any] = {"block_size": 16, "max_num_seqs": 12}
+SMALL: dict[str, Any] = {"block_size": 16, "max_num_seqs": 12, "speculation": "off"}
 
 
 def answers(driver: Driver, count: int) -> list[Any]:

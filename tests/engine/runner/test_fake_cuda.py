@@ -101,7 +101,9 @@ def test_fake_tensor_ellipsis_index_matches_torch() -> None:
         lambda there: there.index_select(0, torch.tensor([1])),
         lambda there: there.max().item(),
         lambda there: there[there > 0],
-        lambda there: append(there[0].long(), torch.ones(3), there, there[0], 0, kernels="triton"),
+        lambda there: append(
+            *[there[0].long()] * 3, torch.ones(3), there, there[0], 0, kernels="triton"
+        ),
     ],
     ids=["mixed", "index", "item", "mask", "kernel"],
 )

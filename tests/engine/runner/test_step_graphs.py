@@ -117,7 +117,7 @@ def test_graphs_padding_row_keeps_length_one(checkpoint: Path) -> None:
 
 def test_graphs_row_with_logprobs_and_penalty_replays_both_graphs(checkpoint: Path) -> None:
     """The host reads and adjusts one row between the two graphs, and no other token changes."""
-    driver, _, tapes = captured(checkpoint, max_num_seqs=4)
+    driver, _, tapes = captured(checkpoint, max_num_seqs=4, speculation="off")
     plain = [driver.submit([3, n], 9, temperature=1.0, seed=n, top_p=0.9) for n in range(2)]
     driver.run()
     assert tapes.replays == 2 * 9

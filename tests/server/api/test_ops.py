@@ -162,6 +162,7 @@ async def test_metrics_have_expected_values_and_known_labels(served):
         *("generation_tokens", "request_success", "aborts", "rejects", "num_requests_running"),
         *("num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
         *("prefix_cache_hits", "num_preemptions", "cache_config_info", "build_info"),
+        *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
         *("request_time_per_output_token_seconds", "request_inference_time_seconds"),
         *("request_params_max_tokens", "iteration_tokens", "http_requests", "draining"),
         *("request_params_n", "request_num_preemptions", "iteration_progress_tokens"),
