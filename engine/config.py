@@ -96,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "Draft tokens that followed the last ones before, in any request, and check several in "
-            "one step, with up to 7 streams. Answers stay the same.",
+            "one step, with up to 4 streams. Answers stay the same.",
         ),
     ] = "ngram"
     enforce_eager: Annotated[

@@ -86,7 +86,7 @@ class EngineCore:
             part_size=COPIED_PART if facts.device == "cpu" else 0,
             drafter=ngram_drafter() if config.speculation == "ngram" else None,
         )
-        self.scheduler.speculation.validate = runner.matchers.validate
+        self.scheduler.speculation.grammars = runner.matchers
         self.facts = facts
         self.runner = runner
         self.matchers = runner.matchers

@@ -86,7 +86,9 @@ def measure(servers: Sequence[Server], every: Sequence[Prompt], tokens: int, rou
     for kind in dict.fromkeys(prompt.kind for prompt in every):
         chosen = [prompt for prompt in every if prompt.kind == kind]
         before = drafted(servers[1])
-        ratios, rates, total = [], [[], []], 0
+        ratios: list[float] = []
+        rates: tuple[list[float], list[float]] = [], []
+        total = 0
         for number, prompt in enumerate(prompt for _ in range(rounds) for prompt in chosen):
             order = (0, 1) if number % 2 else (1, 0)
             answers = {which: ask(servers[which], prompt, tokens) for which in order}

@@ -182,12 +182,15 @@ class Matchers:
                     state.forget_assumed(s.start + s.count)
                 state.accept(s.start + s.count, result.token)
 
-    def validate(self, request_id: int, draft: Sequence[int]) -> int:
-        """Return how many leading tokens of a draft a request's grammar allows now."""
+    def forced(self, request_id: int) -> list[int]:
+        """Return the next tokens of a request if its grammar leaves no choice."""
         state = self._states[request_id]
-        if state.is_broken or state.assumed_from is not None:
-            return 0
-        return state.matcher.validate_tokens(list(draft))
+        return [] if state.is_broken else state.matcher.compute_ff_tokens()
+
+    def num_allowed(self, request_id: int, draft: Sequence[int]) -> int:
+        """Return how many leading tokens of a draft a request's grammar allows."""
+        state = self._states[request_id]
+        return 0 if state.is_broken else state.matcher.validate_tokens(list(draft))
 
     def _masks(
         self,

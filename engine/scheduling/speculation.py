@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.sequence import Sequence
@@ -24,8 +25,16 @@ MOST_ROWS = 8
 
 # Returns up to so many tokens that may follow a sequence, those in flight included.
 Drafter = Callable[[Sequence, int], Seq[int]]
-# Returns how many leading tokens of a draft the grammar of a request allows.
-Validate = Callable[[int, Seq[int]], int]
+
+
+class Grammars(Protocol):
+    """The grammars of constrained requests, each at the last known token of its sequence."""
+
+    def forced(self, request_id: int) -> Seq[int]:
+        """Return the next tokens if the grammar leaves no choice."""
+
+    def num_allowed(self, request_id: int, draft: Seq[int]) -> int:
+        """Return how many leading tokens of a draft the grammar allows."""
 
 
 def ngram_drafter() -> Drafter:
@@ -47,7 +56,7 @@ class Speculation:
 
     def __init__(self, tables: BlockTables, drafter: Drafter | None) -> None:
         self.num_drafted = self.num_accepted = 0  # tokens, since the start
-        self.validate: Validate = lambda request_id, draft: len(draft)
+        self.grammars: Grammars | None = None
         self._tables = tables
         self._drafter = drafter
         self._most = 0  # tokens of a draft in this step
@@ -60,21 +69,34 @@ class Speculation:
     def draft(self, sequence: Sequence, most: int) -> list[int]:
         """Return up to `most` tokens to assume behind the last token of a decoding sequence."""
         is_decode = sequence.num_tokens > sequence.prompt_length
-        if self._most <= 0 or self._drafter is None or not is_decode or sequence.explain:
+        most = min(most, self._most, sequence.num_samples_left - 1)
+        if most <= 0 or not is_decode or sequence.explain:
             return []
-        wanted = sequence.drafting.pace.wanted()
-        most = min(most, self._most, wanted, sequence.num_samples_left - 1)
-        if most <= 0:
+        sequence.drafting.is_forced = False
+        draft = self._allowed if sequence.is_constrained else self._likely
+        found = draft(sequence, most)
+        stops = sequence.params.stop_token_ids
+        first_stop = next((i for i, token in enumerate(found) if token in stops), len(found))
+        return found[:first_stop]
+
+    def _allowed(self, sequence: Sequence, most: int) -> list[int]:
+        """Draft what a grammar forces, or else what is likely, as far as the grammar allows it."""
+        if self.grammars is None or sequence.num_tokens > len(sequence.tokens):
+            return []  # the grammar does not know a token that is in flight
+        forced = list(self.grammars.forced(sequence.id)[:most])
+        if forced:
+            sequence.drafting.is_forced = True
+            return forced
+        likely = self._likely(sequence, most)
+        return likely[: self.grammars.num_allowed(sequence.id, likely)] if likely else []
+
+    def _likely(self, sequence: Sequence, most: int) -> list[int]:
+        most = min(most, sequence.drafting.pace.wanted())
+        if most <= 0 or self._drafter is None:
             return []
         # Tokens in flight are drafted too, and then left out.
         num_unknown = sequence.num_tokens - len(sequence.tokens)
-        draft = list(self._drafter(sequence, num_unknown + most)[num_unknown:])
-        stops = sequence.params.stop_token_ids
-        first_stop = next((i for i, token in enumerate(draft) if token in stops), len(draft))
-        del draft[first_stop:]
-        if draft and sequence.is_constrained:
-            del draft[0 if num_unknown else self.validate(sequence.id, draft) :]
-        return draft
+        return list(self._drafter(sequence, num_unknown + most)[num_unknown:])
 
     def take(
         self, builder: StepBuilder, sequence: Sequence, draft: Seq[int], *, spare: int
@@ -120,5 +142,6 @@ class Speculation:
         for drafting in (sequence.drafting for sequence in self._judged):
             self.num_drafted += drafting.num_drafted
             self.num_accepted += drafting.num_accepted
-            drafting.pace.judge(drafting.num_drafted, drafting.num_accepted)
+            if not drafting.is_forced:
+                drafting.pace.judge(drafting.num_drafted, drafting.num_accepted)
         self._judged.clear()

@@ -47,4 +47,5 @@ class Drafting:
     num_added: int = 0  # tokens whose n-grams are in the pool
     num_drafted: int = 0  # tokens of the last draft
     num_accepted: int = 0  # those of them that were right
+    is_forced: bool = False  # a grammar left no choice, which says nothing about later drafts
     pace: Pace = field(default_factory=Pace)

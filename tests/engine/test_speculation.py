@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence as Record
-from engine.scheduling.speculation import MOST_ROWS, Speculation
+from engine.scheduling.speculation import MOST_ROWS
 from tests.engine.test_seeds import SETTINGS, request
+from tests.support.drafts import draft_from
 from tests.support.driver import EXTREMES, MODES, Driver, each, tiny_llama
 
 COUNT = 24
@@ -35,23 +32,6 @@ def due(checkpoint: Path) -> list[tuple[list[int], list[float]]]:
         driver.run()
         found.append((driver.tokens(request_id), driver.logprobs(request_id)))
     return found
-
-
-def draft_from(driver: Driver, known: Callable[[int], list[int]], share: float) -> None:
-    """Draft the tokens of known answers, of which a `share` are wrong."""
-
-    def draft(sequence: Record, most: int) -> Sequence[int]:
-        rest = known(sequence.id)[sequence.num_outputs :][:most]
-        rng = random.Random(sequence.id * 1000 + len(rest))
-        return [(token + 1) % 600 if rng.random() < share else token for token in rest]
-
-    speculate(driver.core.scheduler, draft)
-
-
-def speculate(scheduler: Scheduler, draft: Callable[[Record, int], Sequence[int]]) -> None:
-    validate = scheduler.speculation.validate
-    scheduler.speculation = Speculation(scheduler.tables, draft)
-    scheduler.speculation.validate = validate
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

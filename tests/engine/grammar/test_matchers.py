@@ -13,6 +13,7 @@ import pytest
 from engine.grammar.matchers import _State
 from engine.protocol import Grammar
 from tests.server.conftest import EOS, byte_tokenizer
+from tests.support.drafts import draft_from
 from tests.support.driver import Driver, each, tiny_llama
 
 PERSON = {
@@ -107,6 +108,39 @@ def test_answer_does_not_depend_on_preemptions(folder: Path, mode: dict[str, Any
         answers[blocks] = [driver.tokens(request_id) for request_id in ids]
         assert (driver.stats.preemptions > 0) == (blocks == 22)
     assert answers[22] == answers[400]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_drafts_change_no_answer_that_follows_a_grammar(
+    folder: Path, mode: dict[str, Any], share: float
+) -> None:
+    """Forced tokens and drafts of the known answer, some of them wrong or forbidden."""
+    plain = Driver(folder, **mode, speculation="off")
+    due = [plain.submit(prompt(n), 120, **constrained(n)) for n in range(3)]
+    plain.run()
+    driver = Driver(folder, **mode)
+    ids: dict[int, int] = {}
+    draft_from(driver, lambda request_id: plain.tokens(ids[request_id]), share)
+    for together in (1, 2):
+        for first in range(0, 3, together):
+            for n in range(first, min(first + together, 3)):
+                ids[driver.submit(prompt(n), 120, **constrained(n))] = due[n]
+            driver.run()
+    for request_id, due_id in ids.items():
+        assert driver.tokens(request_id) == plain.tokens(due_id)
+        assert driver.finish(request_id) == plain.finish(due_id)
+    if not mode.get("depth"):  # with a token in flight, a grammar cannot judge a draft
+        assert driver.stats.drafted_right > 30
+
+
+def test_forced_tokens_are_drafted(folder: Path) -> None:
+    """The names of the properties are no choice, so they cost no steps of their own."""
+    driver = Driver(folder)
+    schema = {"const": {"a_long_name_of_a_property": "and its only value"}}
+    request_id = driver.submit(prompt(1), 120, **constrained(1, schema))
+    driver.run()
+    assert json.loads(text(driver, request_id)) == schema["const"]
+    assert driver.stats.step < len(driver.tokens(request_id)) / 2
 
 
 @pytest.mark.parametrize(

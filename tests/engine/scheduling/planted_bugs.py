@@ -11,8 +11,34 @@ from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.speculation import Speculation
+from engine.scheduling.step import ScheduledSlice
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def wrong_drafts_are_accepted(patch: pytest.MonkeyPatch) -> None:
+    def accepts(self: Sequence, drafted: ScheduledSlice) -> bool:
+        if len(self.tokens) > drafted.start:
+            self.tokens[drafted.start] = drafted.draft
+        return original(self, drafted)
+
+    original = Sequence.accepts
+    patch.setattr(Sequence, "accepts", accepts)
+
+
+def kv_of_wrong_drafts_stays(patch: pytest.MonkeyPatch) -> None:
+    """The last token counts as computed, although its KV may be that of a wrong draft."""
+
+    def confirms(self: Speculation, sequence: Sequence, scheduled: ScheduledSlice) -> bool:
+        found = original(self, sequence, scheduled)
+        if not found and sequence.num_computed == len(sequence.tokens) - 1:
+            sequence.num_computed += 1
+            sequence.num_tokens += 1
+        return found
+
+    original = Speculation.confirms
+    patch.setattr(Speculation, "confirms", confirms)
 
 
 def stale_results_are_taken(patch: pytest.MonkeyPatch) -> None:
@@ -208,4 +234,6 @@ PLANTED: tuple[Plant, ...] = (
     answers_run_past_their_last_token,
     prompts_with_logprobs_are_taken_from_the_cache,
     prompt_logprobs_are_computed_again_after_preemption,
+    wrong_drafts_are_accepted,
+    kv_of_wrong_drafts_stays,
 )

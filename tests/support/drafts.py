@@ -1,0 +1,24 @@
+"""Drafts of a test's choice in place of those by n-grams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from engine.scheduling.sequence import Sequence as Record
+from engine.scheduling.speculation import Speculation
+from tests.support.driver import Driver
+
+
+def draft_from(driver: Driver, known: Callable[[int], list[int]], share: float) -> None:
+    """Draft the tokens of known answers, of which a `share` are replaced by wrong ones."""
+
+    def draft(sequence: Record, most: int) -> Sequence[int]:
+        rest = known(sequence.id)[sequence.num_outputs :][:most]
+        rng = random.Random(sequence.id * 1000 + len(rest))
+        return [(token + 1) % 600 if rng.random() < share else token for token in rest]
+
+    scheduler = driver.core.scheduler
+    speculation = Speculation(scheduler.tables, draft)
+    speculation.grammars = scheduler.speculation.grammars
+    scheduler.speculation = speculation
