@@ -28,6 +28,9 @@ MAX_TOKENS = 2**24  # fp32 cannot represent every larger position
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS, extra={"size": True})]
 
 
+KVCacheDtype = Literal["auto", "int8", "fp8"]
+
+
 def setting(panel: str, text: str, **more: Any) -> Meta:
     """Return a field's help panel and text; `more` takes further arguments of msgspec.Meta."""
     return Meta(title=panel, description=text, **more)
@@ -46,7 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = DEMO_MODEL
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        setting(MODEL, "Dtype of weights and KV cache; auto: bfloat16 if the device supports it."),
+        setting(
+            MODEL, "Dtype of weights and computation; auto: bfloat16 if the device supports it."
+        ),
     ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda"], setting(MODEL, "Device; auto uses a GPU if there is one.")
@@ -129,6 +134,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             le=1,
         ),
     ] = 0.9
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        setting(
+            SCHEDULING,
+            "Dtype of keys and values in the KV cache. int8 and fp8 (e4m3) have a scale for every "
+            "token and KV head. auto: that of --dtype.",
+        ),
+    ] = "auto"
     kv_cache_memory_bytes: Annotated[
         Size | None,
         setting(

@@ -253,6 +253,7 @@ class Ready(Message, frozen=True):
     memory: tuple[MemoryEntry, ...] = ()
     max_lens_tokens: int = 0  # the longest text of a LensRequest
     quantization: str | None = None  # int8 or int4, if linear weights are kept so
+    kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
 
 
 class TokenOutput(Record, frozen=True):

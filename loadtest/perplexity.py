@@ -1,7 +1,8 @@
-"""Measure what quantising costs a model: `python -m loadtest.perplexity --model FOLDER TEXT …`.
+"""Measure what fewer bits cost a model: `python -m loadtest.perplexity --model FOLDER TEXT …`.
 
 Each form of the model is served in turn, and scores the same windows of tokens with
-`prompt_logprobs`. A form is given by flags of `penstock serve`, such as "--quantization int8".
+`prompt_logprobs`. A form is given by flags of `penstock serve`, such as "--quantization int8" or
+"--kv-cache-dtype fp8". A prompt's tokens see the same rounded keys as generated tokens would.
 TEXT is a file of text, or of JSON lines whose string values are joined.
 """
 
@@ -20,7 +21,13 @@ import httpx2
 
 from loadtest.servers import Server
 
-FORMS = ("", "--quantization int8", "--quantization int4")
+FORMS = (
+    "",
+    "--quantization int8",
+    "--quantization int4",
+    "--kv-cache-dtype int8",
+    "--kv-cache-dtype fp8",
+)
 WINDOW = 1024  # tokens that are scored together; the first one is not scored
 AT_ONCE = 4
 

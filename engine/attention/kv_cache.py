@@ -19,6 +19,7 @@ import torch
 
 from engine.attention.spec import AttentionSpec
 from engine.device.transfer import to_device
+from engine.ops.kv_codes import SCALE_BYTES, is_coded
 from engine.protocol import KVGroup
 
 
@@ -30,6 +31,9 @@ class LayerKV:
     keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is null
     values: torch.Tensor  # same shape
     group: int  # index of the KV group whose block tables refer to these blocks
+    # Keys and values are codes if there are scales. See engine/ops/kv_codes.py.
+    key_scales: torch.Tensor | None = None  # [num_blocks + 1, num_kv_heads, block_size] fp32
+    value_scales: torch.Tensor | None = None  # same shape
 
 
 class LayerClass(NamedTuple):
@@ -110,27 +114,50 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """`dtype` is that of stored keys and values: int8 and float8_e4m3fn are codes."""
         self.block_size = block_size
         self.num_blocks = num_blocks
         layout = group_layers(specs)
         self.groups = layout.groups
 
-        def blocks(kv: KVShape) -> torch.Tensor:
-            # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
-            shape = (num_blocks + 1, kv.num_kv_heads, block_size, kv.head_dim)
-            return untouched_zeros(shape, dtype, device)
-
         # One tensor per slot, which one layer of each group uses.
-        self._keys = [blocks(shape) for shape in layout.shapes]
-        self._values = [blocks(shape) for shape in layout.shapes]
+        self._keys = [self._numbers(shape, dtype, device) for shape in layout.shapes]
+        self._values = [self._numbers(shape, dtype, device) for shape in layout.shapes]
+        self._key_scales: list[torch.Tensor] = []
+        self._value_scales: list[torch.Tensor] = []
+        if is_coded(dtype):
+            self._key_scales = [self._scales(shape, device) for shape in layout.shapes]
+            self._value_scales = [self._scales(shape, device) for shape in layout.shapes]
         self.layers = [
-            LayerKV(self._keys[slot], self._values[slot], owner)
+            self._layer(owner, slot, dtype)
             for owner, slot in zip(layout.owners, layout.slots, strict=True)
         ]
 
+    def _numbers(self, kv: KVShape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
+        shape = (self.num_blocks + 1, kv.num_kv_heads, self.block_size, kv.head_dim)
+        # Torch has few operations on fp8. All that move bits exist for int8.
+        kept = torch.int8 if is_coded(dtype) else dtype
+        return untouched_zeros(shape, kept, device)
+
+    def _scales(self, kv: KVShape, device: torch.device) -> torch.Tensor:
+        shape = (self.num_blocks + 1, kv.num_kv_heads, self.block_size)
+        return untouched_zeros(shape, torch.float32, device)
+
+    def _layer(self, group: int, slot: int, dtype: torch.dtype) -> LayerKV:
+        keys = self._keys[slot].view(dtype)
+        values = self._values[slot].view(dtype)
+        if not is_coded(dtype):
+            return LayerKV(keys, values, group)
+        return LayerKV(keys, values, group, self._key_scales[slot], self._value_scales[slot])
+
+    @property
+    def _tensors(self) -> list[torch.Tensor]:
+        return self._keys + self._values + self._key_scales + self._value_scales
+
     @property
     def num_bytes(self) -> int:
-        return sum(blocks.nbytes for blocks in self._keys + self._values)
+        return sum(tensor.nbytes for tensor in self._tensors)
 
     def copy_parts(
         self,
@@ -147,21 +174,23 @@ class KVCache:
         """
         source, target, count = to_device([sources, targets, tokens], self._keys[0].device)
         places = torch.arange(self.block_size, device=count.device)
-        is_rest = (places >= count[:, None])[:, None, :, None]  # [copies, 1, block_size, 1]
+        is_rest = (places >= count[:, None])[:, None, :]  # [copies, 1, block_size]
         for slots, is_transposed in ((self._keys, transposed_keys), (self._values, False)):
             for blocks in slots:
                 copies = blocks.index_select(0, source)
                 of_tokens = copies
                 if is_transposed:
                     of_tokens = copies.view(*copies.shape[:2], -1, self.block_size).transpose(2, 3)
-                of_tokens.masked_fill_(is_rest, 0)
+                of_tokens.masked_fill_(is_rest[..., None], 0)
                 blocks.index_copy_(0, target, copies)
+        for scales in self._key_scales + self._value_scales:
+            scales.index_copy_(0, target, scales.index_select(0, source).masked_fill_(is_rest, 0))
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with zeros in all layers."""
         (index,) = to_device([blocks], self._keys[0].device)
-        for slot_blocks in self._keys + self._values:
-            slot_blocks.index_fill_(0, index, 0)
+        for tensor in self._tensors:
+            tensor.index_fill_(0, index, 0)
 
 
 def untouched_zeros(
@@ -181,6 +210,9 @@ def untouched_zeros(
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size of one block in bytes: keys and values of all layers of a group."""
-    shapes = group_layers(specs).shapes
-    keys_per_token = sum(shape.num_kv_heads * shape.head_dim for shape in shapes)
-    return 2 * keys_per_token * block_size * dtype.itemsize
+    scale = SCALE_BYTES if is_coded(dtype) else 0
+    bytes_per_token = sum(
+        shape.num_kv_heads * (shape.head_dim * dtype.itemsize + scale)
+        for shape in group_layers(specs).shapes
+    )
+    return 2 * bytes_per_token * block_size

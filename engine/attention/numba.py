@@ -20,11 +20,26 @@ from engine.attention.torch.batching import chunk_groups
 from engine.attention.torch.fused import FusedAttention
 from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
-from engine.kernels.numba.call import LOG2_E, TASK, TILE, AttentionCall
+from engine.kernels.numba.call import (
+    AS_BF16,
+    AS_E4M3,
+    AS_FP32,
+    AS_INT8,
+    LOG2_E,
+    TASK,
+    TILE,
+    AttentionCall,
+)
 from engine.kernels.numba.machine_code import kernel_store
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
+FORMS = {
+    torch.float32: AS_FP32,
+    torch.bfloat16: AS_BF16,
+    torch.int8: AS_INT8,
+    torch.float8_e4m3fn: AS_E4M3,
+}
 
 
 class Task(NamedTuple):
@@ -131,7 +146,7 @@ class NumbaPlan:
         assert value is not None
         kernels = self._kernels.get((kv.group, spec))
         if kernels is None:
-            kernels = self._make_kernels(kv.group, spec, query.dtype)
+            kernels = self._make_kernels(kv, spec, query.dtype)
             self._kernels[kv.group, spec] = kernels
         query = _contiguous_heads(query)
         key = _contiguous_heads(key)
@@ -146,6 +161,9 @@ class NumbaPlan:
         call.value_stride = value.stride(0)
         call.keys = kv.keys.data_ptr()
         call.values = kv.values.data_ptr()
+        if kv.key_scales is not None and kv.value_scales is not None:
+            call.key_scales = kv.key_scales.data_ptr()
+            call.value_scales = kv.value_scales.data_ptr()
         call.out = out.data_ptr()
         if self._stores_ahead:
             in_threads(kernels.store, call)
@@ -170,26 +188,29 @@ class NumbaPlan:
             self._chunks[kv.group, spec] = chunks
         num_blocks, heads, size, dim = kv.values.shape
         keys = kv.keys.view(num_blocks, heads, dim, size).transpose(2, 3)
-        blocks = LayerKV(keys, kv.values, kv.group)
+        blocks = replace(kv, keys=keys)
         for chunk in chunks:
             chunk.rows.write(chunk(blocks, query), out)
 
-    def _make_kernels(self, group: int, spec: AttentionSpec, dtype: torch.dtype) -> SpecKernels:
+    def _make_kernels(self, kv: LayerKV, spec: AttentionSpec, dtype: torch.dtype) -> SpecKernels:
         """Compile both kernels, even if only one is needed now.
 
         The first token of a model then compiles everything that later steps use.
         """
         size = self.layout.block_size
         is_half = dtype == torch.bfloat16
+        form = FORMS[kv.keys.dtype]
         shared = spec.num_heads // spec.num_kv_heads
-        call = self._make_call(group, spec)
+        call = self._make_call(kv.group, spec)
         device = self.layout.positions.device
         if self._fuses_chunks and FusedAttention.supports(spec, dtype, device):
             call.num_attended = self.layout.num_decodes
         return SpecKernels(
-            store=kernel_store().address("attention.store_kernel", spec.head_dim, size, is_half),
+            store=kernel_store().address(
+                "store_kv.store_kernel", spec.head_dim, size, is_half, form
+            ),
             attention=kernel_store().address(
-                "attention.attention_kernel", shared, spec.head_dim, size, is_half
+                "attention.attention_kernel", shared, spec.head_dim, size, is_half, form
             ),
             call=call,
         )

@@ -14,9 +14,10 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.device.facts import gpu_has_bf16
-from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, Features
+from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, Features, Scales
 from engine.kernels.triton.decode_attention import decode_attention
 from engine.kernels.triton.extend_attention import extend_attention
+from engine.kernels.triton.kv_codes import store_codes
 from engine.kernels.triton.store_kv import store_kv
 from engine.ops.relative_bias import relative_buckets
 
@@ -80,6 +81,7 @@ class TritonPlan:
         group = layout.groups[kv.group]
         tables = group.block_tables
         lengths = layout.lengths if group.key_lengths is None else group.key_lengths
+        scales = _scales(kv)
         decodes = layout.num_decodes
         if decodes:
             decode_attention(
@@ -90,6 +92,7 @@ class TritonPlan:
                 tables[:decodes],
                 lengths[:decodes],
                 features,
+                scales,
             )
         if decodes < len(lengths):
             if layout.query_lens is None:
@@ -104,12 +107,18 @@ class TritonPlan:
                 lengths[decodes:],
                 features,
                 causal=spec.kind == "causal",
+                scales=scales,
             )
         return out
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         blocks = self.layout.groups[kv.group].token_blocks
-        store_kv(kv.keys, kv.values, key, value, blocks, self.layout.token_offsets)
+        offsets = self.layout.token_offsets
+        scales = _scales(kv)
+        if scales is None:
+            store_kv(kv.keys, kv.values, key, value, blocks, offsets)
+        else:
+            store_codes((kv.keys, kv.values), scales, key, value, blocks, offsets)
 
     def _by_distance(self, spec: AttentionSpec, table: torch.Tensor | None) -> torch.Tensor | None:
         """Return the bias [H, 2 * max_distance + 1] fp32 per distance, from `table` [buckets, H].
@@ -130,3 +139,9 @@ class TritonPlan:
             bias = table[buckets].T.float().contiguous()
             self._biases[id(table)] = bias
         return bias
+
+
+def _scales(kv: LayerKV) -> Scales:
+    if kv.key_scales is None or kv.value_scales is None:
+        return None
+    return kv.key_scales, kv.value_scales

@@ -55,10 +55,11 @@ class Attention(nn.Module):
         """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`."""
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
-        if self.kernels != "triton" or padded:
+        kv = batch.kv.layers[self.index]
+        is_coded = kv.key_scales is not None  # the fused kernel stores no codes
+        if self.kernels != "triton" or padded or is_coded:
             qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
-        kv = batch.kv.layers[self.index]
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
         cache = (kv.keys, kv.values, blocks, layout.token_offsets)

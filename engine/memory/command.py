@@ -52,5 +52,8 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     sys.stdout.flush()
     Console(width=100).print(table)
     if plan.kv_groups:
-        write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens; sequences of up ")
+        form = plan.config.kv_cache_dtype
+        stored = "" if form == "auto" else f" in {form}"
+        write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
+        write("sequences of up ")
         write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")

@@ -35,6 +35,7 @@ from engine.models.registry import model_class
 from engine.ops.kernels import select_kernels
 from engine.protocol import BATCH_VARIANCE
 
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
 ATTENTION_SLOWNESS = 2.5  # of a multiplication on a CPU, relative to that in a linear layer
 CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
@@ -92,7 +93,13 @@ class ModelPlan:
         )
         self.kv_specs = kv_specs(self.module)
         self.kv_groups = group_layers(self.kv_specs).groups
-        self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.dtype)
+        if config.kv_cache_dtype != "auto" and not self.kv_groups:
+            raise ConfigError(
+                f"--kv-cache-dtype {config.kv_cache_dtype} is not possible: {self.architecture} is "
+                "an encoder and has no KV cache."
+            )
+        self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
+        self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
         self.plain_bytes = estimate.plain_bytes(self)

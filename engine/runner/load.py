@@ -103,6 +103,7 @@ def load_engine(
         memory=memory,
         max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
         quantization=plan.config.quantization if plan.multiplies_codes else None,
+        kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
     return LoadedEngine(plan, runner, facts)
 
@@ -147,7 +148,7 @@ def _make_runner(
     matchers: Matchers,
 ) -> ModelRunner:
     config = plan.config
-    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.dtype, plan.device)
+    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
     rows = SequenceRows(
         config.max_num_seqs,
         max_model_len,

@@ -135,9 +135,10 @@ def kv_cache(ready: Ready) -> list[str]:
     )
     fitting = ready.num_blocks / each
     room = f"{fitting:.1f}" if fitting < 10 else f"{fitting:.0f}"
+    form = f" in {ready.kv_cache_dtype}" if ready.kv_cache_dtype else ""
     when = ", taken as it fills" if ready.device == "cpu" else ""
     lines = [
-        f"  KV cache  {decimal(ready.kv_cache_bytes)}{when} "
+        f"  KV cache  {decimal(ready.kv_cache_bytes)}{form}{when} "
         f"({ready.num_blocks} blocks of {ready.block_size} tokens): room for "
         f"{room} requests of {length} tokens, the longest supported"
     ]

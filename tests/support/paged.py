@@ -49,7 +49,12 @@ class PagedRun:
     """Sequences in scattered blocks of one cache. Blocks that no sequence owns hold NaN."""
 
     def __init__(
-        self, sequences: Sequences, block_size: int, *, backend: AttentionBackend | None = None
+        self,
+        sequences: Sequences,
+        block_size: int,
+        *,
+        backend: AttentionBackend | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.sequences, self.block_size = sequences, block_size
         self.backend = backend or TorchBackend()
@@ -58,12 +63,14 @@ class PagedRun:
         random.Random(0).shuffle(ids)
         self.tables = [[ids.pop() for _ in range(count)] for count in needed]
         self.unowned = ids
-        dtype = sequences.queries[0].dtype
+        dtype = kv_dtype or sequences.queries[0].dtype
         self.cache = KVCache(
             [sequences.spec], sum(needed) + 3, block_size, dtype, torch.device("cpu")
         )
-        for blocks in (self.cache.layers[0].keys, self.cache.layers[0].values):
-            blocks[self.unowned] = float("nan")
+        kv = self.cache.layers[0]
+        for blocks, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
+            poisoned = blocks if scales is None else scales
+            poisoned[self.unowned] = float("nan")
         self.outputs = [torch.full_like(query, float("nan")) for query in sequences.queries]
 
     def _seen(self, index: int, start: int) -> list[int]:

@@ -30,7 +30,8 @@ def poison(tensor: torch.Tensor) -> None:
     if tensor.dtype == torch.bool:
         tensor.fill_(True)
     else:
-        tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
+        is_float = tensor.is_floating_point()
+        tensor.fill_(float("nan") if is_float else torch.iinfo(tensor.dtype).min // 2)
 
 
 class Tape(TorchDispatchMode):

@@ -17,6 +17,7 @@ from engine.attention.torch.batching import QueryGroup, query_groups
 from engine.attention.torch.fused import FusedAttention
 from engine.attention.torch.matmul import MatmulAttention
 from engine.attention.torch.whole_texts import text_groups, token_blocks
+from engine.ops.kv_codes import to_codes
 
 GroupAttention = FusedAttention | MatmulAttention
 
@@ -97,8 +98,8 @@ class TorchPlan:
         if index is None:
             index = self._store_index(kv.group, heads)
             self._store_indices[kv.group, heads] = index
-        kv.keys.index_put_(index, key)
-        kv.values.index_put_(index, value)
+        _store(kv.keys, kv.key_scales, index, key)
+        _store(kv.values, kv.value_scales, index, value)
 
     def _store_index(self, kv_group: int, num_heads: int) -> tuple[torch.Tensor, ...]:
         """Return block, head and offset in the block, [T, Hkv] each, of the step's tokens."""
@@ -107,3 +108,16 @@ class TorchPlan:
         heads = torch.arange(num_heads, device=blocks.device)
         index = torch.broadcast_tensors(blocks[:, None], heads, offsets[:, None])
         return tuple(part.contiguous() for part in index)
+
+
+def _store(
+    blocks: torch.Tensor,
+    scales: torch.Tensor | None,
+    index: tuple[torch.Tensor, ...],
+    numbers: torch.Tensor,
+) -> None:
+    """Write numbers [T, Hkv, D] to the places `index` of the blocks."""
+    if scales is not None:
+        numbers, new_scales = to_codes(numbers, blocks.dtype)
+        scales.index_put_(index, new_scales)
+    blocks.index_put_(index, numbers)

@@ -9,7 +9,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import FUSED_SPLIT, QueryGroup
 from engine.attention.torch.mask import attention_mask
-from engine.attention.torch.query_rows import QueryRows, missing_rows, piece_index
+from engine.attention.torch.query_rows import QueryRows, gather_pieces, missing_rows, piece_index
 from engine.device.facts import cpu_has_amx, onednn_has_matmul
 
 # The fused kernel takes rows in multiples of 32. With heads narrower than 32, even 32 rows would be
@@ -52,7 +52,6 @@ class FusedAttention:
         mask = mask.reshape(group.sequences, -1, self.rows.num_rows, num_keys)
         self._mask = F.pad(mask, (0, 0, 0, self._padding))  # [S, Hkv or 1, R + padding, keys]
         self._index = piece_index(group.tables, heads)
-        self._piece_shape = (-1, block_size, spec.head_dim)
         pieces = (len(self._index), block_size, spec.head_dim)
         self._key_pieces = torch.empty(pieces, dtype=dtype, device=mask.device)
         self._value_pieces = torch.empty_like(self._key_pieces)
@@ -68,10 +67,8 @@ class FusedAttention:
 
     def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
         """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
-        key_blocks = kv.keys.view(self._piece_shape)
-        value_blocks = kv.values.view(self._piece_shape)
-        torch.index_select(key_blocks, 0, self._index, out=self._key_pieces)
-        torch.index_select(value_blocks, 0, self._index, out=self._value_pieces)
+        gather_pieces(kv.keys, kv.key_scales, self._index, self._key_pieces)
+        gather_pieces(kv.values, kv.value_scales, self._index, self._value_pieces)
         rows = self.rows.gather(query, self._padding)
         outputs = F.scaled_dot_product_attention(
             rows.view(self._query_shape),

@@ -9,7 +9,7 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import SPLIT, QueryGroup
 from engine.attention.torch.mask import attention_mask
-from engine.attention.torch.query_rows import QueryRows, missing_rows, piece_index
+from engine.attention.torch.query_rows import QueryRows, gather_pieces, missing_rows, piece_index
 from engine.device.facts import onednn_emulates_bf16
 
 
@@ -43,7 +43,6 @@ class MatmulAttention:
         mask = mask.expand(-1, spec.num_heads, -1, -1).reshape(num_matmuls, num_rows, num_keys)
         self._mask = F.pad(mask, (0, 0, 0, self._padding))  # [N, R + padding, keys]
         self._index = piece_index(tables, spec.num_kv_heads)
-        self._piece_shape = (-1, block_size, spec.head_dim)
         pieces = (len(self._index), block_size, spec.head_dim)
         self._pieces = torch.empty(pieces, dtype=dtype, device=tables.device)
         self._keys = self._pieces.view(num_matmuls, num_keys, spec.head_dim).transpose(1, 2)
@@ -52,12 +51,10 @@ class MatmulAttention:
 
     def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
         """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
-        key_blocks = kv.keys.view(self._piece_shape)
-        torch.index_select(key_blocks, 0, self._index, out=self._pieces)
+        gather_pieces(kv.keys, kv.key_scales, self._index, self._pieces)
         rows = self.rows.gather(query, self._padding)
         weights = self._weights(rows)
-        value_blocks = kv.values.view(self._piece_shape)
-        torch.index_select(value_blocks, 0, self._index, out=self._pieces)
+        gather_pieces(kv.values, kv.value_scales, self._index, self._pieces)
         if self._num_splits == 1:
             return self.rows.by_token(torch.bmm(weights, self._values))
         num_matmuls, num_rows, _ = weights.shape

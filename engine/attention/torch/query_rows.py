@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import QueryGroup
+from engine.ops.kv_codes import from_codes
 
 # Some shapes use kernels with a different order of summation; padding rows avoid them.
 # fp32: rows that are left after groups of four, in the matmuls and in the sum over splits.
@@ -75,3 +76,16 @@ def piece_index(tables: torch.Tensor, num_heads: int) -> torch.Tensor:
     """
     heads = torch.arange(num_heads, device=tables.device)
     return (tables[:, None] * num_heads + heads[:, None]).flatten()
+
+
+def gather_pieces(
+    blocks: torch.Tensor, scales: torch.Tensor | None, index: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Write the pieces `index` of keys or values, [pieces, block_size, D], to `out`."""
+    _, block_size, head_dim = out.shape
+    pieces = blocks.view(-1, block_size, head_dim)
+    if scales is None:
+        torch.index_select(pieces, 0, index, out=out)
+        return
+    piece_scales = scales.view(-1, block_size)
+    from_codes(pieces.index_select(0, index), piece_scales.index_select(0, index), out)

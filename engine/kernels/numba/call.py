@@ -16,6 +16,8 @@ LOG2_E = math.log2(math.e)
 GROUP = 32  # inputs that share a scale in quantised layers
 LANES = 16  # outputs of a panel of quantised weights
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
+AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
+ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
 NORM, SILU, GELU_TANH, ROTATION = range(4)  # the operations on a row
 TASK = np.dtype(
     [
@@ -65,6 +67,8 @@ class AttentionCall(ctypes.Structure):
         ("value_stride", INT),
         ("keys", INT),  # address of [blocks, Hkv, D, block_size]
         ("values", INT),  # address of [blocks, Hkv, block_size, D]
+        ("key_scales", INT),  # address of [blocks, Hkv, block_size] fp32, if keys are codes
+        ("value_scales", INT),  # likewise
         ("out", INT),  # address of [T, H, D]
         ("window", INT),  # number of visible keys
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e

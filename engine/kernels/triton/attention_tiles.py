@@ -12,9 +12,13 @@ import triton
 import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
+from engine.kernels.triton.kv_codes import KINDS, widened
+
 MAX_HEAD_DIM = 256
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MIN_DOT = 16  # tl.dot's smallest side
+# Of keys and of values that are codes, [blocks, Hkv, block_size] fp32 each.
+Scales = tuple[torch.Tensor, torch.Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,29 @@ class Features:
         return {"WINDOW": self.window, "SOFTCAP": self.softcap, "BIAS_REACH": self.bias_reach}
 
 
+def as_loaded(
+    keys: torch.Tensor, values: torch.Tensor, scales: Scales
+) -> tuple[torch.Tensor | None, ...]:
+    """Return keys, values and the scales of both, as kernels take them."""
+    if scales is None:
+        return keys, values, None, None
+    kind = KINDS[keys.dtype]
+    return keys.view(kind), values.view(kind), *scales
+
+
 def padded(size: int) -> int:
     """Return the power of two that a tile needs for `size` rows or columns; at least MIN_DOT."""
     return max(MIN_DOT, triton.next_power_of_2(size))
 
 
-def keys_per_tile(head_dim: int, dtype: torch.dtype) -> int:
+def keys_per_tile(head_dim: int, dtype: torch.dtype, *, is_coded: bool = False) -> int:
     """Return the number of keys in a tile.
 
-    It depends only on (head_dim, dtype), so that no result depends on the rest of the batch.
+    It depends only on the arguments, so that no result depends on the rest of the batch.
     """
     elements = 8192 if dtype.itemsize == 2 else 2048
+    if is_coded:  # codes are widened in registers
+        elements //= 2
     return _fitting(head_dim, elements, 64)
 
 
@@ -169,10 +185,32 @@ def visible_keys(key, there, positions, CAUSAL: tl.constexpr, WINDOW: tl.constex
 
 
 @triton.jit
+def load_numbers(places, is_read, dtype: tl.constexpr):
+    """Load keys or values, or the numbers of their codes; 0 where nothing is read."""
+    if places.dtype.element_ty.is_int():
+        return widened(tl.load(places, mask=is_read, other=0), dtype)
+    else:
+        return tl.load(places, mask=is_read, other=0.0)
+
+
+@triton.jit
+def scaled(numbers, scales, rows, there):
+    """Multiply `numbers` [ROWS, TILE] by the scales of the keys in these `rows`, if there are any.
+
+    Rows of codes are contiguous in the cache. So a row's number is also that of its scale.
+    """
+    if scales is None:
+        return numbers
+    else:
+        return numbers * tl.load(scales + rows, mask=there, other=0.0)[None, :]
+
+
+@triton.jit
 def attend_keys(
     query,  # [ROWS, DIMS], zeros where padded
     rows,  # (positions, heads) of the queries, [ROWS] each
-    source,  # (keys, values, table, block_stride, key_stride), see below
+    cache,  # (keys, values, key_scales, value_scales), see below
+    source,  # (table, own, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
     bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
     scale,
@@ -188,12 +226,17 @@ def attend_keys(
 
     Tiles begin at multiples of TILE. Keys outside [begin, end) are not read, as they may be NaN.
 
-    In `source`, `keys` and `values` point to this kv head's key 0: that of block 0 if the keys are
-    paged, else that of the sequence. `table` points to the sequence's block ids, int64.
+    In `cache`, `keys` and `values` point to this kv head's key 0: that of block 0 if the keys are
+    paged, else that of the sequence. `own` is its offset from the first key of all heads, to which
+    the scales belong (None without codes). `table` points to the sequence's block ids, int64.
     """
     positions, heads = rows
     begin, end = span
-    keys, values, table, block_stride, key_stride = source
+    keys, values, key_scales, value_scales = cache
+    table, own, block_stride, key_stride = source
+    if key_scales is not None:
+        key_scales += own // HEAD_DIM
+        value_scales += own // HEAD_DIM
     dims = tl.arange(0, query.shape[1])
     is_dim = dims < HEAD_DIM
     highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
@@ -206,8 +249,9 @@ def attend_keys(
         offsets = key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
         places = offsets[:, None] + dims[None, :]
         is_read = there[:, None] & is_dim[None, :]
-        k = tl.load(keys + places, mask=is_read, other=0.0)
+        k = load_numbers(keys + places, is_read, query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        scores = scaled(scores, key_scales, offsets // HEAD_DIM, there)
         scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
         visible = visible_keys(key, there, positions, CAUSAL, WINDOW)
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
@@ -217,8 +261,8 @@ def attend_keys(
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(highest - finite)
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(values + places, mask=is_read, other=0.0)
-        weights = weights.to(v.dtype)
+        v = load_numbers(values + places, is_read, query.dtype)
+        weights = scaled(weights, value_scales, offsets // HEAD_DIM, there).to(v.dtype)
         out = tl.dot(weights, v, out * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, total, out

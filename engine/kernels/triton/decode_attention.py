@@ -22,6 +22,8 @@ import triton.language as tl
 
 from engine.kernels.triton.attention_tiles import (
     Features,
+    Scales,
+    as_loaded,
     attend_keys,
     keys_per_tile,
     load_rows,
@@ -50,9 +52,16 @@ def splits_of(length, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def span_of(split, first, origin, size, length):
+    """Return (begin, end) of a split's keys, from the results of `splits_of`."""
+    begin = tl.maximum(origin + split * size, first)
+    return begin, tl.minimum(origin + (split + 1) * size, length)
+
+
+@triton.jit
 def store_partial(partial_out, partial_stats, place, values, real, HEAD_DIM: tl.constexpr):
     """Store a split's result, highest score and sum of weights, which the reduction combines."""
-    result, highest, total = values
+    highest, total, result = values
     store_rows(partial_out, place, result, real, HEAD_DIM)
     tl.store(partial_stats + place * 2, highest, mask=real)
     tl.store(partial_stats + place * 2 + 1, total, mask=real)
@@ -66,6 +75,8 @@ def decode_kernel(
     query,  # [S, H, D], only the last dimension is contiguous
     keys,  # [blocks, Hkv, BLOCK_SIZE, D]
     values,
+    key_scales,  # [blocks, Hkv, BLOCK_SIZE] fp32, if keys are codes
+    value_scales,
     tables,  # [S, width] int64
     lengths,  # [S] int32: number of keys
     bias,
@@ -93,17 +104,15 @@ def decode_kernel(
     heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
     query += sequence * query_stride + heads[:, None] * head_stride
     q = load_rows(query, real, HEAD_DIM, DIMS)
-    head_keys: tl.constexpr = BLOCK_SIZE * HEAD_DIM
-    keys, values = keys + kv_head * head_keys, values + kv_head * head_keys
+    own = kv_head * (BLOCK_SIZE * HEAD_DIM)
     tables += sequence * table_stride
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
-        begin = tl.maximum(origin + split * size, first)
-        end = tl.minimum(origin + (split + 1) * size, length)
-        highest, total, result = attend_keys(
+        found = attend_keys(
             q,
             (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
-            (keys, values, tables, kv_heads * head_keys, HEAD_DIM),
-            (begin, end),
+            (keys + own, values + own, key_scales, value_scales),
+            (tables, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
+            span_of(split, first, origin, size, length),
             bias,
             scale,
             HEAD_DIM,
@@ -112,12 +121,12 @@ def decode_kernel(
             SOFTCAP,
             BIAS_REACH,
         )
+        _, total, result = found
         place = sequence * (kv_heads * SHARED) + heads
         if splits == 1:
             store_rows(out, place, mean(result, total), real, HEAD_DIM)
         else:
             place = place * max_splits + split
-            found = (result, highest, total)
             store_partial(partial_out, partial_stats, place, found, real, HEAD_DIM)
 
 
@@ -164,10 +173,10 @@ class DecodeTile(NamedTuple):
     stages: int
 
 
-def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
+def decode_tile(head_dim: int, dtype: torch.dtype, *, is_coded: bool = False) -> DecodeTile:
     """Return the tile of a program. It must not depend on the batch, as the bits depend on it."""
     warps = 4 if dtype.itemsize == 2 or head_dim <= 64 else 8
-    return DecodeTile(keys_per_tile(head_dim, dtype), warps, 5)
+    return DecodeTile(keys_per_tile(head_dim, dtype, is_coded=is_coded), warps, 5)
 
 
 def max_splits(keys: int, window: int | None) -> int:
@@ -185,11 +194,12 @@ def decode_attention(
     tables: torch.Tensor,
     lengths: torch.Tensor,
     features: Features,
+    scales: Scales = None,
 ) -> None:
     """Attend with `query` [S, H, D], the last token of each sequence, and write `out` [S, H, D].
 
     `keys` and `values` are [blocks, Hkv, block_size, D]. Row s of `tables` [S, width] int64 lists
-    the blocks of sequence s, which has `lengths[s]` keys.
+    the blocks of sequence s, which has `lengths[s]` keys. With `scales`, keys and values are codes.
     """
     sequences, heads, dim = query.shape
     _, kv_heads, block_size, _ = keys.shape
@@ -197,14 +207,13 @@ def decode_attention(
     shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
     partial = [torch.empty(*shape, size, device=query.device) for size in (dim, 2)]  # fp32
     options = launch_options(query.device)
-    tile = decode_tile(dim, query.dtype)
+    tile = decode_tile(dim, query.dtype, is_coded=scales is not None)
     programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
     decode_kernel[sequences, kv_heads, min(splits, programs)](
         out,
         *partial,
         query,
-        keys,
-        values,
+        *as_loaded(keys, values, scales),
         tables,
         lengths,
         features.bias,

@@ -16,6 +16,8 @@ import triton.language as tl
 
 from engine.kernels.triton.attention_tiles import (
     Features,
+    Scales,
+    as_loaded,
     attend_keys,
     keys_per_tile,
     load_rows,
@@ -74,6 +76,15 @@ def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.cons
     return begin, past + (last if CAUSAL else count)
 
 
+@triton.jit
+def head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE: tl.constexpr):
+    """Return the offset of a kv head's key 0: that of block 0, or of the sequence's first token."""
+    offset = kv_head * key_head_stride
+    if BLOCK_SIZE is None:
+        offset += start.to(tl.int64) * key_stride
+    return offset
+
+
 @triton.jit(
     do_not_specialize=["tables", "query_starts", "key_lengths", "sequences", "table_stride"]
 )
@@ -82,6 +93,8 @@ def extend_kernel(
     query,  # [T, H, D], only the last dimension is contiguous
     keys,  # [blocks, Hkv, BLOCK_SIZE, D], or the step's own [T, Hkv, D]
     values,
+    key_scales,  # [blocks, Hkv, BLOCK_SIZE] fp32, if keys are codes
+    value_scales,
     tables,  # [S, width] int64, or None
     query_starts,  # [S + 1] int32
     key_lengths,  # [S] int32
@@ -114,15 +127,14 @@ def extend_kernel(
     past = tl.load(key_lengths + sequence) - count
     tokens = (start + number).to(tl.int64)
     query += tokens[:, None] * query_stride + heads[:, None] * head_stride
-    own = kv_head * key_head_stride
-    if BLOCK_SIZE is None:
-        own += start.to(tl.int64) * key_stride
-    else:
+    own = head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE)
+    if BLOCK_SIZE is not None:
         tables += sequence.to(tl.int64) * table_stride
     _, total, result = attend_keys(
         load_rows(query, real, HEAD_DIM, DIMS),
         (past + number, heads),
-        (keys + own, values + own, tables, block_stride, key_stride),
+        (keys + own, values + own, key_scales, value_scales),
+        (tables, own, block_stride, key_stride),
         visible_span(past, first, last, count, CAUSAL, WINDOW),
         bias,
         scale,
@@ -158,6 +170,7 @@ def extend_attention(
     features: Features,
     *,
     causal: bool,
+    scales: Scales = None,
 ) -> None:
     """Attend with `query` [T, H, D], the new tokens of S sequences, and write `out` [T, H, D].
 
@@ -167,7 +180,7 @@ def extend_attention(
     Sequence s has `key_lengths[s]` keys. Its row of `tables` [S, width] int64 lists their blocks in
     `keys` and `values` [blocks, Hkv, block_size, D]. Without tables, `keys` and `values` are
     [T, Hkv, D] and laid out like the queries. With `causal`, a sequence's queries are its last
-    positions.
+    positions. With `scales`, keys and values are codes.
     """
     tokens, heads, dim = query.shape
     kv_heads = keys.shape[1]
@@ -181,8 +194,7 @@ def extend_attention(
     extend_kernel[tokens // (rows // packed) + sequences, kv_heads](
         out,
         query,
-        keys,
-        values,
+        *as_loaded(keys, values, scales),
         tables,
         query_starts,
         key_lengths,
@@ -198,7 +210,7 @@ def extend_attention(
         HEAD_DIM=dim,
         ROWS=rows,
         DIMS=padded(dim),
-        TILE=keys_per_tile(dim, query.dtype),
+        TILE=keys_per_tile(dim, query.dtype, is_coded=scales is not None),
         BLOCK_SIZE=block_size,
         CAUSAL=causal,
         **features.constants,

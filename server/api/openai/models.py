@@ -35,6 +35,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "parameters": info.parameters,
         "dtype": info.dtype,
         "quantization": info.quantization,
+        "kv_cache_dtype": info.kv_cache_dtype,
         "device": info.device,
         "meta": {
             "n_vocab": info.vocab_size,

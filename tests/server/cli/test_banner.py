@@ -71,6 +71,8 @@ def test_kv_cache_with_sliding_windows_shows_the_saving() -> None:
     # Full layers hold 128 blocks of a request. Windowed layers hold 69: 4095 tokens and the
     # 256 tokens of a step.
     assert f"room for {1024 / (128 + 69):.1f} requests of 8192 tokens" in page
+    coded = msgspec.structs.replace(ready, kv_cache_bytes=10**9, kv_cache_dtype="fp8")
+    assert "1.0 GB in fp8, taken as it fills (1024 blocks" in "\n".join(kv_cache(coded))
     small = msgspec.structs.replace(ready, kv_groups=(KVGroup(13),), max_model_len=64)
     assert "room for 1024 requests of 64 tokens" in "\n".join(kv_cache(small))
 

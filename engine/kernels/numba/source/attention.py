@@ -8,6 +8,9 @@ Keys are stored transposed in their block, [head_dim, block_size]. A query's sco
 over head_dim, just as its output is a sum over keys. Both are weights times the rows of a matrix,
 so one function (`sum_rows`) computes both.
 
+Keys and values may be codes with a scale for each token. A score is then multiplied by its key's
+scale, and a weight by its value's.
+
 NOTE: Passing an array, or a tuple of arrays, through two levels of inlined functions makes Numba
 count references with atomic instructions in the inner loop.
 """
@@ -19,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import LOG2_E, TASK, TILE, AttentionCall
+from engine.kernels.numba.call import ITEM_BYTES, LOG2_E, TASK, TILE, AttentionCall
 from engine.kernels.numba.compile import EXACT
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import (
@@ -31,6 +34,7 @@ from engine.kernels.numba.source.intrinsics import (
     to_fp32,
     total,
 )
+from engine.kernels.numba.source.store_kv import token_store
 from engine.kernels.numba.source.sum_rows import MAX_ROWS, sum_rows
 
 
@@ -54,6 +58,8 @@ class Block(NamedTuple):
     keys: int
     values: int
     next_keys: int  # those of the sequence's next block, to prefetch
+    key_scales: int
+    value_scales: int
 
 
 # ---- arithmetic ------------------------------------------------------------------------------
@@ -81,53 +87,12 @@ def to_weights(scores, top):
         scores[k] = exp2(scores[k] - top)
 
 
-# ---- the kernel that stores keys and values --------------------------------------------------
-
-
 @njit(inline="always")
-def store_token(call, token, head, dim, block_size, half):
-    """Store one head of the token's key and value in the token's slot."""
-    blocks = array_at(call.token_blocks, (1,), np.int64)
-    offsets = array_at(call.token_offsets, (1,), np.int64)
-    block = blocks[token]
-    offset = offsets[token]
-    item = 2 if half else 4
-    kind = np.uint16 if half else np.float32
-    begin = item * dim * block_size * (block * call.heads + head)
-    key = array_at(call.key + item * (token * call.key_stride + head * dim), (dim,), kind)
-    value = array_at(call.value + item * (token * call.value_stride + head * dim), (dim,), kind)
-    keys = array_at(call.keys + begin + item * offset, (dim * block_size,), kind)
-    values = array_at(call.values + begin + item * offset * dim, (dim,), kind)
-    for d in range(dim):
-        keys[d * block_size] = key[d]
-    for d in range(dim):
-        values[d] = value[d]
-
-
-def store_kernel(dim: int, block_size: int, half: bool):
-    """Return the kernel that stores the keys and values that other tasks may read.
-
-    A thread stores about a block at a time: neighbouring keys of a block share cache lines.
-    """
-    at_once = max(1, block_size // TILE)  # tasks
-
-    def store(pointer):
-        call = carray(pointer, 1)[0]
-        tasks = array_at(call.tasks, (1,), TASK)
-        while True:
-            number = take(call.counter)
-            begin = number // call.heads * at_once
-            head = number % call.heads
-            if begin >= call.num_tasks:
-                return
-            for index in range(begin, min(begin + at_once, call.num_tasks)):
-                task = tasks[index]
-                if task.is_stored_ahead:
-                    end = task.first_token + task.num_tokens
-                    for token in range(task.first_token, end):
-                        store_token(call, token, head, dim, block_size, half)
-
-    return store, AttentionCall
+def scale(numbers, address):
+    """Multiply numbers by the scales at this address, in place."""
+    scales = array_at(address, (len(numbers),), np.float32)
+    for k in range(len(numbers)):
+        numbers[k] *= scales[k]
 
 
 # ---- the kernel that attends -----------------------------------------------------------------
@@ -149,12 +114,20 @@ def load_queries(call, task, head, queries, shared, dim, kind):
 
 
 @njit(inline="always")
-def block_at(call, table, head, index, last, block_bytes):
+def block_at(call, table, head, index, last, block_bytes, block_size):
     """Return the sequence's block `index`. The last block prefetches its own keys."""
     following = min(index + 1, last)
-    here = block_bytes * (table[index] * call.heads + head)
+    number = table[index] * call.heads + head
+    here = block_bytes * number
     ahead = block_bytes * (table[following] * call.heads + head)
-    return Block(call.keys + here, call.values + here, call.keys + ahead)
+    scales = 4 * block_size * number
+    return Block(
+        call.keys + here,
+        call.values + here,
+        call.keys + ahead,
+        call.key_scales + scales,
+        call.value_scales + scales,
+    )
 
 
 @njit(inline="always")
@@ -172,7 +145,7 @@ def all_see(task, t, index, window, shape):
     The first token sees the fewest keys at the end of the block. With a window, the last token sees
     the fewest at its beginning.
     """
-    tokens, _, _, _, block_size, _ = shape
+    tokens, _, _, _, block_size, _, _ = shape
     last = t + tokens - 1
     _, end = visible_keys(task, t, index, window, block_size)
     begin, _ = visible_keys(task, last, index, window, block_size)
@@ -180,14 +153,16 @@ def all_see(task, t, index, window, shape):
 
 
 @njit(inline="always")
-def see_block(softmax, task, t, index, block, window, softcap, shape):
+def see_block(softmax, task, t, index, block, call, shape):
     """Let the queries of the shape's tokens, from `t` on, attend to the sequence's block `index`.
 
     Each of the tokens sees at least one key of the block. A key that only some tokens see gets the
     weight 0 for the others. Its value is stored already, because it belongs to the same sequence.
     """
     queries, outputs, tops, totals, keep, scores = softmax
-    tokens, _, shared, dim, block_size, _ = shape
+    tokens, _, shared, dim, block_size, _, item = shape
+    window = call.window
+    softcap = np.float32(call.softcap)
     row = t * shared
     query = queries.ctypes.data + 4 * dim * row
     output = outputs.ctypes.data + 4 * dim * row
@@ -198,11 +173,15 @@ def see_block(softmax, task, t, index, block, window, softcap, shape):
         begin, end = visible_keys(task, t + i, index, window, block_size)
         for g in range(shared):
             r = i * shared + g
+            if item == 1:
+                scale(scores[r], block.key_scales)
             if softcap > 0:
                 cap(scores[r], softcap)
             scores[r, :begin] = -np.inf
             scores[r, end:] = -np.inf
             weigh(scores[r], tops, totals, keep, row, r, block_size)
+            if item == 1:
+                scale(scores[r], block.value_scales)
             scores[r, first:begin] = np.float32(0)
             scores[r, end:last] = np.float32(0)
     weights = scores.ctypes.data
@@ -212,7 +191,7 @@ def see_block(softmax, task, t, index, block, window, softcap, shape):
 @njit(inline="always")
 def sum_scores(scores, query, block, shape):
     """Compute the tokens' scores for all keys of the block; arguments are addresses."""
-    _, rows, _, dim, block_size, half = shape
+    _, rows, _, dim, block_size, form, _ = shape
     sum_rows(
         out=scores,
         keep=0,
@@ -223,15 +202,14 @@ def sum_scores(scores, query, block, shape):
         count=dim,
         rows=rows,
         width=block_size,
-        half=half,
+        form=form,
     )
 
 
 @njit(inline="always")
 def sum_values(output, keep, weights, block, begin, end, shape):
     """Add the weighted values of the keys [begin, end) to the outputs; arguments are addresses."""
-    _, rows, _, dim, block_size, half = shape
-    item = 2 if half else 4
+    _, rows, _, dim, block_size, form, item = shape
     first_value = block.values + item * dim * begin
     sum_rows(
         out=output,
@@ -243,7 +221,7 @@ def sum_values(output, keep, weights, block, begin, end, shape):
         count=end - begin,
         rows=rows,
         width=dim,
-        half=half,
+        form=form,
     )
 
 
@@ -283,14 +261,15 @@ def tokens_together(shared: int) -> int:
     return max(fitting, default=1)
 
 
-def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
+def attention_kernel(shared: int, dim: int, block_size: int, half: bool, form: int):
     """Return the kernel that attends, and stores the KV that only its own task reads.
 
-    A kv head has `shared` query heads.
+    A kv head has `shared` query heads. Queries are bf16 if `half`, else fp32.
     """
     assert dim % 8 == block_size % 8 == 0
     kind = np.uint16 if half else np.float32
-    item = 2 if half else 4
+    item = ITEM_BYTES[form]
+    store_token = token_store(dim, block_size, half, form)
     block_bytes = item * dim * block_size
     together = tokens_together(shared)
     # A constant of the kernel must be a name: Numba compiles a product of names as a number.
@@ -298,12 +277,11 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
     rows_together = together * shared
     row_numbers = rows * dim
     score_numbers = rows_together * block_size
-    several = (together, rows_together, shared, dim, block_size, half)
-    single = (1, shared, shared, dim, block_size, half)
+    several = (together, rows_together, shared, dim, block_size, form, item)
+    single = (1, shared, shared, dim, block_size, form, item)
 
     def attend(pointer):
         call = carray(pointer, 1)[0]
-        softcap = np.float32(call.softcap)
         tasks = array_at(call.tasks, (1,), TASK)
         tables = array_at(call.tables, (1, call.table_stride), np.int64)
         queries = array_at(on_stack(row_numbers), (rows, dim), np.float32)
@@ -320,7 +298,7 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
             task = tasks[call.num_attended - 1 - number // call.heads]  # the longest first
             head = number % call.heads
             if not task.is_stored_ahead:
-                store_token(call, task.first_token, head, dim, block_size, half)
+                store_token(call, task.first_token, head)
             load_queries(call, task, head, queries, shared, dim, kind)
             used = task.num_tokens * shared
             outputs[:used] = np.float32(0)
@@ -330,15 +308,15 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool):
             first = max(0, task.position - call.window + 1) // block_size
             last = (task.position + task.num_tokens - 1) // block_size
             for index in range(first, last + 1):
-                block = block_at(call, table, head, index, last, block_bytes)
+                block = block_at(call, table, head, index, last, block_bytes, block_size)
                 t = 0
                 while t < task.num_tokens:
                     if all_see(task, t, index, call.window, several):
-                        see_block(softmax, task, t, index, block, call.window, softcap, several)
+                        see_block(softmax, task, t, index, block, call, several)
                         t += together
                         continue
                     if all_see(task, t, index, call.window, single):
-                        see_block(softmax, task, t, index, block, call.window, softcap, single)
+                        see_block(softmax, task, t, index, block, call, single)
                     t += 1
             write_outputs(call, task, head, outputs, totals, shared, dim, kind)
 

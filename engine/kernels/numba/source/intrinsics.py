@@ -85,6 +85,16 @@ def to_element(typing, number, array):
     return array.dtype(types.float32, array), code
 
 
+@intrinsic
+def bits_of(typing, number):
+    """Return the bits of a fp32 number as int32."""
+
+    def code(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], INT32)
+
+    return types.int32(number), code
+
+
 def _round_to_bf16(builder, number):
     bits = builder.bitcast(number, INT32)
     kept = builder.lshr(bits, INT32(16))

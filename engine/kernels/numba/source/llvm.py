@@ -81,6 +81,34 @@ def widen_vector(builder, bits, lanes):
     return builder.bitcast(high_halves, numbers)
 
 
+def widen_int8_vector(builder, numbers, lanes):
+    """Convert a vector of INT8 to fp32."""
+    words = builder.sext(numbers, ir.VectorType(INT32, lanes))
+    return builder.sitofp(words, ir.VectorType(FP32, lanes))
+
+
+def widen_e4m3_vector(builder, bits, lanes):
+    """Convert a vector of e4m3, given as INT8, to fp32. It holds no NaN."""
+    words = ir.VectorType(INT32, lanes)
+    floats = ir.VectorType(FP32, lanes)
+
+    def each(number):
+        return ir.Constant(words, [number] * lanes)
+
+    word = builder.zext(bits, words)
+    magnitude = builder.and_(word, each(0x7F))
+    fraction = builder.shl(magnitude, each(20))
+    # The exponent has a bias of 7 instead of 127.
+    normal = builder.bitcast(builder.add(fraction, each(120 << 23)), floats)
+    # A subnormal's bits count 2**-9. With a one in front they are a number from 2**-6 on.
+    raised = builder.bitcast(builder.add(fraction, each(121 << 23)), floats)
+    subnormal = builder.fsub(raised, ir.Constant(floats, [2**-6] * lanes))
+    is_subnormal = builder.icmp_unsigned("<", magnitude, each(8))
+    unsigned = builder.bitcast(builder.select(is_subnormal, subnormal, normal), words)
+    sign = builder.shl(builder.and_(word, each(0x80)), each(24))
+    return builder.bitcast(builder.or_(unsigned, sign), floats)
+
+
 def declare(builder, name, result, arguments):
     """Return LLVM's function `name`, declared in the module that `builder` writes."""
     function = ir.FunctionType(result, arguments)

@@ -7,6 +7,7 @@ every kernel.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.call import CACHE_LINE
+from engine.kernels.numba.call import AS_BF16, AS_E4M3, AS_FP32, AS_INT8, CACHE_LINE
 from engine.kernels.numba.cpu import has_avx512
 from engine.kernels.numba.source.llvm import (
     FP32,
@@ -26,10 +27,31 @@ from engine.kernels.numba.source.llvm import (
     element_bytes,
     prefetch,
     spread,
+    widen_e4m3_vector,
+    widen_int8_vector,
     widen_vector,
 )
 
 MAX_ROWS = 6  # of a tile
+
+
+class _Form(NamedTuple):
+    """How the numbers of a matrix lie in memory."""
+
+    element: ir.Type
+    to_fp32: Callable[..., ir.Value]  # of (builder, vector of elements, lanes)
+
+
+def _as_they_are(builder, numbers, lanes):
+    return numbers
+
+
+FORMS = {
+    AS_FP32: _Form(FP32, _as_they_are),
+    AS_BF16: _Form(INT16, widen_vector),
+    AS_INT8: _Form(INT8, widen_int8_vector),
+    AS_E4M3: _Form(INT8, widen_e4m3_vector),
+}
 
 
 class Tile(NamedTuple):
@@ -52,20 +74,19 @@ def register_tile(width: int) -> Tile:
 
 
 @intrinsic(prefer_literal=True)
-def sum_rows(typing, out, keep, weights, stride, matrix, ahead, count, rows, width, half):
+def sum_rows(typing, out, keep, weights, stride, matrix, ahead, count, rows, width, form):
     """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
 
     The terms are added in this order. `_Operands` describes the arguments. If `keep` is a literal
-    0, the old `out` is ignored. The matrix is bf16 if `half`, else fp32. `rows`, `width` and `half`
-    are literals.
+    0, the old `out` is ignored. `form` is that of the matrix: AS_FP32, AS_BF16, AS_INT8 or AS_E4M3.
+    `rows`, `width` and `form` are literals.
     """
-    arguments = out, keep, weights, stride, matrix, ahead, count, rows, width, half
+    arguments = out, keep, weights, stride, matrix, ahead, count, rows, width, form
     is_fresh = isinstance(keep, types.IntegerLiteral)
-    element = INT16 if half.literal_value else FP32
 
     def code(context, builder, signature, values):
         operands = _Operands(*values[:7])
-        shape = _Shape(rows.literal_value, width.literal_value, element)
+        shape = _Shape(rows.literal_value, width.literal_value, FORMS[form.literal_value])
         sums = _Sums(builder, operands, shape, is_fresh=is_fresh)
         sums.emit()
         return context.get_dummy_value()
@@ -90,7 +111,7 @@ class _Shape(NamedTuple):
 
     rows: int
     width: int
-    element: ir.Type  # of the matrix: FP32, or INT16 for the bits of bf16
+    form: _Form  # of the matrix
 
 
 @dataclass(frozen=True)
@@ -129,8 +150,8 @@ class _Sums:
         self._out = _Array(operands.out, width, FP32)
         self._keep = _Array(operands.keep, INT64(1), FP32)
         self._weights = _Array(operands.weights, operands.stride, FP32)
-        self._matrix = _Array(operands.matrix, width, shape.element)
-        self._ahead = _Array(operands.ahead, width, shape.element)
+        self._matrix = _Array(operands.matrix, width, shape.form.element)
+        self._ahead = _Array(operands.ahead, width, shape.form.element)
         self._tile = register_tile(shape.width)
         self._vector = ir.VectorType(FP32, self._tile.lanes)
         name = f"llvm.fma.v{self._tile.lanes}f32"
@@ -188,12 +209,12 @@ class _Sums:
     def _load_vector(self, row, column):
         """Load one vector of the matrix as fp32."""
         builder = self._builder
-        element = self._shape.element
+        element, to_fp32 = self._shape.form
         lanes = self._tile.lanes
         vector = ir.VectorType(element, lanes)
         place = self._matrix.pointer(builder, row, INT64(column), vector)
         numbers = builder.load(place, align=element_bytes(element))
-        return numbers if element is FP32 else widen_vector(builder, numbers, lanes)
+        return to_fp32(builder, numbers, lanes)
 
     def _load_weight(self, row, matrix_row):
         return self._load_spread(self._weights, INT64(row), matrix_row)
@@ -207,7 +228,7 @@ class _Sums:
 
     def _prefetch(self, row):
         builder = self._builder
-        step = CACHE_LINE // element_bytes(self._shape.element)
+        step = CACHE_LINE // element_bytes(self._shape.form.element)
         for column in range(0, self._shape.width, step):
             place = self._ahead.pointer(builder, row, INT64(column), INT8)
             prefetch(builder, place, locality=3)

@@ -10,13 +10,19 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.layout import GroupLayout, StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.triton import TritonBackend
+from engine.ops.kv_codes import is_coded
 from tests.support.published import PUBLISHED, attention_specs
 
 BLOCK_SIZE = 64
 SLICED = 3  # decodes, and chunks; odd, so that slices are unaligned as in real batches
 
 
-def launch(spec: AttentionSpec, dtype: torch.dtype, block_size: int = BLOCK_SIZE) -> None:
+def launch(
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    block_size: int = BLOCK_SIZE,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     """Run a step of decodes and chunks, including its KV writes, through the backend."""
 
     def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -30,8 +36,12 @@ def launch(spec: AttentionSpec, dtype: torch.dtype, block_size: int = BLOCK_SIZE
     width = 8192 // block_size + 1
     group = GroupLayout(meta(sequences, width, dtype=torch.int64), places, spec.window)
     layout = StepLayout(SLICED, None, None, lengths, starts, [group], places, places, block_size)
-    cache = (meta(100, kv_heads, block_size, dim) for _ in range(2))
-    kv = None if spec.kind == "full" else LayerKV(*cache, 0)
+    kv_dtype = kv_dtype or dtype
+    cache = [meta(100, kv_heads, block_size, dim, dtype=kv_dtype) for _ in range(2)]
+    scales = [meta(100, kv_heads, block_size, dtype=torch.float32) for _ in range(2)]
+    kv = None
+    if spec.kind != "full":
+        kv = LayerKV(*cache, 0, *(scales if is_coded(kv_dtype) else ()))
     qkv = meta(tokens, heads + 2 * kv_heads, dim)
     query, key, value = qkv.split([heads, kv_heads, kv_heads], 1)
     bias = meta(spec.relative.num_buckets, heads) if spec.relative else None
@@ -48,6 +58,15 @@ def launches(names: Iterable[str], dtype: torch.dtype = torch.bfloat16) -> Itera
 def benchmarked() -> Iterator[str]:
     """Launch for two models of `make gpu-check`: plain attention, and every decoder feature."""
     yield from launches(["llama-3.1-8b", "gemma-2-2b"])
+
+
+def coded() -> Iterator[str]:
+    """Launch over keys and values of 8 bits, for the models of `benchmarked`."""
+    for kv_dtype in (torch.int8, torch.float8_e4m3fn):
+        for name in ("llama-3.1-8b", "gemma-2-2b"):
+            for spec in attention_specs(name):
+                launch(spec, torch.bfloat16, kv_dtype=kv_dtype)
+            yield f"{name} {str(kv_dtype).removeprefix('torch.')}"
 
 
 def published() -> Iterator[str]:

@@ -14,6 +14,14 @@ def test_attention_kernels_of_benchmarked_models_compile_without_spills() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_attention_kernels_over_codes_compile_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "coded")
+    kernels = {"decode_kernel", "reduce_kernel", "extend_kernel", "store_codes_kernel"}
+    assert {report.kernel for report in reports} == kernels
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_attention_kernels_of_published_models_compile_without_spills() -> None:
     """Every served architecture, and fp32 and other block sizes where they differ."""
