@@ -1,7 +1,7 @@
 """Linear layers with quantised weights, on a CPU that multiplies 8-bit numbers (AVX512_VNNI).
 
-A row of inputs is rounded to 8 bits too, with a scale for every 32 inputs, as llama.cpp does. All
-numbers of rows use one kernel, so a row has the same bits in any batch.
+A row of inputs is rounded to 15 bits, with a scale for every 32 inputs. All numbers of rows use one
+kernel, so a row has the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CodesLinear:
         """Return [rows, outputs] for x [rows, inputs]."""
         rows = x.shape[0]
         assert x.stride(1) == 1
-        codes = torch.empty(rows, self._groups, GROUP, dtype=torch.int8)
+        codes = torch.empty(rows, self._groups, 2, GROUP, dtype=torch.int8)
         scales = torch.empty(rows, self._groups)
         sums = torch.empty(rows, self._groups)
         rounding = RoundCall(

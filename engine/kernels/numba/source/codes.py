@@ -1,4 +1,4 @@
-"""The product of rows with quantised weights, and the rounding of rows to 8 bits before it."""
+"""The product of rows with quantised weights, and the rounding of rows to 15 bits before it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
 from engine.kernels.numba.source.multiply_codes import multiply_codes
 from engine.kernels.numba.source.panels import panels_kernel
 
+ROW_BYTES = 2 * GROUP  # of a group of inputs, as high and low parts
+MOST = 127 * 128  # the largest rounded input
+
 
 @njit(inline="always")
 def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
@@ -19,8 +22,8 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
         call.scales + scale_bytes * panel,
         call.bias + 2 * LANES * panel,
         call.groups,
-        call.x + GROUP * call.groups * row,
-        GROUP * call.groups,
+        call.x + ROW_BYTES * call.groups * row,
+        ROW_BYTES * call.groups,
         call.x_scales + 4 * call.groups * row,
         call.x_sums + 4 * call.groups * row,
         call.out + call.out_bytes * row + (4 if wide else 2) * LANES * panel,
@@ -64,9 +67,12 @@ def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
 
 
 def round_kernel(is_bf16: bool):
-    """Return the kernel that rounds groups of inputs to whole numbers of 8 bits."""
+    """Return the kernel that rounds groups of inputs to whole numbers of 15 bits.
+
+    Each is written as two numbers of 8 bits: 128 * high + low.
+    """
     element = np.uint16 if is_bf16 else np.float32
-    most = np.float32(127)
+    most = np.float32(MOST)
 
     def round_rows(pointer):
         call = carray(pointer, 1)[0]
@@ -94,7 +100,9 @@ def round_kernel(is_bf16: bool):
                     total = np.int32(0)
                     for index in range(GROUP):
                         code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
-                        codes[GROUP * place + index] = code
+                        high = (code + 64) >> 7
+                        codes[ROW_BYTES * place + index] = high
+                        codes[ROW_BYTES * place + GROUP + index] = code - (high << 7)
                         total += code
                     if call.zero:
                         starts[place] = -call.zero * total

@@ -1,5 +1,6 @@
-"""Products of a few rows of 8-bit numbers with a panel of 8- or 4-bit weights (AVX512_VNNI).
+"""Products of a few rows of 15-bit numbers with a panel of 8- or 4-bit weights (AVX512_VNNI).
 
+The instruction multiplies 8-bit numbers. So a row has high and low parts, 128 * high + low.
 Sums within a group of inputs are whole numbers, so their order does not matter. The groups are
 added in order, in fp32.
 """
@@ -68,7 +69,7 @@ class _Operands(NamedTuple):
     scales: ir.Value  # address of [groups, 16] fp16, or [groups, 2, 16]: scales, then offsets
     bias: ir.Value  # address of [16] bf16
     groups: ir.Value
-    x: ir.Value  # address of [rows, groups, 32] int8
+    x: ir.Value  # address of [rows, groups, 2, 32] int8: high parts, then low ones
     x_bytes: ir.Value
     x_scales: ir.Value  # address of [rows, groups] fp32
     x_sums: ir.Value  # address of [rows, groups] int32, or fp32 with offsets
@@ -126,15 +127,23 @@ class _Panel:
             else:
                 whole = self._spread(self._operands.x_sums, place, INT32)
             x = self._row_address(self._operands.x, self._operands.x_bytes, row)
-            x = builder.add(x, builder.mul(group, INT64(GROUP)))
-            for quad, code in enumerate(codes):
-                word = load(builder, offset(builder, x, 4 * quad), INT32, align=4)
-                inputs = spread(builder, word, LANES)
-                whole = builder.call(self._multiply, [whole, code, inputs])
+            x = builder.add(x, builder.mul(group, INT64(2 * GROUP)))
+            high = self._add_products(ir.Constant(WHOLE, None), codes, x)
+            whole = self._add_products(whole, codes, offset(builder, x, GROUP))
+            whole = builder.add(whole, builder.shl(high, ir.Constant(WHOLE, [7] * LANES)))
             found = builder.sitofp(whole, SUMS)
             factor = self._spread(self._operands.x_scales, place, FP32)
             factor = builder.fmul(factor, scale)
             builder.store(builder.call(self._fma, [found, factor, summed]), total)
+
+    def _add_products(self, whole, codes, x):
+        """Add the products of the codes with 32 inputs at address `x`."""
+        builder = self._builder
+        for quad, code in enumerate(codes):
+            word = load(builder, offset(builder, x, 4 * quad), INT32, align=4)
+            inputs = spread(builder, word, LANES)
+            whole = builder.call(self._multiply, [whole, code, inputs])
+        return whole
 
     def _load_codes(self, group):
         """Return a vector for each quad of inputs, with four unsigned codes in each lane."""
