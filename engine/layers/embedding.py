@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.weights.codes import Quantization
 from engine.layers.weights.pack import Weight, head_quantization, pack
+from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear

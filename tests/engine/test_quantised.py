@@ -12,8 +12,8 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels.numba.codes import has_instructions
-from engine.layers.weights.codes import Quantization
 from engine.memory.model_plan import ModelPlan
+from engine.ops.codes import Quantization
 from engine.runner.load import load_engine
 from tests.support.driver import Driver, tiny_llama
 

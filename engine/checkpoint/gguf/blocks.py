@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.ops.codes import GROUP, Codes, CodesForm, quantise
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -116,3 +118,35 @@ QUANTISED: dict[str, Callable[[torch.Tensor], Groups]] = {
     "Q6_K": _q6_k,
 }
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+# How `regrouped` keeps each encoding.
+FORMS = {
+    "Q4_0": CodesForm(4, has_offsets=True),
+    "Q4_1": CodesForm(4, has_offsets=True),
+    "Q5_0": CodesForm(8, has_offsets=False),
+    "Q5_1": CodesForm(8, has_offsets=True),
+    "Q8_0": CodesForm(8, has_offsets=False),
+    "Q4_K": CodesForm(4, has_offsets=True),
+    "Q5_K": CodesForm(8, has_offsets=True),
+    "Q6_K": CodesForm(8, has_offsets=False),
+}
+
+
+def regrouped(groups: Groups, form: CodesForm, outputs: int, inputs: int) -> Codes:
+    """Return the numbers of a matrix in a form of FORMS: without loss in groups of 32 numbers.
+
+    Scales and offsets are rounded to fp16, which those of Q4_K and Q5_K may not fit.
+    """
+    if groups.codes.shape[2] != GROUP:
+        return quantise(groups.numbers().view(outputs, inputs), "int8")
+    codes, offsets = groups.codes, groups.offsets
+    if offsets is None and form.has_offsets:
+        codes, offsets = codes + 8, groups.scales * -8
+    elif offsets is None:
+        codes = codes ^ -128  # adds 128, as unsigned numbers
+    return Codes(
+        codes.view(torch.uint8).reshape(outputs, inputs),
+        groups.scales.half().view(outputs, -1),
+        None if offsets is None else offsets.half().view(outputs, -1),
+        form.bits,
+    )

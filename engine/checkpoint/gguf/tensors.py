@@ -17,9 +17,10 @@ from engine.checkpoint.gguf.architecture import (
     stored_offset,
     tensor_name,
 )
-from engine.checkpoint.gguf.blocks import PLAIN, QUANTISED
+from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTISED, regrouped
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.errors import ConfigError
+from engine.ops.codes import GROUP, Codes, CodesForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,34 @@ class GGUFTensor:
     @property
     def file(self) -> Path:
         return self.stored.file
+
+    @property
+    def form(self) -> CodesForm | None:
+        """How `codes` keeps the tensor; None if it cannot."""
+        inputs = self.stored.shape[-1]
+        if len(self.stored.shape) != 2 or self.transposed or self.added or inputs % GROUP:
+            return None
+        return FORMS.get(self.stored.kind.name)
+
+    def codes(self) -> Codes:
+        """Return the codes that the file stores, of a tensor with a form.
+
+        Scales and offsets of K-quants are products, which are rounded to fp16. Q6_K has groups of
+        16, and is rounded to int8.
+        """
+        outputs, inputs = self.stored.shape
+        groups = QUANTISED[self.stored.kind.name](_blocks(self.stored))
+        form = FORMS[self.stored.kind.name]
+        found = regrouped(groups, form, outputs, inputs)
+        if self.heads is None:
+            return found
+        parts = found.codes, found.scales, found.offsets
+        codes, scales, offsets = (
+            None if part is None else original_rows(part, self.heads) for part in parts
+        )
+        assert codes is not None
+        assert scales is not None
+        return Codes(codes, scales, offsets, found.bits)
 
     def read(self) -> torch.Tensor:
         """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
@@ -79,18 +108,23 @@ def _described(
 
 def decode(stored: StoredTensor) -> torch.Tensor:
     """Return the numbers of a tensor: fp32 if they are quantised, else in their own dtype."""
-    with stored.file.open("rb") as stream:
-        stream.seek(stored.offset)
-        raw = bytearray(stored.nbytes)
-        if stream.readinto(raw) != stored.nbytes:
-            raise ConfigError(f"{stored.file} became shorter while it was read.")
-    if not raw:
+    if not stored.nbytes:
         return torch.empty(stored.shape)
+    blocks = _blocks(stored)
     name = stored.kind.name
     if name in PLAIN:
-        return torch.frombuffer(raw, dtype=PLAIN[name]).reshape(stored.shape)
-    blocks = torch.frombuffer(raw, dtype=torch.uint8).view(-1, stored.kind.nbytes)
+        return blocks.flatten().view(PLAIN[name]).reshape(stored.shape)
     return QUANTISED[name](blocks).numbers().reshape(stored.shape)
+
+
+def _blocks(stored: StoredTensor) -> torch.Tensor:
+    """Return the blocks of a tensor as they are stored, uint8 [blocks, bytes of a block]."""
+    raw = torch.empty(stored.nbytes, dtype=torch.uint8)
+    with stored.file.open("rb") as stream:
+        stream.seek(stored.offset)
+        if stream.readinto(raw.numpy().data) != stored.nbytes:
+            raise ConfigError(f"{stored.file} became shorter while it was read.")
+    return raw.view(-1, stored.kind.nbytes)
 
 
 def original_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from engine.kernels.numba.call import GROUP, LANES
-from engine.layers.weights.codes import BITS, SCALES, Quantization, quantise
 from engine.layers.weights.onednn import PackedWeight
+from engine.ops.codes import BITS, SCALES, Quantization, quantise
 from engine.ops.kernels import Kernels
 
 

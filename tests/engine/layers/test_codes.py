@@ -9,9 +9,9 @@ import torch
 from engine.kernels.numba.codes import CodesLinear, has_instructions
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
-from engine.layers.weights.codes import Codes, Quantization, quantise
 from engine.layers.weights.onednn import PackedWeight
 from engine.layers.weights.pack import nbytes_of, pack
+from engine.ops.codes import Codes, Quantization, quantise
 from engine.ops.kernels import use_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.gguf.blocks import QUANTISED
+from engine.checkpoint.gguf.blocks import FORMS, QUANTISED, regrouped
 from engine.checkpoint.gguf.header import KINDS
 
 BLOCKS = 300
@@ -39,3 +39,21 @@ def test_numbers_are_near_those_that_were_quantised(name: str) -> None:
     blocks = torch.from_numpy(raw).view(-1, kind.nbytes)
     found = QUANTISED[name](blocks).numbers().reshape(numbers.shape).numpy()
     assert np.abs(found - numbers).max() < {"Q8": 0.02, "Q5": 0.2, "Q4": 0.4}[name[:2]]
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_codes_in_groups_of_32_are_the_same_numbers(name: str) -> None:
+    """Without loss, but for products of two fp16 numbers, and groups of 16."""
+    groups = QUANTISED[name](torch.from_numpy(random_blocks(name)))
+    due = groups.numbers().view(BLOCKS // 10, -1)
+    codes = regrouped(groups, FORMS[name], *due.shape)
+    assert codes.form == FORMS[name]
+    assert int(codes.codes.max()) < 1 << codes.bits
+    found = codes.numbers()
+    if name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+        assert torch.equal(found, due)
+    else:
+        largest = due.unflatten(1, (-1, 32)).abs().amax(-1) / 200  # half a step of int8, and more
+        if codes.offsets is not None:
+            largest = 2**-11 * (31 * codes.scales.float().abs() + codes.offsets.float().abs())
+        assert ((found - due).abs() <= largest.repeat_interleave(32, 1) + 1e-6).all()

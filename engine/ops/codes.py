@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -12,6 +13,23 @@ from engine.kernels.numba.call import GROUP
 Quantization = Literal["int8", "int4"]
 BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
 SCALES: dict[Quantization, int] = {"int8": 1, "int4": 2}  # fp16 numbers of a group
+
+
+class CodesForm(NamedTuple):
+    """How codes are kept: the bits of one, and whether groups have offsets."""
+
+    bits: int
+    has_offsets: bool
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight [outputs, inputs] with its scales and offsets."""
+        groups = inputs // GROUP
+        return outputs * (inputs * self.bits // 8 + (4 if self.has_offsets else 2) * groups)
+
+
+def common_form(forms: Sequence[CodesForm]) -> CodesForm:
+    """Return the smallest form that keeps codes of all these forms without loss."""
+    return CodesForm(max(form.bits for form in forms), any(form.has_offsets for form in forms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +44,19 @@ class Codes:
     offsets: torch.Tensor | None
     bits: int
 
+    @property
+    def form(self) -> CodesForm:
+        return CodesForm(self.bits, self.offsets is not None)
+
+    def kept_in(self, form: CodesForm) -> Codes:
+        """Return the same weight in a form with as many bits, and offsets if it has some."""
+        codes, offsets = self.codes, self.offsets
+        if offsets is None and form.has_offsets:
+            offsets = self.scales * -(1 << self.bits - 1)
+        elif offsets is None:
+            codes = codes + ((1 << form.bits - 1) - (1 << self.bits - 1))
+        return Codes(codes, self.scales, offsets, form.bits)
+
     def numbers(self) -> torch.Tensor:
         """Return the weight that the codes stand for, in fp32."""
         groups = self.codes.float().unflatten(1, (-1, GROUP))
@@ -33,6 +64,19 @@ class Codes:
         if self.offsets is None:
             return ((groups - (1 << self.bits - 1)) * scales).flatten(1)
         return (groups * scales + self.offsets.float()[..., None]).flatten(1)
+
+
+def stacked(parts: Sequence[Codes]) -> Codes:
+    """Stack the outputs of several weights with the same inputs, without loss."""
+    form = common_form([part.form for part in parts])
+    kept = [part.kept_in(form) for part in parts]
+    offsets = [part.offsets for part in kept if part.offsets is not None]
+    return Codes(
+        torch.cat([part.codes for part in kept]),
+        torch.cat([part.scales for part in kept]),
+        torch.cat(offsets) if offsets else None,
+        form.bits,
+    )
 
 
 def quantise(weight: torch.Tensor, kind: Quantization) -> Codes:
