@@ -21,11 +21,11 @@ from engine.grammar.matchers import Matchers
 from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
-from engine.layers.weights.codes import Quantization
 from engine.memory.estimate import rows_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
 from engine.memory.report import measured_bytes, memory_entries, planned_bytes, weights_bytes
+from engine.ops.codes import Quantization
 from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.model_runner import ModelRunner
@@ -123,7 +123,7 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
         )
     loaded_bytes = sum(parameter.nbytes for parameter in plan.module.parameters())
     use_kernels(plan.module, plan.kernels)
-    if plan.prepacks:
+    if plan.packs:
         stage = "quantising weights" if plan.config.quantization else "prepacking weights"
         report(Progress(stage, 0.0))
         _prepack(plan.module, plan.config.quantization)

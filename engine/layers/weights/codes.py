@@ -1,17 +1,18 @@
-"""Weights that are rounded to whole numbers, with a scale for every 32 inputs of an output."""
+"""Weights that are rounded to codes, with a scale for every group of inputs of an output."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from engine.kernels.numba.call import GROUP
+from engine.ops.codes import GROUPS, Quantization
 
-Quantization = Literal["int8", "int4"]
-BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
-SCALES: dict[Quantization, int] = {"int8": 1, "int4": 2}  # fp16 numbers of a group
+BITS: dict[Quantization, int] = {"int8": 8, "int4": 4, "fp8": 8}
+SCALE_BYTES: dict[Quantization, int] = {"int8": 2, "int4": 4, "fp8": 4}  # of a group, with offset
+GROUP = GROUPS["int8"]  # also of int4
+FLOAT_GROUP = GROUPS["fp8"]
+FLOAT8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,36 @@ class Codes:
         return (groups * scales + self.offsets.float()[..., None]).flatten(1)
 
 
-def quantise(weight: torch.Tensor, kind: Quantization) -> Codes:
-    """Round a weight [out, in], whose inputs fill whole groups.
+@dataclass(frozen=True, slots=True)
+class Float8Codes:
+    """A weight [out, in]: codes e4m3 [out, in], scales fp32 [out, groups]. It is code * scale.
+
+    A group has FLOAT_GROUP inputs, the last one of an output may have fewer.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    def numbers(self) -> torch.Tensor:
+        """Return the weight that the codes stand for, in fp32."""
+        scales = self.scales.repeat_interleave(FLOAT_GROUP, 1)
+        return self.codes.float() * scales[:, : self.codes.shape[1]]
+
+
+def is_quantised(inputs: int, kind: Quantization) -> bool:
+    """Return whether a weight [out, inputs] is quantised: whole numbers need whole groups."""
+    return kind == "fp8" or inputs % GROUP == 0
+
+
+def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
+    """Round a weight [out, in] for which `is_quantised`.
 
     `int8` divides the range from -largest to largest into 254 steps, as Q8_0 of GGUF; `int4` that
-    from smallest to largest into 15 steps, as Q4_1.
+    from smallest to largest into 15 steps, as Q4_1. `fp8` scales a group so that its largest number
+    is the largest one of e4m3.
     """
+    if kind == "fp8":
+        return _float8(weight.float())
     groups = weight.float().unflatten(1, (-1, GROUP))
     return _int8(groups) if kind == "int8" else _int4(groups)
 
@@ -56,6 +81,18 @@ def _int4(groups: torch.Tensor) -> Codes:
     scales, offsets = ((high - low) / 15).half(), low.half()
     codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
     return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), offsets.squeeze(-1), 4)
+
+
+def _float8(weight: torch.Tensor) -> Float8Codes:
+    outputs, inputs = weight.shape
+    missing = -inputs % FLOAT_GROUP
+    padded = torch.cat((weight, weight.new_zeros(outputs, missing)), 1)
+    groups = padded.unflatten(1, (-1, FLOAT_GROUP))
+    largest = torch.finfo(FLOAT8).max
+    scales = groups.abs().amax(-1, keepdim=True) / largest
+    # The quotient of the largest number may lie above `largest` by an fp32 rounding.
+    codes = (groups / _step(scales)).clamp(-largest, largest).to(FLOAT8)
+    return Float8Codes(codes.flatten(1)[:, :inputs].contiguous(), scales.squeeze(-1))
 
 
 def _step(scales: torch.Tensor) -> torch.Tensor:
