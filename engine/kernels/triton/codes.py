@@ -1,9 +1,9 @@
 """Linear layer with a quantised weight: a tile of codes becomes numbers in registers.
 
-One kernel serves all numbers of rows with two kinds of tiles. Up to 16 rows, reading the weight
-takes all the time: a program computes a few outputs for all rows, and each byte is read once. Rows
-share a tile of the tensor cores, and a row's sum takes the inputs in the same order at each of
-these row counts. More rows have larger tiles, whose instructions may sum in another order.
+One kernel serves all numbers of rows, with tiles of its own for few, some and many. Up to 64 rows,
+reading the weight takes most of the time: a program computes some outputs for all rows, and each
+byte is read once. Up to 16 rows share a tile of the tensor cores. A row's sum takes the inputs in
+the same order at each of these row counts; other tiles may have instructions of another order.
 
 The weight is the first operand of `tl.dot`, because a tensor core reads only that one from
 registers. Activations keep their dtype, and sums are fp32.
@@ -32,8 +32,9 @@ class CodesTile(NamedTuple):
 
 
 FEW_ROWS_TILE = CodesTile(outputs=16, inputs=256, stages=4, warps=2)
+SOME_ROWS_TILE = CodesTile(outputs=32, inputs=128, stages=4, warps=4)
 MANY_ROWS_TILE = CodesTile(outputs=128, inputs=64, stages=3, warps=8)
-MOST_ROWS = 128  # of a program
+SOME_ROWS, MOST_ROWS = 64, 128  # of a program
 # In fp32 no tensor core multiplies, and a thread holds its part of a tile in registers.
 FP32_TILE = CodesTile(outputs=16, inputs=32, stages=2, warps=4)
 
@@ -166,4 +167,6 @@ def select_tile(rows: int, dtype: torch.dtype) -> tuple[CodesTile, int]:
         return FP32_TILE, MAX_FEW_ROWS
     if rows <= MAX_FEW_ROWS:
         return FEW_ROWS_TILE, MAX_FEW_ROWS
-    return MANY_ROWS_TILE, min(MOST_ROWS, triton.next_power_of_2(rows))
+    if rows <= SOME_ROWS:
+        return SOME_ROWS_TILE, triton.next_power_of_2(rows)
+    return MANY_ROWS_TILE, MOST_ROWS

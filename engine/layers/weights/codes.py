@@ -71,14 +71,14 @@ def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
 
 
 def _int8(groups: torch.Tensor) -> Codes:
-    scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
+    scales = _divided(groups.abs().amax(-1, keepdim=True), 127).half()
     codes = (groups / _step(scales)).round().clamp(-128, 127) + 128
     return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), None, 8)
 
 
 def _int4(groups: torch.Tensor) -> Codes:
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scales, offsets = ((high - low) / 15).half(), low.half()
+    scales, offsets = _divided(high - low, 15).half(), low.half()
     codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
     return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), offsets.squeeze(-1), 4)
 
@@ -89,10 +89,15 @@ def _float8(weight: torch.Tensor) -> Float8Codes:
     padded = torch.cat((weight, weight.new_zeros(outputs, missing)), 1)
     groups = padded.unflatten(1, (-1, FLOAT_GROUP))
     largest = torch.finfo(FLOAT8).max
-    scales = groups.abs().amax(-1, keepdim=True) / largest
+    scales = _divided(groups.abs().amax(-1, keepdim=True), largest)
     # The quotient of the largest number may lie above `largest` by an fp32 rounding.
     codes = (groups / _step(scales)).clamp(-largest, largest).to(FLOAT8)
     return Float8Codes(codes.flatten(1)[:, :inputs].contiguous(), scales.squeeze(-1))
+
+
+def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
+    """Divide, on a GPU too: torch would multiply by the rounded reciprocal of a Python number."""
+    return numbers / torch.full_like(numbers, by)
 
 
 def _step(scales: torch.Tensor) -> torch.Tensor:

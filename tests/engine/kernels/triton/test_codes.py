@@ -66,10 +66,14 @@ def test_codes_kernel_fp8_of_any_number_of_inputs_equals_torch(inputs: int) -> N
     compare(draw(3, inputs).bfloat16(), weight("fp8", 20, inputs))
 
 
-def test_codes_kernel_rows_beyond_a_tile_equal_torch() -> None:
-    x = draw(MOST_ROWS + 3, 64, seed=1).half()
-    compare(x, weight("int4", 20, 64), dtype=torch.float16)
-    assert codes_linear(x[:0], weight("int4", 20, 64), kernels="triton").shape == (0, 20)
+@kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_codes_kernel_rows_beyond_a_tile_equal_torch(
+    kind: Quantization, dtype: torch.dtype
+) -> None:
+    x = draw(MOST_ROWS + 3, 160, seed=1).to(dtype)
+    compare(x, weight(kind, 20, 160), dtype=dtype)
+    assert codes_linear(x[:0], weight(kind, 20, 160), kernels="triton").shape == (0, 20)
 
 
 @kinds
