@@ -89,11 +89,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
     ] = True
     quantization: Annotated[
-        Literal["int8", "int4"] | None,
+        Literal["int8", "int4", "fp8"] | None,
         setting(
             MODEL,
-            "Round linear weights while loading, on a CPU, with a scale for every 32 inputs; with "
-            "int4 also an offset, and a head of 8 bits. Default: as the checkpoint has them.",
+            "Round linear weights while loading. int8 and int4 have a scale for every 32 inputs, "
+            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. Default: as "
+            "the checkpoint has them.",
         ),
     ] = None
     speculation: Annotated[

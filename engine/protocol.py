@@ -252,7 +252,7 @@ class Ready(Message, frozen=True):
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1
     memory: tuple[MemoryEntry, ...] = ()
     max_lens_tokens: int = 0  # the longest text of a LensRequest
-    quantization: str | None = None  # int8 or int4, if linear weights are kept so
+    quantization: str | None = None  # int8, int4 or fp8, if linear weights are kept so
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
 
 

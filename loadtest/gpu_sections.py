@@ -31,6 +31,7 @@ from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels, use_kernels
 from engine.sampling.sampler import DrawParams, draw
 from loadtest.gpu_bench import NANO_MODEL, Bench, Row
+from loadtest.gpu_codes import quantised
 from loadtest.gpu_device import attention, ceilings, ledger
 from loadtest.gpu_models import Chip
 from loadtest.gpu_server import http, peer
@@ -242,6 +243,7 @@ CHECK: dict[str, Section] = {
 ABLATE: dict[str, Section] = {
     "sweep-linear": Section(sweep_linear, 120),
     "sweep-attention": Section(sweep_attention, 120),
+    "quantised": Section(quantised, 90),
     "peer": Section(peer, 60),
     "decode-gemma-2b": Section(lambda bench: decode(bench, "gemma-2-2b", (1, 64)), 60),
     "decode-gemma-9b": Section(lambda bench: decode(bench, "gemma-2-9b", (1, 64)), 60),

@@ -43,14 +43,14 @@ DECODE_TILES = [
     DecodeTile(128, 8, 5),
 ]
 Tile = TypeVar("Tile", LinearTile, DecodeTile)
+Weight = TypeVar("Weight")
 CACHE_BYTES = 256 << 20  # several times an L2 cache
 
 
 def linear_seconds(
-    linear: Callable[[torch.Tensor, torch.Tensor], object], x: torch.Tensor, store: torch.Tensor
+    linear: Callable[[torch.Tensor, Weight], object], x: torch.Tensor, weights: Sequence[Weight]
 ) -> float:
     """Return the seconds of `linear` with one weight; many weights in turn are in no cache."""
-    weights = store.unbind()
 
     def run() -> None:
         for weight in weights:
@@ -73,7 +73,8 @@ def sweep_linear(bench: Bench) -> list[Row]:
     for inputs, outputs in shapes:
         size = inputs * outputs
         count = 2 if bench.smoke else max(1, CACHE_BYTES // (2 * size))
-        store = torch.randn(count, outputs, inputs, device=bench.device, dtype=torch.bfloat16)
+        shape = count, outputs, inputs
+        store = torch.randn(shape, device=bench.device, dtype=torch.bfloat16).unbind()
         for num_rows in (1, 8, 16):
             x = torch.randn(num_rows, inputs, device=bench.device, dtype=torch.bfloat16)
             seconds = {tile: linear_seconds(partial(linear_with, tile), x, store) for tile in tiles}

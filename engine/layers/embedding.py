@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.weights.pack import Weight, head_quantization, pack
+from engine.layers.weights.pack import Weight, pack
 from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
@@ -60,7 +60,7 @@ class LMHead(nn.Module):
     """Logits [L, vocabulary] in fp32.
 
     In bf16, steps of 1/8 lie between large logits, which would make the best two tokens equal. With
-    a packed weight, Numba's kernel returns fp32; oneDNN alone rounds to the weight's dtype.
+    a packed weight, our own kernels return fp32; oneDNN alone rounds to the weight's dtype.
 
     If tied to a token embedding, the head has no parameter of its own.
     """
@@ -80,10 +80,13 @@ class LMHead(nn.Module):
         return table
 
     def prepack(self, quantization: Quantization | None = None) -> None:
-        """Pack the weight for a CPU. See `head_quantization`."""
-        table, kind = self.table.data, head_quantization(quantization)
-        self._packed = pack(table, None, kernels=self.kernels, wide=True, quantization=kind)
-        self.weight = None
+        """Pack the weight. See `pack`; of a tied head, the token embedding keeps its table."""
+        table = self.table.data
+        self._packed = pack(
+            table, None, kernels=self.kernels, is_head=True, quantization=quantization
+        )
+        if self._packed is not None:
+            self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:

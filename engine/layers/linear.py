@@ -1,6 +1,6 @@
 """Linear layers, with several projections of one input stacked into one matmul.
 
-On a CPU the weight is packed after loading (`weights/pack.py`).
+On a CPU, or if it is quantised, the weight is packed after loading (`weights/pack.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Linear(nn.Module):
         self.kernels: Kernels = "torch"
 
     def prepack(self, quantization: Quantization | None = None) -> None:
-        """Pack the weight and free the plain one. CPU only; irreversible.
+        """Pack the weight and free the plain one; irreversible. See `pack`.
 
         `kernels` must be set before.
         """
@@ -44,7 +44,8 @@ class Linear(nn.Module):
         self._packed = pack(
             self.weight.data, self.bias, kernels=self.kernels, quantization=quantization
         )
-        self.weight = None
+        if self._packed is not None:
+            self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from engine.attention.torch.batching import MAX_SCORES, SPLIT
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
-from engine.layers.weights.pack import nbytes_of
+from engine.layers.weights.pack import is_packed, nbytes_of
 from engine.memory.graph_shapes import decode_sizes
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ def weight_bytes(plan: ModelPlan) -> int:
     If weights are packed, a tied head is packed too, and the token embedding keeps its own table.
     """
     numbers = plan.num_parameters
-    if plan.prepacks:
-        tied = [head for head in _layers(plan, LMHead) if head.weight is None]
-        numbers += sum(head.table.numel() for head in tied)
+    heads = _layers(plan, LMHead)
+    tied = [head for head in heads if head.weight is None and _packs(plan, head.table, True)]
+    numbers += sum(head.table.numel() for head in tied)
     tables = sum(buffer.nbytes for buffer in plan.module.buffers())
     return numbers * plan.dtype.itemsize + tables
 
@@ -53,11 +55,20 @@ def packed_bytes(plan: ModelPlan) -> int:
 
 def _packed_shapes(plan: ModelPlan) -> list[tuple[int, int, bool]]:
     """Return (outputs, inputs, whether it is a head) of each weight that will be packed."""
-    if not plan.prepacks:
-        return []
-    linears = [layer.weight for layer in _layers(plan, Linear)]
-    shapes = [(*weight.shape, False) for weight in linears if weight is not None]
-    return shapes + [(*head.table.shape, True) for head in _layers(plan, LMHead)]
+    weights: list[tuple[torch.Tensor | None, bool]] = [
+        (layer.weight, False) for layer in _layers(plan, Linear)
+    ]
+    weights += [(head.table, True) for head in _layers(plan, LMHead)]
+    return [
+        (*weight.shape, is_head)
+        for weight, is_head in weights
+        if weight is not None and _packs(plan, weight, is_head)
+    ]
+
+
+def _packs(plan: ModelPlan, weight: torch.Tensor, is_head: bool) -> bool:
+    form = plan.kernels, plan.config.quantization
+    return plan.packs and is_packed(weight.shape[1], is_head, *form)
 
 
 def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:

@@ -81,10 +81,8 @@ class ModelPlan:
             why, cure = BATCH_VARIANCE[self.batch_variance]
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         is_cpu = self.device.type == "cpu"
-        if config.quantization and not self.prepacks:
-            raise ConfigError(
-                "--quantization needs a CPU with oneDNN's kernels, and not --no-prepack."
-            )
+        if config.quantization and not self.packs:
+            raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS
         )
@@ -124,7 +122,13 @@ class ModelPlan:
     @property
     def multiplies_codes(self) -> bool:
         """Whether linear weights will be kept quantised; else they are only rounded."""
-        return self.config.quantization is not None and has_kernel(self.dtype, self.kernels)
+        kind = self.config.quantization
+        return kind is not None and has_kernel(kind, self.dtype, self.kernels)
+
+    @property
+    def packs(self) -> bool:
+        """Whether linear weights will be packed after loading; on a GPU, those with codes."""
+        return self.prepacks or (self.kernels == "triton" and self.config.quantization is not None)
 
     @property
     def context_cost(self) -> float:
@@ -179,6 +183,12 @@ class ModelPlan:
             most=machine_memory() if total is None else free,
             fill=total is not None,
         )
+
+
+def _packing_needs(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "a CPU with oneDNN's kernels, and not --no-prepack"
+    return "the package triton on a GPU"
 
 
 def _max_model_len(config: EngineConfig, own: int | None) -> int:

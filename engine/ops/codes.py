@@ -1,107 +1,73 @@
-"""Weights that are rounded to whole numbers, with a scale for every 32 inputs of an output."""
+"""Linear layer with a quantised weight, whose codes lie in rows as a GPU reads them.
+
+The numbers that the codes stand for are rounded to the dtype of x, and multiplied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from engine.kernels.numba.call import GROUP
+from engine.ops.kernels import Kernels
 
-Quantization = Literal["int8", "int4"]
-BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
-SCALES: dict[Quantization, int] = {"int8": 1, "int4": 2}  # fp16 numbers of a group
-
-
-class CodesForm(NamedTuple):
-    """How codes are kept: the bits of one, and whether groups have offsets."""
-
-    bits: int
-    has_offsets: bool
-
-    def nbytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of a weight [outputs, inputs] with its scales and offsets."""
-        groups = inputs // GROUP
-        return outputs * (inputs * self.bits // 8 + (4 if self.has_offsets else 2) * groups)
+Quantization = Literal["int8", "int4", "fp8"]
+# Inputs that share a scale.
+GROUPS: dict[Quantization, int] = {"int8": GROUP, "int4": GROUP, "fp8": 128}
 
 
-def common_form(forms: Sequence[CodesForm]) -> CodesForm:
-    """Return the smallest form that keeps codes of all these forms without loss."""
-    return CodesForm(max(form.bits for form in forms), any(form.has_offsets for form in forms))
+class CodeRows(NamedTuple):
+    """A weight [out, in]: code * scale + offset.
 
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """A weight [out, in]: codes uint8 [out, in], scales and offsets fp16 [out, in / GROUP].
-
-    It is code * scale + offset; without offsets (code - zero) * scale, and zero is the middle code.
+    A byte of `codes` is an input: of `int8` its code plus 128, of `fp8` its e4m3 number. A byte of
+    `int4` is an even input in the lower four bits, and the next input in the upper ones.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None
-    bits: int
-
-    @property
-    def form(self) -> CodesForm:
-        return CodesForm(self.bits, self.offsets is not None)
-
-    def kept_in(self, form: CodesForm) -> Codes:
-        """Return the same weight in a form with as many bits, and offsets if it has some."""
-        codes, offsets = self.codes, self.offsets
-        if offsets is None and form.has_offsets:
-            offsets = self.scales * -(1 << self.bits - 1)
-        elif offsets is None:
-            codes = codes + ((1 << form.bits - 1) - (1 << self.bits - 1))
-        return Codes(codes, self.scales, offsets, form.bits)
+    kind: Quantization
+    inputs: int
+    codes: torch.Tensor  # uint8 [out, in], of int4 [out, in / 2]
+    scales: torch.Tensor  # [out, groups], fp16, of fp8 fp32
+    offsets: torch.Tensor | None  # like scales; of int4 only
 
     def numbers(self) -> torch.Tensor:
-        """Return the weight that the codes stand for, in fp32."""
-        groups = self.codes.float().unflatten(1, (-1, GROUP))
-        scales = self.scales.float()[..., None]
-        if self.offsets is None:
-            return ((groups - (1 << self.bits - 1)) * scales).flatten(1)
-        return (groups * scales + self.offsets.float()[..., None]).flatten(1)
+        """Return the weight [out, in] in fp32."""
+        if self.kind == "fp8":
+            values = self.codes.view(torch.float8_e4m3fn).float()
+        elif self.kind == "int4":
+            values = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1).float()
+        else:
+            values = self.codes.float() - 128
+        values = values * self._by_input(self.scales)
+        return values if self.offsets is None else values + self._by_input(self.offsets)
+
+    def _by_input(self, by_group: torch.Tensor) -> torch.Tensor:
+        repeated = by_group.float().repeat_interleave(GROUPS[self.kind], 1)
+        return repeated[:, : self.inputs]
 
 
-def stacked(parts: Sequence[Codes]) -> Codes:
-    """Stack the outputs of several weights with the same inputs, without loss."""
-    form = common_form([part.form for part in parts])
-    kept = [part.kept_in(form) for part in parts]
-    offsets = [part.offsets for part in kept if part.offsets is not None]
-    return Codes(
-        torch.cat([part.codes for part in kept]),
-        torch.cat([part.scales for part in kept]),
-        torch.cat(offsets) if offsets else None,
-        form.bits,
-    )
+def codes_linear(
+    x: torch.Tensor,
+    weight: CodeRows,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    kernels: Kernels,
+) -> torch.Tensor:
+    """Return x W^T + b [T, out], for x [T, in]. `dtype` defaults to x's."""
+    if kernels == "triton":
+        from engine.kernels.triton.codes import multiply_codes
 
-
-def quantise(weight: torch.Tensor, kind: Quantization) -> Codes:
-    """Round a weight [out, in], whose inputs fill whole groups.
-
-    `int8` divides the range from -largest to largest into 254 steps, as Q8_0 of GGUF; `int4` that
-    from smallest to largest into 15 steps, as Q4_1.
-    """
-    groups = weight.float().unflatten(1, (-1, GROUP))
-    return _int8(groups) if kind == "int8" else _int4(groups)
-
-
-def _int8(groups: torch.Tensor) -> Codes:
-    scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
-    codes = (groups / _step(scales)).round().clamp(-128, 127) + 128
-    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), None, 8)
-
-
-def _int4(groups: torch.Tensor) -> Codes:
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scales, offsets = ((high - low) / 15).half(), low.half()
-    codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
-    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), offsets.squeeze(-1), 4)
-
-
-def _step(scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales as divisors: of zeros, any will do."""
-    return torch.where(scales == 0, 1.0, scales.float())
+        return multiply_codes(
+            x,
+            weight.codes,
+            weight.scales,
+            weight.offsets,
+            bias,
+            dtype or x.dtype,
+            kind=weight.kind,
+            group=GROUPS[weight.kind],
+        )
+    y = F.linear(x, weight.numbers().to(x.dtype), bias)
+    return y if dtype is None else y.to(dtype)

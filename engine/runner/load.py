@@ -124,7 +124,7 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
         )
     loaded_bytes = sum(parameter.nbytes for parameter in plan.module.parameters())
     use_kernels(plan.module, plan.kernels)
-    if plan.prepacks:
+    if plan.packs:
         stage = "quantising weights" if plan.config.quantization else "prepacking weights"
         report(Progress(stage, 0.0))
         _prepack(plan.module, plan.config.quantization)

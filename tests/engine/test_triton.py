@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from tests.engine.test_greedy import check, load
-from tests.support.driver import Driver
+from tests.support.driver import Driver, tiny_llama
 from tests.support.tiny_bert import tiny_bert
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
+
+from tests.support.interpreter import launches, mend
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 LATE = {"depth": 1, "late": True}
 PROMPTS = [[7 * n + i for i in range(20 + n)] for n in range(3)]
@@ -40,6 +43,30 @@ def test_triton_engine_matches_reference(assets: Path) -> None:
     driver = Driver(golden.folder, attention_backend="triton", max_num_batched_tokens=48, **LATE)
     assert driver.core.facts.attention_backend == "triton"
     check(golden, driver, [(0, 5), (60, 5), (20, 5)])
+
+
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "fp8"))]
+)
+def test_triton_engine_with_quantised_weights_equals_torch(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the kernel, the rounded weights are multiplied in fp32: the numbers are the same."""
+    mend()
+    sizes = {"vocab_size": 70, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    model = tiny_llama(tmp_path / "model", **sizes)
+    config = {"quantization": kind, "attention_backend": "torch", "block_size": 16} | LATE
+    monkeypatch.setattr("tests.engine.test_triton.PROMPTS", [[5, 60, 7], [9] * 17])
+    due = answers(Driver(model, **config), 3)
+    monkeypatch.setattr("engine.memory.model_plan.select_kernels", lambda *_: "triton")
+    found = Driver(model, **config)
+    counted = launches(monkeypatch)
+    assert answers(found, 3) == due
+    assert counted["_codes_kernel"] > 0
+    facts = found.core.facts
+    assert facts.quantization == kind
+    for entry in facts.memory:
+        assert "weights" not in entry.name or entry.planned == entry.measured
 
 
 def test_triton_engine_after_preemption_equals_torch(checkpoint: Path) -> None:

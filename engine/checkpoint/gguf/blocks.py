@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.codes import GROUP, Codes, CodesForm, quantise
+from engine.ops.quantise import GROUP, Codes, CodesForm, quantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ def regrouped(groups: Groups, form: CodesForm, outputs: int, inputs: int) -> Cod
     Scales and offsets are rounded to fp16, which those of Q4_K and Q5_K may not fit.
     """
     if groups.codes.shape[2] != GROUP:
-        return quantise(groups.numbers().view(outputs, inputs), "int8")
+        found = quantise(groups.numbers().view(outputs, inputs), "int8")
+        assert isinstance(found, Codes)
+        return found
     codes, offsets = groups.codes, groups.offsets
     if offsets is None and form.has_offsets:
         codes, offsets = codes + 8, groups.scales * -8

@@ -20,7 +20,7 @@ from engine.checkpoint.gguf.architecture import (
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTISED, regrouped
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.errors import ConfigError
-from engine.ops.codes import GROUP, Codes, CodesForm
+from engine.ops.quantise import GROUP, Codes, CodesForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a layer keeps its weight on a CPU: in oneDNN's layout, or quantised."""
+"""How a layer keeps its weight: plain, in oneDNN's layout, or quantised."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from typing import Protocol
 
 import torch
 
-from engine.kernels.numba.call import GROUP, LANES
+from engine.kernels.numba.call import LANES
+from engine.layers.weights.code_rows import CodeRowsWeight
 from engine.layers.weights.onednn import PackedWeight
-from engine.ops.codes import BITS, SCALES, Quantization, quantise
+from engine.ops.codes import GROUPS, Quantization
 from engine.ops.kernels import Kernels
+from engine.ops.quantise import (
+    BITS,
+    SCALE_BYTES,
+    Codes,
+    is_quantised,
+    quantise,
+)
 
 
 class Weight(Protocol):
@@ -27,38 +35,57 @@ def pack(
     bias: torch.Tensor | None,
     *,
     kernels: Kernels,
-    wide: bool = False,
+    is_head: bool = False,
     quantization: Quantization | None = None,
-) -> Weight:
-    """Return the weight [out, in] packed for a CPU. With `wide` it may return fp32.
+) -> Weight | None:
+    """Return the weight [out, in] packed, or None if it stays plain. A head may return fp32.
 
-    A quantised weight without a kernel for this CPU or dtype is rounded, and kept in the dtype of
-    `weight`. One whose inputs do not fill groups is not quantised.
+    Without a kernel for the device or dtype, a quantised weight is rounded and keeps its dtype.
     """
-    if quantization is not None and weight.shape[1] % GROUP == 0:
-        codes = quantise(weight, quantization)
-        if has_kernel(weight.dtype, kernels):
+    inputs = weight.shape[1]
+    if not is_packed(inputs, is_head, kernels, quantization):
+        return None
+    kind = kind_of(inputs, is_head, quantization)
+    if kind is not None:
+        assert quantization is not None
+        has_codes = has_kernel(quantization, weight.dtype, kernels)
+        if has_codes and kernels == "triton":
+            return CodeRowsWeight(weight, kind, bias, kernels=kernels, wide=is_head)
+        codes = quantise(weight, kind)
+        if has_codes:
             from engine.kernels.numba.codes import CodesLinear
 
-            return CodesLinear(
-                codes.codes, codes.scales, codes.offsets, codes.bits, bias, wide=wide
-            )
+            assert isinstance(codes, Codes)
+            parts = codes.codes, codes.scales, codes.offsets, codes.bits
+            return CodesLinear(*parts, bias, wide=is_head)
         weight = codes.numbers().to(weight.dtype)
-    return PackedWeight(weight, bias, kernels=kernels, wide=wide)
+    return PackedWeight(weight, bias, kernels=kernels, wide=is_head)
 
 
-def has_kernel(dtype: torch.dtype, kernels: Kernels) -> bool:
-    """Return whether quantised weights are multiplied as they are, on this CPU."""
-    if kernels != "numba" or dtype != torch.bfloat16:
+def has_kernel(quantization: Quantization, dtype: torch.dtype, kernels: Kernels) -> bool:
+    """Return whether quantised weights are multiplied as they are, on this device."""
+    if kernels == "triton":
+        return True
+    if kernels != "numba" or dtype != torch.bfloat16 or quantization == "fp8":
         return False
     from engine.kernels.numba.codes import has_instructions
 
     return has_instructions()
 
 
-def head_quantization(quantization: Quantization | None) -> Quantization | None:
-    """Return how a head is quantised: always with 8 bits, because logits need them."""
-    return "int8" if quantization else None
+def is_packed(
+    inputs: int, is_head: bool, kernels: Kernels, quantization: Quantization | None
+) -> bool:
+    """Return whether `pack` packs this weight: on a GPU, only if it is quantised."""
+    return kernels != "triton" or kind_of(inputs, is_head, quantization) is not None
+
+
+def kind_of(inputs: int, is_head: bool, quantization: Quantization | None) -> Quantization | None:
+    """Return how a weight is quantised, if at all: a head as int8, because logits need it."""
+    if quantization is None:
+        return None
+    kind: Quantization = "int8" if is_head else quantization
+    return kind if is_quantised(inputs, kind) else None
 
 
 def nbytes_of(
@@ -70,8 +97,10 @@ def nbytes_of(
     quantization: Quantization | None,
 ) -> int:
     """Return the bytes of a packed weight [outputs, inputs], with scales and padding."""
-    kind = head_quantization(quantization) if is_head else quantization
-    if kind is None or inputs % GROUP or not has_kernel(dtype, kernels):
+    kind = kind_of(inputs, is_head, quantization)
+    if quantization is None or kind is None or not has_kernel(quantization, dtype, kernels):
         return outputs * inputs * dtype.itemsize
-    rows = -(-outputs // LANES) * LANES
-    return rows * (inputs * BITS[kind] // 8 + 2 * SCALES[kind] * inputs // GROUP)
+    panel = LANES if kernels == "numba" else 1
+    rows = -(-outputs // panel) * panel
+    groups = -(-inputs // GROUPS[kind])
+    return rows * (inputs * BITS[kind] // 8 + SCALE_BYTES[kind] * groups)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from engine.kernels.numba.codes import CodesLinear, has_instructions
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.layers.weights.code_rows import CodeRowsWeight, code_rows
 from engine.layers.weights.onednn import PackedWeight
 from engine.layers.weights.pack import nbytes_of, pack
-from engine.ops.codes import Codes, Quantization, quantise
+from engine.ops.codes import Quantization
 from engine.ops.kernels import use_kernels
+from engine.ops.quantise import Codes, Float8Codes, quantise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_vnni = pytest.mark.skipif(
     not has_instructions(), reason="this CPU does not multiply 8-bit numbers (AVX512_VNNI)"
 )
 KINDS: list[Quantization] = ["int8", "int4"]
+ALL_KINDS: list[Quantization] = [*KINDS, "fp8"]
 SHAPES = [(16, 32), (50, 64), (960, 576), (128, 1536)]  # (outputs, inputs)
 ROWS = [1, 2, 3, 4, 7, 8, 9, 33]
 
@@ -52,13 +56,58 @@ def test_codes_are_those_of_the_definition(kind: Quantization) -> None:
     assert (np.abs(numbers - groups) <= 0.52 * step + 2e-3).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def e4m3_numbers() -> NDArray[np.float32]:
+    """Return the finite numbers from 0 up, in the order of the codes (arXiv 2209.05433)."""
+    codes = np.arange(127)
+    exponent, mantissa = codes >> 3, codes & 7
+    normal = 2.0 ** (exponent - 7) * (1 + mantissa / 8)
+    return np.where(exponent == 0, 2.0**-6 * mantissa / 8, normal).astype(np.float32)
+
+
+@pytest.mark.parametrize("inputs", [7, 128, 320])
+def test_fp8_codes_are_those_of_the_definition(inputs: int) -> None:
+    """In NumPy: the nearest number of e4m3, of two the even code; fp32 scales for 128 inputs."""
+    weight = random(9, inputs).numpy()
+    weight[2] = 0
+    weight[3] *= 1e-6
+    groups = -(-inputs // 128)
+    scales = np.empty((9, groups), np.float32)
+    for group in range(groups):
+        scales[:, group] = np.abs(weight[:, 128 * group : 128 * (group + 1)]).max(1) / 448
+    by_input = np.repeat(scales, 128, 1)[:, :inputs]
+    steps = weight / np.where(by_input == 0, np.float32(1), by_input)
+    table = e4m3_numbers()
+    distance = np.abs(np.abs(steps)[..., None].astype(np.float64) - table)
+    is_odd = np.arange(127) & 1
+    nearest = np.lexsort((np.broadcast_to(is_odd, distance.shape), distance))[..., 0]
+    found = quantise(torch.from_numpy(weight), "fp8")
+    assert isinstance(found, Float8Codes)
+    assert np.array_equal(found.scales.numpy(), scales)
+    codes = found.codes.view(torch.uint8).numpy()
+    assert np.array_equal(codes & 127, nearest)
+    assert np.array_equal(codes >> 7, np.signbit(steps))
+    due = np.copysign(table[nearest], steps) * by_input
+    assert np.array_equal(found.numbers().numpy(), due)
+    assert (np.abs(due - weight) <= np.abs(weight) / 16 + by_input * 2.0**-10).all()
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("outputs", [1, 50])
+def test_rows_for_a_gpu_have_the_same_numbers(outputs: int, kind: Quantization) -> None:
+    weight = random(outputs, 160)
+    rows = code_rows(weight, kind)
+    assert torch.equal(rows.numbers(), quantise(weight, kind).numbers())
+    packed = CodeRowsWeight(weight, kind, kernels="torch")
+    assert packed.nbytes == nbytes_of(outputs, 160, False, torch.bfloat16, "triton", kind)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_weights_that_have_codes_already_are_kept(kind: Quantization) -> None:
     weight = quantise(random(48, 128), kind).numbers()
     assert torch.allclose(quantise(weight, kind).numbers(), weight, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_weight_of_zeros_stays_zero(kind: Quantization) -> None:
     assert not quantise(torch.zeros(16, 64), kind).numbers().any()
 
@@ -173,7 +222,7 @@ def test_layers_keep_the_bytes_of_the_format(kind: Quantization) -> None:
         assert module._packed.nbytes == planned
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_without_a_kernel_the_weight_is_rounded(kind: Quantization) -> None:
     weight, x = random(64, 96), random(5, 96, seed=1)
     packed = pack(weight, None, kernels="torch", quantization=kind)
@@ -184,4 +233,30 @@ def test_without_a_kernel_the_weight_is_rounded(kind: Quantization) -> None:
 def test_weight_whose_inputs_fill_no_groups_is_not_quantised() -> None:
     weight, x = random(64, 40), random(5, 40, seed=1)
     packed = pack(weight, None, kernels="torch", quantization="int4")
+    assert packed is not None
     torch.testing.assert_close(packed(x), x @ weight.t())
+
+
+def test_fp8_on_a_cpu_is_rounded_only_and_so_is_its_head() -> None:
+    """Also where a kernel for int8 would run."""
+    weight, x = random(64, 96).bfloat16(), random(5, 96, seed=1).bfloat16()
+    for is_head, kind in ((False, "fp8"), (True, "int8")):
+        packed = pack(weight, None, kernels="numba", is_head=is_head, quantization="fp8")
+        assert isinstance(packed, PackedWeight)
+        due = x.float() @ quantise(weight, kind).numbers().bfloat16().float().t()
+        torch.testing.assert_close(packed(x).float(), due, rtol=1e-2, atol=1e-2)
+        assert packed.nbytes == nbytes_of(64, 96, is_head, torch.bfloat16, "numba", "fp8")
+
+
+def test_on_a_gpu_weights_stay_plain_or_have_codes() -> None:
+    assert pack(random(64, 96), None, kernels="triton") is None
+    assert pack(random(64, 40), None, kernels="triton", quantization="int4") is None
+    packed = pack(random(64, 40), None, kernels="triton", quantization="fp8")
+    assert isinstance(packed, CodeRowsWeight)
+    head = pack(random(64, 96), None, kernels="triton", is_head=True, quantization="int4")
+    assert isinstance(head, CodeRowsWeight)
+    assert head.rows.kind == "int8"
+    layer = Linear(40, 64)
+    use_kernels(layer, "triton")
+    layer.prepack("int4")
+    assert layer.weight is not None

@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
+from engine.errors import ConfigError
 from engine.ops.sequence_rows import append
 from tests.support.driver import Driver
 from tests.support.fake_cuda import CUDA, fake_cuda
@@ -76,6 +77,40 @@ def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Pa
 
 def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
     check(QUICK[0], tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_engine_on_fake_cuda_keeps_quantised_weights(quantization: str, tmp_path: Path) -> None:
+    """Weights are rounded on the device, and their bytes are those that were planned."""
+    with fake_cuda() as launches:
+        driver = engine("qwen3-0.6b", tmp_path, quantization=quantization)
+        generate(driver)
+        while driver.runner.capture_when_idle():
+            pass
+        generate(driver)
+    facts = driver.core.facts
+    assert facts.quantization == quantization
+    assert launches["_codes_kernel"] > 0
+    assert launches["_linear_kernel"] == 0, "every weight has codes"
+    entries = {entry.name: entry for entry in facts.memory}
+    weights = entries["weights"], entries[f"{quantization} weights"]
+    assert [entry.planned for entry in weights] == [entry.measured for entry in weights]
+    assert facts.weight_bytes == sum(entry.planned for entry in weights)
+
+
+def test_plan_on_cuda_refuses_quantization_without_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.ops.kernels.find_spec", lambda name: None)
+    with fake_cuda(), pytest.raises(ConfigError, match="--quantization needs the package triton"):
+        engine("qwen3-0.6b", tmp_path, quantization="fp8")
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_plan_on_cuda_refuses_batch_invariance(quantization: str | None, tmp_path: Path) -> None:
+    """Few rows and many have other tiles, with quantised weights too."""
+    with fake_cuda(), pytest.raises(ConfigError, match="--batch-invariant on is not possible"):
+        engine("qwen3-0.6b", tmp_path, quantization=quantization, batch_invariant="on")
 
 
 @pytest.mark.slow

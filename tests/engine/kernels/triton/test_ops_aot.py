@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.engine.kernels.triton.codes_launches import KINDS
 from tests.support.aot import compile_ahead
 
 KERNELS = {
@@ -22,3 +23,17 @@ def test_ops_kernels_of_benchmarked_models_compile_without_spills() -> None:
 def test_ops_kernels_of_published_models_compile_without_spills() -> None:
     """Every served architecture, and other dtypes for one model."""
     assert len(compile_ahead("tests.engine.kernels.triton.ops_launches", "published")) > 150
+
+
+@pytest.mark.slow
+def test_codes_kernel_compiles_without_spills() -> None:
+    """Quantised weights in bf16: one row and many, with and without a bias."""
+    reports = compile_ahead("tests.engine.kernels.triton.codes_launches", "in_bf16")
+    assert {report.kernel for report in reports} == {"_codes_kernel"}
+    assert len(reports) == 2 * 2 * 2 * len(KINDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_codes_kernel_of_every_form_dtype_and_tile_compiles_without_spills() -> None:
+    assert len(compile_ahead("tests.engine.kernels.triton.codes_launches", "everything")) > 100

@@ -1,0 +1,150 @@
+"""Weights that are rounded to codes, with a scale for every group of inputs of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.ops.codes import GROUPS, Quantization
+
+BITS: dict[Quantization, int] = {"int8": 8, "int4": 4, "fp8": 8}
+SCALE_BYTES: dict[Quantization, int] = {"int8": 2, "int4": 4, "fp8": 4}  # of a group, with offset
+GROUP = GROUPS["int8"]  # also of int4
+FLOAT_GROUP = GROUPS["fp8"]
+FLOAT8 = torch.float8_e4m3fn
+
+
+class CodesForm(NamedTuple):
+    """How codes are kept: the bits of one, and whether groups have offsets."""
+
+    bits: int
+    has_offsets: bool
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight [outputs, inputs] with its scales and offsets."""
+        groups = inputs // GROUP
+        return outputs * (inputs * self.bits // 8 + (4 if self.has_offsets else 2) * groups)
+
+
+def common_form(forms: Sequence[CodesForm]) -> CodesForm:
+    """Return the smallest form that keeps codes of all these forms without loss."""
+    return CodesForm(max(form.bits for form in forms), any(form.has_offsets for form in forms))
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A weight [out, in]: codes uint8 [out, in], scales and offsets fp16 [out, in / GROUP].
+
+    It is code * scale + offset; without offsets (code - zero) * scale, and zero is the middle code.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    bits: int
+
+    @property
+    def form(self) -> CodesForm:
+        return CodesForm(self.bits, self.offsets is not None)
+
+    def kept_in(self, form: CodesForm) -> Codes:
+        """Return the same weight in a form with as many bits, and offsets if it has some."""
+        codes, offsets = self.codes, self.offsets
+        if offsets is None and form.has_offsets:
+            offsets = self.scales * -(1 << self.bits - 1)
+        elif offsets is None:
+            codes = codes + ((1 << form.bits - 1) - (1 << self.bits - 1))
+        return Codes(codes, self.scales, offsets, form.bits)
+
+    def numbers(self) -> torch.Tensor:
+        """Return the weight that the codes stand for, in fp32."""
+        groups = self.codes.float().unflatten(1, (-1, GROUP))
+        scales = self.scales.float()[..., None]
+        if self.offsets is None:
+            return ((groups - (1 << self.bits - 1)) * scales).flatten(1)
+        return (groups * scales + self.offsets.float()[..., None]).flatten(1)
+
+
+def stacked(parts: Sequence[Codes]) -> Codes:
+    """Stack the outputs of several weights with the same inputs, without loss."""
+    form = common_form([part.form for part in parts])
+    kept = [part.kept_in(form) for part in parts]
+    offsets = [part.offsets for part in kept if part.offsets is not None]
+    return Codes(
+        torch.cat([part.codes for part in kept]),
+        torch.cat([part.scales for part in kept]),
+        torch.cat(offsets) if offsets else None,
+        form.bits,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Codes:
+    """A weight [out, in]: codes e4m3 [out, in], scales fp32 [out, groups]. It is code * scale.
+
+    A group has FLOAT_GROUP inputs, the last one of an output may have fewer.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    def numbers(self) -> torch.Tensor:
+        """Return the weight that the codes stand for, in fp32."""
+        scales = self.scales.repeat_interleave(FLOAT_GROUP, 1)
+        return self.codes.float() * scales[:, : self.codes.shape[1]]
+
+
+def is_quantised(inputs: int, kind: Quantization) -> bool:
+    """Return whether a weight [out, inputs] is quantised: whole numbers need whole groups."""
+    return kind == "fp8" or inputs % GROUP == 0
+
+
+def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
+    """Round a weight [out, in] for which `is_quantised`.
+
+    `int8` divides the range from -largest to largest into 254 steps, as Q8_0 of GGUF; `int4` that
+    from smallest to largest into 15 steps, as Q4_1. `fp8` scales a group so that its largest number
+    is the largest one of e4m3.
+    """
+    if kind == "fp8":
+        return _float8(weight.float())
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    return _int8(groups) if kind == "int8" else _int4(groups)
+
+
+def _int8(groups: torch.Tensor) -> Codes:
+    scales = _divided(groups.abs().amax(-1, keepdim=True), 127).half()
+    codes = (groups / _step(scales)).round().clamp(-128, 127) + 128
+    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), None, 8)
+
+
+def _int4(groups: torch.Tensor) -> Codes:
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scales, offsets = _divided(high - low, 15).half(), low.half()
+    codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
+    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), offsets.squeeze(-1), 4)
+
+
+def _float8(weight: torch.Tensor) -> Float8Codes:
+    outputs, inputs = weight.shape
+    missing = -inputs % FLOAT_GROUP
+    padded = torch.cat((weight, weight.new_zeros(outputs, missing)), 1)
+    groups = padded.unflatten(1, (-1, FLOAT_GROUP))
+    largest = torch.finfo(FLOAT8).max
+    scales = _divided(groups.abs().amax(-1, keepdim=True), largest)
+    # The quotient of the largest number may lie above `largest` by an fp32 rounding.
+    codes = (groups / _step(scales)).clamp(-largest, largest).to(FLOAT8)
+    return Float8Codes(codes.flatten(1)[:, :inputs].contiguous(), scales.squeeze(-1))
+
+
+def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
+    """Divide, on a GPU too: torch would multiply by the rounded reciprocal of a Python number."""
+    return numbers / torch.full_like(numbers, by)
+
+
+def _step(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scales as divisors: of zeros, any will do."""
+    return torch.where(scales == 0, 1.0, scales.float())
