@@ -89,12 +89,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
     ] = True
     quantization: Annotated[
-        Literal["int8", "int4", "fp8"] | None,
+        Literal["int8", "int4", "fp8", "none"] | None,
         setting(
             MODEL,
             "Round linear weights while loading. int8 and int4 have a scale for every 32 inputs, "
-            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. Default: as "
-            "the checkpoint has them.",
+            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. none: plain "
+            "weights. Default: none, but a CPU that has a kernel for them keeps the codes of "
+            "quantised checkpoints.",
         ),
     ] = None
     speculation: Annotated[

@@ -6,16 +6,20 @@ it. Nothing in a checkpoint is ever unpickled or executed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from engine.checkpoint.quantised.tensors import QuantisedTensor
+from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.errors import ConfigError
+from engine.ops.quantise import CodesForm, common_form
 
 FLOATS = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -41,13 +45,58 @@ def load_weights(
     for done, name in enumerate(wanted):
         for target in targets[name]:
             _refuse_conv1d(name, tensors[name], target)
-        numbers = tensors[name].read()
+        numbers: torch.Tensor | None = None
         for target in targets[name]:
+            if _keeps_codes(model, name, target, tensors[name]):
+                continue
+            if numbers is None:
+                numbers = tensors[name].read()
             _place(model, name, target, numbers, dtype, device, tensors[name].file)
             filled.setdefault(target.parameter, set()).add(target.part)
         progress((done + 1) / len(targets))
     _check_filled(model, filled)
     model.to(device)
+
+
+class StoredCodes(NamedTuple):
+    """The codes of a checkpoint that can be kept, by parameter, and their commonest kind."""
+
+    forms: dict[str, CodesForm]
+    kind: str | None  # None: no codes
+
+
+def stored_codes(weight_map: WeightMap, folder: Path) -> StoredCodes:
+    """Return which codes of a quantised checkpoint can be kept.
+
+    A parameter is left out if one of its parts has no codes that can.
+    """
+    tensors = checkpoint_tensors(folder)
+    targets, _ = _assign(tensors, weight_map, folder)
+    forms: dict[str, list[CodesForm | None]] = {}
+    kinds: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        form = None
+        if not isinstance(tensor, StoredTensor) and (form := tensor.form):
+            kinds[tensor.kind] += 1
+        for target in targets.get(name, ()):
+            forms.setdefault(target.parameter, []).append(None if target.transpose else form)
+    whole = {name: [form for form in each if form] for name, each in forms.items() if all(each)}
+    kind = kinds.most_common(1)[0][0] if kinds else None
+    return StoredCodes({name: common_form(each) for name, each in whole.items()}, kind)
+
+
+def _keeps_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointTensor) -> bool:
+    """Hand codes to a module that keeps them. Returns whether it needs no numbers."""
+    owner: Any = model.get_submodule(target.parameter.rpartition(".")[0])
+    if getattr(owner, "stored_form", None) is None or not target.parameter.endswith("weight"):
+        return False
+    assert not isinstance(tensor, StoredTensor)
+    codes = tensor.codes()
+    for part in (codes.scales, codes.offsets):
+        if part is not None and not part.isfinite().all():
+            raise ConfigError(f"{name} in {tensor.file} holds NaN or infinity.")
+    owner.take_codes(target.part, codes)
+    return owner.weight is None
 
 
 def _refuse_conv1d(name: str, tensor: CheckpointTensor, target: Target) -> None:

@@ -5,20 +5,31 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.weights.pack import Weight, pack
+from engine.layers.weights.pack import Weight, pack, pack_codes
 from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
+from engine.ops.quantise import Codes, CodesForm
 
 
 class TokenEmbedding(nn.Module):
-    """Lookup of rows in a table [count, dim] by index."""
+    """Lookup of rows in a table [count, dim] by index.
+
+    A tied head takes the checkpoint's codes of the table from `stored`.
+    """
 
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, dim))
+        self.stored_form: CodesForm | None = None
+        self.stored: Codes | None = None
+
         self.kernels: Kernels = "torch"
+
+    def take_codes(self, part: str, codes: Codes) -> None:
+        """Take the codes of the table, beside its numbers."""
+        self.stored = codes
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return embed(ids, self.weight, kernels=self.kernels)
@@ -69,8 +80,15 @@ class LMHead(nn.Module):
         super().__init__()
         self.weight = None if tied_to else nn.Parameter(torch.empty(vocab_size, dim))
         self._tied_to = [tied_to] if tied_to else []  # a list, so that it is not a submodule
+        # If set, the checkpoint's codes are kept: its own, or the token embedding's.
+        self.stored_form: CodesForm | None = None
+        self._stored: Codes | None = None
         self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
+
+    @property
+    def tied_to(self) -> TokenEmbedding | None:
+        return self._tied_to[0] if self._tied_to else None
 
     @property
     def table(self) -> torch.Tensor:
@@ -79,8 +97,21 @@ class LMHead(nn.Module):
         assert table is not None
         return table
 
+    def take_codes(self, part: str, codes: Codes) -> None:
+        """Take a weight with a `stored_form`, instead of its numbers."""
+        self._stored = codes
+        self.weight = None
+
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weight. See `pack`; of a tied head, the token embedding keeps its table."""
+        if self.stored_form is not None:
+            codes = self._tied_to[0].stored if self._tied_to else self._stored
+            assert codes is not None
+            self._packed = pack_codes(codes, None, wide=True)
+            self._stored = None
+            for embedding in self._tied_to:
+                embedding.stored = None
+            return
         table = self.table.data
         self._packed = pack(
             table, None, kernels=self.kernels, is_head=True, quantization=quantization

@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.weights.pack import Weight, pack
+from engine.layers.weights.pack import Weight, pack, pack_codes
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
+from engine.ops.quantise import Codes, CodesForm, stacked
 
 
 class Linear(nn.Module):
@@ -31,15 +32,28 @@ class Linear(nn.Module):
             self.parts[name] = slice(rows, rows + size)
             rows += size
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, in_features))
+        # If set, the checkpoint's codes are kept, all parts in this form.
+        self.stored_form: CodesForm | None = None
+        self._stored: dict[str, Codes] = {}
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
         self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
+
+    def take_codes(self, part: str, codes: Codes) -> None:
+        """Take a part of a weight with a `stored_form`, instead of its numbers."""
+        self._stored[part] = codes
+        self.weight = None
 
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weight and free the plain one; irreversible. See `pack`.
 
         `kernels` must be set before.
         """
+        if self._stored:
+            codes = stacked([self._stored[part] for part in self.parts])
+            self._packed = pack_codes(codes, self.bias)
+            self._stored.clear()
+            return
         assert self.weight is not None
         self._packed = pack(
             self.weight.data, self.bias, kernels=self.kernels, quantization=quantization

@@ -40,34 +40,36 @@ def weight_bytes(plan: ModelPlan) -> int:
 
 def plain_bytes(plan: ModelPlan) -> int:
     """Weights that are not packed, and tables."""
-    packed = sum(out * inputs for out, inputs, _ in _packed_shapes(plan))
+    packed = sum(weight.numel() for _, weight in _packed(plan))
     return weight_bytes(plan) - packed * plan.dtype.itemsize
 
 
 def packed_bytes(plan: ModelPlan) -> int:
     """Weights that will be kept in oneDNN's packed layout, or quantised."""
-    form = plan.dtype, plan.kernels, plan.config.quantization
+    form = plan.dtype, plan.kernels, plan.rounds_to
     return sum(
-        nbytes_of(outputs, inputs, is_head, *form)
-        for outputs, inputs, is_head in _packed_shapes(plan)
+        nbytes_of(
+            weight.shape[0], weight.shape[1], isinstance(layer, LMHead), *form, layer.stored_form
+        )
+        for layer, weight in _packed(plan)
     )
 
 
-def _packed_shapes(plan: ModelPlan) -> list[tuple[int, int, bool]]:
-    """Return (outputs, inputs, whether it is a head) of each weight that will be packed."""
-    weights: list[tuple[torch.Tensor | None, bool]] = [
-        (layer.weight, False) for layer in _layers(plan, Linear)
+def _packed(plan: ModelPlan) -> list[tuple[Linear | LMHead, torch.Tensor]]:
+    """Return the layers that will be packed, each with its weight [outputs, inputs]."""
+    weights: list[tuple[Linear | LMHead, torch.Tensor]] = [
+        (layer, layer.weight) for layer in _layers(plan, Linear) if layer.weight is not None
     ]
-    weights += [(head.table, True) for head in _layers(plan, LMHead)]
+    weights += [(head, head.table) for head in _layers(plan, LMHead)]
     return [
-        (*weight.shape, is_head)
-        for weight, is_head in weights
-        if weight is not None and _packs(plan, weight, is_head)
+        (layer, weight)
+        for layer, weight in weights
+        if _packs(plan, weight, isinstance(layer, LMHead))
     ]
 
 
 def _packs(plan: ModelPlan, weight: torch.Tensor, is_head: bool) -> bool:
-    form = plan.kernels, plan.config.quantization
+    form = plan.kernels, plan.rounds_to
     return plan.packs and is_packed(weight.shape[1], is_head, *form)
 
 

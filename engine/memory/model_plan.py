@@ -11,6 +11,7 @@ from torch import nn
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.checkpoint.folder import model_folder, read_json
+from engine.checkpoint.loader import stored_codes
 from engine.checkpoint.quantised.methods import method_of
 from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
@@ -26,12 +27,15 @@ from engine.device.facts import (
 from engine.device.limits import cpu_count, is_memory_limited, machine_memory
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
-from engine.layers.weights.pack import has_kernel
+from engine.layers.embedding import LMHead
+from engine.layers.linear import Linear
+from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.models.base import Model
 from engine.models.registry import model_class
+from engine.ops.codes import Quantization
 from engine.ops.kernels import select_kernels
 from engine.protocol import BATCH_VARIANCE
 
@@ -53,7 +57,8 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
-        method_of(hf_config)  # raises ConfigError for quantised weights that are not served
+        # Raises ConfigError for quantised weights that are not served.
+        self._has_codes = method_of(hf_config) is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
             forbid_amx()
         self.device = select_device(config.device)
@@ -81,7 +86,8 @@ class ModelPlan:
             why, cure = BATCH_VARIANCE[self.batch_variance]
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         is_cpu = self.device.type == "cpu"
-        if config.quantization and not self.packs:
+        self.stored_kind = self._keep_stored_codes()
+        if self.rounds_to and not self.packs:
             raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS
@@ -120,15 +126,42 @@ class ModelPlan:
         return self.config.prepack and onednn_has_matmul(self.device, self.dtype)
 
     @property
-    def multiplies_codes(self) -> bool:
-        """Whether linear weights will be kept quantised; else they are only rounded."""
-        kind = self.config.quantization
-        return kind is not None and has_kernel(kind, self.dtype, self.kernels)
+    def rounds_to(self) -> Quantization | None:
+        """How linear weights will be rounded while loading."""
+        return None if self.config.quantization == "none" else self.config.quantization
+
+    @property
+    def quantization(self) -> str | None:
+        """How linear weights will be kept quantised; None if they are plain, or only rounded."""
+        kind = self.rounds_to
+        if kind is not None and has_kernel(kind, self.dtype, self.kernels):
+            return kind
+        return self.stored_kind
+
+    def _keep_stored_codes(self) -> str | None:
+        """Let layers keep the codes of a quantised checkpoint if a kernel multiplies them.
+
+        Returns the commonest kind of codes that are kept, None if none are.
+        """
+        is_dummy = self.config.load_format == "dummy"
+        if self.config.quantization or is_dummy or not self._has_codes or not self.prepacks:
+            return None
+        if not keeps_stored_codes(self.dtype, self.kernels):
+            return None
+        stored = stored_codes(self.model.weight_map(), self.folder)
+        names = {module: name for name, module in self.module.named_modules()}
+        for layer in names:
+            if isinstance(layer, Linear | LMHead):
+                tied = layer.tied_to if isinstance(layer, LMHead) else None
+                layer.stored_form = stored.forms.get(f"{names[tied or layer]}.weight")
+                if tied is not None:
+                    tied.stored_form = layer.stored_form
+        return stored.kind
 
     @property
     def packs(self) -> bool:
         """Whether linear weights will be packed after loading; on a GPU, those with codes."""
-        return self.prepacks or (self.kernels == "triton" and self.config.quantization is not None)
+        return self.prepacks or (self.kernels == "triton" and self.rounds_to is not None)
 
     @property
     def context_cost(self) -> float:

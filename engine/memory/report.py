@@ -73,7 +73,7 @@ def _packed_bytes(module: nn.Module) -> int:
 
 
 def _packed_name(plan: ModelPlan) -> str:
-    return f"{plan.config.quantization} weights" if plan.multiplies_codes else PACKED_WEIGHTS
+    return f"{plan.quantization} weights" if plan.quantization else PACKED_WEIGHTS
 
 
 def measured_bytes(

@@ -102,7 +102,7 @@ def load_engine(
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
         max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
-        quantization=plan.config.quantization if plan.multiplies_codes else None,
+        quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
     return LoadedEngine(plan, runner, facts)
@@ -125,11 +125,11 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     loaded_bytes = sum(parameter.nbytes for parameter in plan.module.parameters())
     use_kernels(plan.module, plan.kernels)
     if plan.packs:
-        stage = "quantising weights" if plan.config.quantization else "prepacking weights"
+        stage = "quantising weights" if plan.rounds_to else "prepacking weights"
         report(Progress(stage, 0.0))
-        _prepack(plan.module, plan.config.quantization)
+        _prepack(plan.module, plan.rounds_to)
         release_unused()
-    if plan.multiplies_codes:
+    if plan.quantization:
         loaded_bytes = weights_bytes(plan.module)
     return loaded_bytes
 

@@ -41,11 +41,13 @@ def write_gguf(
     kind: str = "F32",
     *,
     weights: bool = True,
+    others: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Path:
     """Write the checkpoint in `folder` as a GGUF file whose matrices are of `kind`.
 
-    `more` are settings of the tokenizer. Its vocabulary is GPT-2's bytes and made-up tokens.
+    `others` are the kinds of matrices that differ, by a part of their names. `more` are settings of
+    the tokenizer. Its vocabulary is GPT-2's bytes and made-up tokens.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
@@ -65,7 +67,8 @@ def write_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, name
         found = converted(name, tensor, architecture, config)
-        add_tensor(writer, stored, found, kind if found.ndim > 1 else "F32")
+        own = next((other for part, other in (others or {}).items() if part in stored), kind)
+        add_tensor(writer, stored, found, own if found.ndim > 1 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -121,7 +121,7 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # How `regrouped` keeps each encoding.
 FORMS = {
-    "Q4_0": CodesForm(4, has_offsets=True),
+    "Q4_0": CodesForm(4, has_offsets=False),
     "Q4_1": CodesForm(4, has_offsets=True),
     "Q5_0": CodesForm(8, has_offsets=False),
     "Q5_1": CodesForm(8, has_offsets=True),
@@ -141,13 +141,11 @@ def regrouped(groups: Groups, form: CodesForm, outputs: int, inputs: int) -> Cod
         found = quantise(groups.numbers().view(outputs, inputs), "int8")
         assert isinstance(found, Codes)
         return found
-    codes, offsets = groups.codes, groups.offsets
-    if offsets is None and form.has_offsets:
-        codes, offsets = codes + 8, groups.scales * -8
-    elif offsets is None:
-        codes = codes ^ -128  # adds 128, as unsigned numbers
+    codes, offsets = groups.codes.view(torch.uint8), groups.offsets
+    if offsets is None:
+        codes = codes + (1 << form.bits - 1)  # wraps around
     return Codes(
-        codes.view(torch.uint8).reshape(outputs, inputs),
+        codes.reshape(outputs, inputs),
         groups.scales.half().view(outputs, -1),
         None if offsets is None else offsets.half().view(outputs, -1),
         form.bits,

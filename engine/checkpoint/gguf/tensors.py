@@ -37,6 +37,10 @@ class GGUFTensor:
         return self.stored.file
 
     @property
+    def kind(self) -> str:
+        return self.stored.kind.name
+
+    @property
     def form(self) -> CodesForm | None:
         """How `codes` keeps the tensor; None if it cannot."""
         inputs = self.stored.shape[-1]

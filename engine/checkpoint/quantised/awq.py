@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import dequantise
+from engine.checkpoint.quantised.groups import Grouped, form_of
 from engine.checkpoint.quantised.layer import FLOATS, Layer, check_divides, check_shape
 from engine.checkpoint.quantised.settings import Settings, choice, format_of, group_size
+from engine.ops.quantise import CodesForm
 
 NAME = "awq"
 BITS, PER_WORD = 4, 8
@@ -31,6 +32,7 @@ class AWQ:
 
     group_size: int | None
 
+    kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales"})
     marks = endings  # that only quantised layers have
     unused = frozenset[str]()
@@ -54,11 +56,16 @@ class AWQ:
         check_shape(layer.part("qzeros", ("I32",)), (inputs // size, words))
         check_shape(layer.part("scales", FLOATS), (inputs // size, words * PER_WORD))
 
-    def dequantise(self, layer: Layer) -> torch.Tensor:
-        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+    def form(self, layer: Layer) -> CodesForm | None:
+        """Return how the codes of a checked layer can be kept."""
+        groups = layer.parts["scales"].shape[0]
+        return form_of(BITS, layer.parts["qweight"].shape[0], groups, has_zeros=True)
+
+    def read(self, layer: Layer) -> Grouped:
+        """Return the weights [outputs, inputs] of a checked layer."""
         codes = _unpack(layer.parts["qweight"].read())
         zeros = _unpack(layer.parts["qzeros"].read())
-        return dequantise(codes, layer.parts["scales"].read().t(), zeros)
+        return Grouped(codes, layer.parts["scales"].read().t(), zeros)
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:

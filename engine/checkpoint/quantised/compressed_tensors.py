@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import dequantise, dequantise_blocks, unpack
+from engine.checkpoint.quantised.groups import Grouped, form_of, in_blocks, unpack
 from engine.checkpoint.quantised.layer import (
     FLOATS,
     Layer,
@@ -25,6 +25,7 @@ from engine.checkpoint.quantised.scheme import NAME, Scheme, words
 from engine.checkpoint.quantised.settings import Settings, refuse
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
+from engine.ops.quantise import CodesForm
 
 CODES = ("weight_packed", "weight")
 
@@ -46,6 +47,7 @@ class CompressedTensors:
     schemes: Sequence[Scheme]
     has_kv_scales: bool
 
+    kind = NAME
     endings = frozenset(
         {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
     )
@@ -117,20 +119,33 @@ class CompressedTensors:
                 return scheme
         return schemes[0]
 
-    def dequantise(self, layer: Layer) -> torch.Tensor:
-        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+    def form(self, layer: Layer) -> CodesForm | None:
+        """Return how the codes of a checked layer can be kept."""
+        outputs, inputs = _sizes(layer)
+        scheme = self._scheme_of(layer, outputs, inputs)
+        scales = layer.parts["weight_scale"]
+        groups = scales.shape[1] if len(scales.shape) > 1 else 1
+        if scheme.is_float or scheme.strategy == "block":
+            return None
+        if inputs % groups or _groups(layer, groups) is not None:
+            return None
+        has_zeros = "weight_zero_point" in layer.parts
+        return form_of(scheme.bits, inputs, groups, has_zeros=has_zeros)
+
+    def read(self, layer: Layer) -> Grouped:
+        """Return the weights [outputs, inputs] of a checked layer."""
         outputs, inputs = _sizes(layer)
         scheme = self._scheme_of(layer, outputs, inputs)
         scales = layer.parts["weight_scale"].read()
         codes = _codes(layer, scheme, inputs)
         if scheme.strategy == "block":
-            return dequantise_blocks(codes, scales, *scheme.block)
+            return in_blocks(codes, scales, *scheme.block)
         if scales.ndim < 2:
             scales = scales.reshape(-1, 1)
         zeros = _zeros(layer, scheme, outputs)
         if zeros is not None:
             zeros = zeros.reshape(scales.shape)
-        return dequantise(codes, scales, zeros, _groups(layer, scales.shape[1]))
+        return Grouped(codes, scales, zeros, _groups(layer, scales.shape[1]))
 
 
 def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:

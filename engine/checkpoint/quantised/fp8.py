@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from engine.checkpoint.quantised.groups import dequantise, dequantise_blocks
+from engine.checkpoint.quantised.groups import Grouped, in_blocks
 from engine.checkpoint.quantised.layer import FLOATS, Layer, check_shape
 from engine.checkpoint.quantised.settings import Settings, block_size, choice
 
@@ -26,6 +24,7 @@ class FP8:
     block: tuple[int, int] | None  # height and width
     has_kv_scales: bool
 
+    kind = NAME
     endings = frozenset({"weight", *SCALES})
     marks = frozenset(SCALES)
     unused = frozenset({"input_scale", "activation_scale", "output_scale", "input_scale_ub"})
@@ -50,13 +49,16 @@ class FP8:
         else:
             check_shape(scales, (), (1,), (1, 1), (outputs, 1), (outputs,))
 
-    def dequantise(self, layer: Layer) -> torch.Tensor:
-        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+    def form(self, layer: Layer) -> None:
+        """Return None: there is no kernel for its codes."""
+
+    def read(self, layer: Layer) -> Grouped:
+        """Return the weights [outputs, inputs] of a checked layer."""
         codes = layer.parts["weight"].read()
         scales = layer.parts[_scale_name(layer)].read()
         if self.block:
-            return dequantise_blocks(codes, scales, *self.block)
-        return dequantise(codes, scales.reshape(-1, 1))
+            return in_blocks(codes, scales, *self.block)
+        return Grouped(codes, scales.reshape(-1, 1))
 
 
 def _scale_name(layer: Layer) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import dequantise, unpack
+from engine.checkpoint.quantised.groups import Grouped, form_of, unpack
 from engine.checkpoint.quantised.layer import (
     FLOATS,
     Layer,
@@ -24,6 +24,7 @@ from engine.checkpoint.quantised.settings import (
     group_size,
     refuse,
 )
+from engine.ops.quantise import CodesForm
 
 NAME = "gptq"
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores a zero minus one
@@ -47,6 +48,7 @@ class GPTQ:
     zero_offset: int
     needs_groups: bool  # inputs were quantised in the order of their activations
 
+    kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     marks = endings
     unused = frozenset[str]()
@@ -88,14 +90,22 @@ class GPTQ:
         if self.needs_groups or "g_idx" in layer.parts:
             check_shape(layer.part("g_idx", ("I32", "I64")), (inputs,))
 
-    def dequantise(self, layer: Layer) -> torch.Tensor:
-        """Return the weights [outputs, inputs] of a checked layer, in fp32."""
+    def form(self, layer: Layer) -> CodesForm | None:
+        """Return how the codes of a checked layer can be kept."""
+        inputs = layer.parts["qweight"].shape[0] * 32 // self.bits
+        groups = layer.parts["scales"].shape[0]
+        if inputs % groups or self._groups(layer, inputs, groups) is not None:
+            return None
+        return form_of(self.bits, inputs, groups, has_zeros=True)
+
+    def read(self, layer: Layer) -> Grouped:
+        """Return the weights [outputs, inputs] of a checked layer."""
         codes = unpack(layer.parts["qweight"].read().t(), self.bits)
         scales = layer.parts["scales"].read().t()
         zeros = unpack(layer.parts["qzeros"].read(), self.bits).t()
         zeros = zeros.float() + self.zero_offset
         groups = self._groups(layer, codes.shape[1], scales.shape[1])
-        return dequantise(codes, scales, zeros, groups)
+        return Grouped(codes, scales, zeros, groups)
 
     def _groups(self, layer: Layer, inputs: int, groups: int) -> torch.Tensor | None:
         """Return the group of each input; None if they are equal runs."""

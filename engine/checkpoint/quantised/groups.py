@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from engine.ops.quantise import GROUP, Codes, CodesForm
 
 ROWS = 256  # of a matrix, for which scales are spread over the inputs at once
 
@@ -15,39 +19,66 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack((raw & 15, raw >> 4), -1).flatten(1)
 
 
-def dequantise(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None = None,
-    group_of: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return (code - zero) * scale [outputs, inputs] in fp32, rounded once.
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The matrix (code - zero) * scale, with codes [outputs, inputs].
 
-    Codes are [outputs, inputs]; scales and zeros [outputs, groups]. Group g has the g-th of equal
-    runs of inputs, or those inputs whose `group_of` [inputs] is g. Without `group_of`, scales and
-    zeros may be [1, groups] for all outputs.
+    Scales and zeros are [outputs, groups]. Group g has the g-th of equal runs of inputs, or those
+    inputs whose `group_of` [inputs] is g. Without `group_of`, scales and zeros may be [1, groups]
+    for all outputs.
     """
-    numbers = codes.float()
-    scales = scales.float().contiguous()  # few: converted once, not at every use
-    zeros = None if zeros is None else zeros.float().contiguous()
-    if group_of is None:
-        grouped = numbers.unflatten(1, (scales.shape[1], -1))  # a view
-        if zeros is not None:
-            grouped -= zeros[..., None]
-        grouped *= scales[..., None]
-    else:
+
+    codes: torch.Tensor  # uint8, int8 or e4m3
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    group_of: torch.Tensor | None = None
+
+    def numbers(self) -> torch.Tensor:
+        """Return the matrix in fp32, rounded once."""
+        numbers = self.codes.float()
+        scales = self.scales.float().contiguous()  # few: converted once, not at every use
+        zeros = None if self.zeros is None else self.zeros.float().contiguous()
+        if self.group_of is None:
+            grouped = numbers.unflatten(1, (scales.shape[1], -1))  # a view
+            if zeros is not None:
+                grouped -= zeros[..., None]
+            grouped *= scales[..., None]
+            return numbers
         for begin in range(0, len(numbers), ROWS):
             rows = slice(begin, begin + ROWS)
             if zeros is not None:
-                numbers[rows] -= zeros[rows, group_of]
-            numbers[rows] *= scales[rows, group_of]
-    return numbers
+                numbers[rows] -= zeros[rows, self.group_of]
+            numbers[rows] *= scales[rows, self.group_of]
+        return numbers
+
+    def regrouped(self, form: CodesForm) -> Codes:
+        """Return the codes with scales for 32 inputs, rounded to fp16. See `form_of`."""
+        scales = self._by_32(self.scales.float())
+        codes, offsets = self.codes, None
+        if codes.dtype == torch.int8:
+            codes = codes.view(torch.uint8) + (1 << form.bits - 1)  # wraps around
+        if form.has_offsets:
+            zeros = torch.zeros(1, 1) if self.zeros is None else self._by_32(self.zeros.float())
+            if self.codes.dtype == torch.int8:
+                zeros = zeros + (1 << form.bits - 1)
+            offsets = (-zeros * scales).half()
+        return Codes(codes, scales.half(), offsets, form.bits)
+
+    def _by_32(self, by_group: torch.Tensor) -> torch.Tensor:
+        outputs, inputs = self.codes.shape
+        repeated = by_group.repeat_interleave(inputs // by_group.shape[1] // GROUP, 1)
+        return repeated.expand(outputs, -1).contiguous()
 
 
-def dequantise_blocks(
-    codes: torch.Tensor, scales: torch.Tensor, height: int, width: int
-) -> torch.Tensor:
-    """Return code * scale [outputs, inputs] in fp32, with a scale for height x width codes.
+def form_of(bits: int, inputs: int, groups: int, *, has_zeros: bool) -> CodesForm | None:
+    """Return the form of `Grouped.regrouped` for groups in order; None if they are not of 32s."""
+    if inputs % groups or inputs // groups % GROUP:
+        return None
+    return CodesForm(bits, has_zeros)
+
+
+def in_blocks(codes: torch.Tensor, scales: torch.Tensor, height: int, width: int) -> Grouped:
+    """Return the matrix code * scale, with a scale for height x width codes.
 
     Scales are [outputs / height, inputs / width], rounded up: the last blocks may be cut off.
     """
@@ -56,4 +87,4 @@ def dequantise_blocks(
     group_of = None
     if inputs % width:
         group_of = torch.arange(inputs) // width
-    return dequantise(codes, by_row, group_of=group_of)
+    return Grouped(codes, by_row, group_of=group_of)

@@ -12,6 +12,7 @@ from engine.checkpoint.quantised.layer import Layer
 from engine.checkpoint.quantised.methods import Method
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
+from engine.ops.quantise import Codes, CodesForm
 
 CODES = ("I8", "F8_E4M3")  # dtypes of `weight` that mean a quantised layer
 OF_KV_CACHE = ("k_scale", "v_scale", "q_scale", "kv_scale", "k_zero_point", "v_zero_point")
@@ -29,9 +30,24 @@ class QuantisedTensor:
         """The file of the layer's first tensor; the other ones may be in another one."""
         return next(iter(self.layer.parts.values())).file
 
+    @property
+    def kind(self) -> str:
+        return self.method.kind
+
+    @property
+    def form(self) -> CodesForm | None:
+        """How `codes` keeps the tensor; None if it cannot."""
+        return self.method.form(self.layer)
+
+    def codes(self) -> Codes:
+        """Return the stored codes, of a tensor with a form, with scales rounded to fp16."""
+        form = self.form
+        assert form is not None
+        return self.method.read(self.layer).regrouped(form)
+
     def read(self) -> torch.Tensor:
         """Return the weights [outputs, inputs] in fp32."""
-        return self.method.dequantise(self.layer)
+        return self.method.read(self.layer).numbers()
 
 
 def original_tensors(

@@ -15,6 +15,7 @@ from engine.ops.quantise import (
     BITS,
     SCALE_BYTES,
     Codes,
+    CodesForm,
     is_quantised,
     quantise,
 )
@@ -53,13 +54,22 @@ def pack(
             return CodeRowsWeight(weight, kind, bias, kernels=kernels, wide=is_head)
         codes = quantise(weight, kind)
         if has_codes:
-            from engine.kernels.numba.codes import CodesLinear
-
             assert isinstance(codes, Codes)
-            parts = codes.codes, codes.scales, codes.offsets, codes.bits
-            return CodesLinear(*parts, bias, wide=is_head)
+            return pack_codes(codes, bias, wide=is_head)
         weight = codes.numbers().to(weight.dtype)
     return PackedWeight(weight, bias, kernels=kernels, wide=is_head)
+
+
+def pack_codes(codes: Codes, bias: torch.Tensor | None, *, wide: bool = False) -> Weight:
+    """Return the codes as Numba's kernel multiplies them. With `wide` it returns fp32."""
+    from engine.kernels.numba.codes import CodesLinear
+
+    return CodesLinear(codes.codes, codes.scales, codes.offsets, codes.bits, bias, wide=wide)
+
+
+def keeps_stored_codes(dtype: torch.dtype, kernels: Kernels) -> bool:
+    """Return whether codes of a checkpoint can be multiplied as they are, on this device."""
+    return kernels == "numba" and has_kernel("int8", dtype, kernels)
 
 
 def has_kernel(quantization: Quantization, dtype: torch.dtype, kernels: Kernels) -> bool:
@@ -95,8 +105,11 @@ def nbytes_of(
     dtype: torch.dtype,
     kernels: Kernels,
     quantization: Quantization | None,
+    stored_form: CodesForm | None = None,
 ) -> int:
     """Return the bytes of a packed weight [outputs, inputs], with scales and padding."""
+    if stored_form is not None:
+        return stored_form.nbytes(-(-outputs // LANES) * LANES, inputs)
     kind = kind_of(inputs, is_head, quantization)
     if quantization is None or kind is None or not has_kernel(quantization, dtype, kernels):
         return outputs * inputs * dtype.itemsize

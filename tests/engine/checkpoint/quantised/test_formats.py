@@ -13,11 +13,15 @@ from engine.checkpoint.quantised.awq import AWQ
 from engine.checkpoint.quantised.groups import ROWS, unpack
 from engine.checkpoint.quantised.layer import Layer
 from engine.checkpoint.quantised.methods import method_of
-from engine.checkpoint.quantised.tensors import original_tensors
+from engine.checkpoint.quantised.tensors import QuantisedTensor, original_tensors
 from engine.checkpoint.stored import stored_tensors
 from tests.support.quantised_files import FORMATS, Format, Whole
 
 SHAPE = 48, 96  # outputs, inputs
+# Groups of other sizes, in any order, blocks and e4m3.
+WITHOUT_CODES = {name for name in FORMATS if name.startswith(("float", "fp8", "fbgemm"))} | {
+    *("gptq act order", "gptq, a short group", "pack 4 act order"),
+}
 
 
 def matrix(outputs: int, inputs: int) -> np.ndarray:
@@ -26,6 +30,12 @@ def matrix(outputs: int, inputs: int) -> np.ndarray:
 
 def both(form: Format, folder: Path, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers that are read, and those that are due."""
+    tensor, due = written(form, folder, weight)
+    return tensor.read().numpy(), due
+
+
+def written(form: Format, folder: Path, weight: np.ndarray) -> tuple[QuantisedTensor, np.ndarray]:
+    """Return the tensor that is found, and the numbers that are due."""
     stored, due = form.quantise(weight)
     named = {f"block.up.{ending}": part.contiguous() for ending, part in stored.items()}
     save_file({"norm.weight": torch.ones(4), **named}, folder / "model.safetensors")
@@ -33,7 +43,23 @@ def both(form: Format, folder: Path, weight: np.ndarray) -> tuple[np.ndarray, np
     assert method
     found = original_tensors(stored_tensors([folder / "model.safetensors"]), method)
     assert found.keys() == {"norm.weight", "block.up.weight"}
-    return found["block.up.weight"].read().numpy(), due
+    tensor = found["block.up.weight"]
+    assert isinstance(tensor, QuantisedTensor)
+    return tensor, due
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_in_groups_of_32_are_the_same_numbers(name: str, tmp_path: Path) -> None:
+    """But for scales and offsets rounded to fp16."""
+    tensor, due = written(FORMATS[name], tmp_path, matrix(*SHAPE))
+    assert (tensor.form is None) == (name in WITHOUT_CODES)
+    if tensor.form is None:
+        return
+    codes = tensor.codes()
+    assert codes.form == tensor.form
+    assert codes.codes.shape == SHAPE
+    assert int(codes.codes.max()) < 1 << codes.bits
+    assert np.abs(codes.numbers().numpy() - due).max() < 2e-3 * np.abs(due).max()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -87,7 +113,7 @@ def test_awq_takes_outputs_from_a_word_in_its_order(tmp_path: Path) -> None:
     save_file(parts, tmp_path / "x.safetensors")
     stored = stored_tensors([tmp_path / "x.safetensors"])
     layer = Layer("x", {name.removeprefix("x."): part for name, part in stored.items()})
-    assert AWQ(None).dequantise(layer).flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert AWQ(None).read(layer).numbers().flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_gptq_zero_is_not_cut_to_its_bits(tmp_path: Path) -> None:
