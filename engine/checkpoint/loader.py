@@ -28,8 +28,11 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda fraction: None,
+    on_filled: Callable[[nn.Module], None] = lambda layer: None,
 ) -> None:
     """Fill every parameter of `model`, which is on the meta device.
+
+    `on_filled` gets each layer when all its own parameters are filled, and may replace them.
 
     Raises ConfigError if the tensors in `folder` do not fit the model.
     """
@@ -45,6 +48,9 @@ def load_weights(
         for target in targets[name]:
             _place(model, name, target, numbers, dtype, device, tensors[name].file)
             filled.setdefault(target.parameter, set()).add(target.part)
+            owner_name = target.parameter.rpartition(".")[0]
+            if _is_filled(model, owner_name, filled):
+                on_filled(model.get_submodule(owner_name))
         progress((done + 1) / len(targets))
     _check_filled(model, filled)
     model.to(device)
@@ -162,10 +168,21 @@ def _place(
     rows.copy_(tensor)
 
 
+def _is_filled(model: nn.Module, owner_name: str, filled: Mapping[str, set[str]]) -> bool:
+    """Return whether all parts of a layer's own parameters are filled."""
+    owner = model.get_submodule(owner_name)
+    prefix = f"{owner_name}." if owner_name else ""
+    names = [prefix + name for name, _ in owner.named_parameters(recurse=False)]
+    return all(filled.get(name) == _parts(owner) for name in names)
+
+
+def _parts(owner: nn.Module) -> set[str]:
+    return set(getattr(owner, "parts", {"": None}))
+
+
 def _check_filled(model: nn.Module, filled: dict[str, set[str]]) -> None:
     """Assert that the weight map fills every parameter. A gap is a mistake in the model file."""
     for name, parameter in model.named_parameters():
         assert not parameter.is_meta, f"no entry of the weight map fills {name}"
-        owner = model.get_submodule(name.rpartition(".")[0])
-        wanted = set(getattr(owner, "parts", {"": None}))
+        wanted = _parts(model.get_submodule(name.rpartition(".")[0]))
         assert filled[name] == wanted, f"the weight map fills only {filled[name]} of {name}"

@@ -73,6 +73,10 @@ class LMHead(nn.Module):
         self.kernels: Kernels = "torch"
 
     @property
+    def is_tied(self) -> bool:
+        return bool(self._tied_to)
+
+    @property
     def table(self) -> torch.Tensor:
         """The weight [vocabulary, dim]: its own or the token embedding's."""
         table = self._tied_to[0].weight if self._tied_to else self.weight

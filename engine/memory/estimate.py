@@ -53,6 +53,15 @@ def packed_bytes(plan: ModelPlan) -> int:
     )
 
 
+def loading_bytes(plan: ModelPlan) -> int:
+    """Most bytes of weights while they are loaded: a layer with codes was plain before."""
+    plain = 0
+    if plan.multiplies_codes:
+        sizes = [outputs * inputs for outputs, inputs, _ in _packed_shapes(plan)]
+        plain = max(sizes, default=0) * plan.dtype.itemsize
+    return plain_bytes(plan) + packed_bytes(plan) + plain
+
+
 def _packed_shapes(plan: ModelPlan) -> list[tuple[int, int, bool]]:
     """Return (outputs, inputs, whether it is a head) of each weight that will be packed."""
     weights: list[tuple[torch.Tensor | None, bool]] = [
