@@ -1,6 +1,6 @@
 """Linear layers, with several projections of one input stacked into one matmul.
 
-On a CPU, or if it is quantised, the weight is packed after loading (`weights/pack.py`).
+On a CPU, or if it is quantised, the weight is packed once it is loaded (`weights/pack.py`).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class ModelPlan:
 
     @property
     def packs(self) -> bool:
-        """Whether linear weights will be packed after loading; on a GPU, those with codes."""
+        """Whether linear weights will be packed; on a GPU, only those that are quantised."""
         return self.prepacks or (self.kernels == "triton" and self.config.quantization is not None)
 
     @property

@@ -102,6 +102,12 @@ def test_engine_on_fake_cuda_keeps_quantised_weights(quantization: str, tmp_path
     assert plan.loading_bytes == facts.weight_bytes + head
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_engine_on_fake_cuda_quantises_every_kind_of_model(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, quantization="int4")
+
+
 def test_plan_on_cuda_refuses_quantization_without_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
