@@ -32,8 +32,11 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda fraction: None,
+    on_filled: Callable[[nn.Module], None] = lambda layer: None,
 ) -> None:
     """Fill every parameter of `model`, which is on the meta device.
+
+    `on_filled` gets each layer when all its own parameters are filled, and may replace them.
 
     Raises ConfigError if the tensors in `folder` do not fit the model.
     """
@@ -47,12 +50,14 @@ def load_weights(
             _refuse_conv1d(name, tensors[name], target)
         numbers: torch.Tensor | None = None
         for target in targets[name]:
-            if _keeps_codes(model, name, target, tensors[name]):
-                continue
-            if numbers is None:
-                numbers = tensors[name].read()
-            _place(model, name, target, numbers, dtype, device, tensors[name].file)
+            if _needs_numbers(model, name, target, tensors[name]):
+                if numbers is None:
+                    numbers = tensors[name].read()
+                _place(model, name, target, numbers, dtype, device, tensors[name].file)
             filled.setdefault(target.parameter, set()).add(target.part)
+            owner_name = target.parameter.rpartition(".")[0]
+            if _is_filled(model, owner_name, filled):
+                on_filled(model.get_submodule(owner_name))
         progress((done + 1) / len(targets))
     _check_filled(model, filled)
     model.to(device)
@@ -85,18 +90,20 @@ def stored_codes(weight_map: WeightMap, folder: Path) -> StoredCodes:
     return StoredCodes({name: common_form(each) for name, each in whole.items()}, kind)
 
 
-def _keeps_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointTensor) -> bool:
-    """Hand codes to a module that keeps them. Returns whether it needs no numbers."""
+def _needs_numbers(model: nn.Module, name: str, target: Target, tensor: CheckpointTensor) -> bool:
+    """Hand codes to a layer that keeps them. Returns whether it needs the numbers."""
     owner: Any = model.get_submodule(target.parameter.rpartition(".")[0])
-    if getattr(owner, "stored_form", None) is None or not target.parameter.endswith("weight"):
-        return False
+    if getattr(owner, "stored_form", None) is None or not target.parameter.endswith(".weight"):
+        return True
     assert not isinstance(tensor, StoredTensor)
     codes = tensor.codes()
     for part in (codes.scales, codes.offsets):
         if part is not None and not part.isfinite().all():
             raise ConfigError(f"{name} in {tensor.file} holds NaN or infinity.")
-    owner.take_codes(target.part, codes)
-    return owner.weight is None
+    if codes.codes.shape != owner.weight[_rows(owner, target)].shape:
+        raise _shape_error(name, tensor.file, codes.codes, owner.weight[_rows(owner, target)])
+    needs_numbers: bool = owner.take_codes(target.part, codes)
+    return needs_numbers
 
 
 def _refuse_conv1d(name: str, tensor: CheckpointTensor, target: Target) -> None:
@@ -198,23 +205,42 @@ def _place(
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)
         parameter = nn.Parameter(empty, requires_grad=False)
         setattr(owner, attribute, parameter)
-    parts: dict[str, slice] = getattr(owner, "parts", {"": slice(None)})
-    rows = parameter.data[parts[target.part]]
+    rows = parameter.data[_rows(owner, target)]
     if rows.shape != tensor.shape:
-        raise ConfigError(
-            f"{name} in {file} has shape {list(tensor.shape)}; config.json asks for "
-            f"{list(rows.shape)}."
-        )
+        raise _shape_error(name, file, tensor, rows)
     low, high = torch.aminmax(tensor)
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise ConfigError(f"{name} in {file} holds NaN or infinity.")
     rows.copy_(tensor)
 
 
+def _rows(owner: nn.Module, target: Target) -> slice:
+    """Return the rows of a layer's parameter that a tensor fills."""
+    parts: dict[str, slice] = getattr(owner, "parts", {"": slice(None)})
+    return parts[target.part]
+
+
+def _shape_error(name: str, file: Path, found: torch.Tensor, due: torch.Tensor) -> ConfigError:
+    return ConfigError(
+        f"{name} in {file} has shape {list(found.shape)}; config.json asks for {list(due.shape)}."
+    )
+
+
+def _is_filled(model: nn.Module, owner_name: str, filled: Mapping[str, set[str]]) -> bool:
+    """Return whether all parts of a layer's own parameters are filled."""
+    owner = model.get_submodule(owner_name)
+    prefix = f"{owner_name}." if owner_name else ""
+    names = [prefix + name for name, _ in owner.named_parameters(recurse=False)]
+    return all(filled.get(name) == _parts(owner) for name in names)
+
+
+def _parts(owner: nn.Module) -> set[str]:
+    return set(getattr(owner, "parts", {"": None}))
+
+
 def _check_filled(model: nn.Module, filled: dict[str, set[str]]) -> None:
     """Assert that the weight map fills every parameter. A gap is a mistake in the model file."""
     for name, parameter in model.named_parameters():
         assert not parameter.is_meta, f"no entry of the weight map fills {name}"
-        owner = model.get_submodule(name.rpartition(".")[0])
-        wanted = set(getattr(owner, "parts", {"": None}))
+        wanted = _parts(model.get_submodule(name.rpartition(".")[0]))
         assert filled[name] == wanted, f"the weight map fills only {filled[name]} of {name}"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 
-def random_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device) -> None:
+def random_weights(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_filled: Callable[[nn.Module], None] = lambda layer: None,
+) -> None:
     """Fill every parameter of `model`, which is on the meta device.
 
     Matrices are drawn from N(0, 0.02) and vectors from N(1, 0.02), with seed 0. Zeros would falsify
     measurements: a GPU multiplies them measurably faster than real weights.
+
+    `on_filled` is as in `load_weights`.
     """
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in list(model.named_parameters()):
@@ -18,5 +28,8 @@ def random_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device
         filled = torch.empty(parameter.shape, dtype=dtype, device=device)
         filled.normal_(0.0 if parameter.ndim > 1 else 1.0, 0.02, generator=generator)
         new = nn.Parameter(filled, requires_grad=False)
-        setattr(model.get_submodule(owner), attribute, new)
+        layer = model.get_submodule(owner)
+        setattr(layer, attribute, new)
+        if not any(own.is_meta for own in layer.parameters(recurse=False)):
+            on_filled(layer)
     model.to(device)

@@ -27,9 +27,10 @@ class TokenEmbedding(nn.Module):
 
         self.kernels: Kernels = "torch"
 
-    def take_codes(self, part: str, codes: Codes) -> None:
-        """Take the codes of the table, beside its numbers."""
+    def take_codes(self, part: str, codes: Codes) -> bool:
+        """Take the codes of the table, for the tied head. Returns whether numbers are needed."""
         self.stored = codes
+        return True
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return embed(ids, self.weight, kernels=self.kernels)
@@ -97,10 +98,10 @@ class LMHead(nn.Module):
         assert table is not None
         return table
 
-    def take_codes(self, part: str, codes: Codes) -> None:
-        """Take a weight with a `stored_form`, instead of its numbers."""
+    def take_codes(self, part: str, codes: Codes) -> bool:
+        """Take a weight with a `stored_form`. Returns whether numbers are needed."""
         self._stored = codes
-        self.weight = None
+        return False
 
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weight. See `pack`; of a tied head, the token embedding keeps its table."""
@@ -108,7 +109,7 @@ class LMHead(nn.Module):
             codes = self._tied_to[0].stored if self._tied_to else self._stored
             assert codes is not None
             self._packed = pack_codes(codes, None, wide=True)
-            self._stored = None
+            self._stored = self.weight = None
             for embedding in self._tied_to:
                 embedding.stored = None
             return

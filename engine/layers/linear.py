@@ -1,6 +1,6 @@
 """Linear layers, with several projections of one input stacked into one matmul.
 
-On a CPU, or if it is quantised, the weight is packed after loading (`weights/pack.py`).
+On a CPU, or if it is quantised, the weight is packed once it is loaded (`weights/pack.py`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Linear(nn.Module):
         self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
 
-    def take_codes(self, part: str, codes: Codes) -> None:
-        """Take a part of a weight with a `stored_form`, instead of its numbers."""
+    def take_codes(self, part: str, codes: Codes) -> bool:
+        """Take a part of a weight with a `stored_form`. Returns whether numbers are needed."""
         self._stored[part] = codes
-        self.weight = None
+        return False
 
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weight and free the plain one; irreversible. See `pack`.
@@ -53,6 +53,7 @@ class Linear(nn.Module):
             codes = stacked([self._stored[part] for part in self.parts])
             self._packed = pack_codes(codes, self.bias)
             self._stored.clear()
+            self.weight = None
             return
         assert self.weight is not None
         self._packed = pack(

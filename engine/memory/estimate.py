@@ -55,6 +55,15 @@ def packed_bytes(plan: ModelPlan) -> int:
     )
 
 
+def loading_bytes(plan: ModelPlan) -> int:
+    """Most bytes of weights while they are loaded: a layer with codes was plain before."""
+    plain = 0
+    if plan.quantization:
+        sizes = [weight.numel() for _, weight in _packed(plan)]
+        plain = max(sizes, default=0) * plan.dtype.itemsize
+    return plain_bytes(plan) + packed_bytes(plan) + plain
+
+
 def _packed(plan: ModelPlan) -> list[tuple[Linear | LMHead, torch.Tensor]]:
     """Return the layers that will be packed, each with its weight [outputs, inputs]."""
     weights: list[tuple[Linear | LMHead, torch.Tensor]] = [

@@ -108,6 +108,7 @@ class ModelPlan:
         self.weight_bytes = estimate.weight_bytes(self)
         self.plain_bytes = estimate.plain_bytes(self)
         self.packed_bytes = estimate.packed_bytes(self)
+        self.loading_bytes = estimate.loading_bytes(self)
         self.step_bytes = estimate.step_bytes(self)
 
     def _build(self, build: Any, hf_config: dict[str, Any]) -> nn.Module:
@@ -160,7 +161,7 @@ class ModelPlan:
 
     @property
     def packs(self) -> bool:
-        """Whether linear weights will be packed after loading; on a GPU, those with codes."""
+        """Whether linear weights will be packed; on a GPU, only those that are quantised."""
         return self.prepacks or (self.kernels == "triton" and self.rounds_to is not None)
 
     @property
@@ -192,10 +193,10 @@ class ModelPlan:
         return mixed_shapes(self.config.max_num_seqs, self.max_num_batched_tokens)
 
     def check_weights(self) -> None:
-        """Raises ConfigError if the device cannot hold the weights."""
+        """Raises ConfigError if the device cannot hold the weights while they are loaded."""
         total = total_memory(self.device)
         free = machine_memory() if total is None else available_memory(self.device)
-        check_weights(self.weight_bytes, free, total)
+        check_weights(self.loading_bytes, free, total)
 
     def plan_blocks(self, free: int, reserved: int = 0) -> tuple[int, int]:
         """Return (usable KV blocks, longest sequence in tokens).

@@ -1,7 +1,7 @@
 """Which kernels compute a model's ops: selected once, when the model is planned.
 
 Every op with more than one implementation takes the choice as an argument. Layers hold it as an
-attribute, which `use_kernels` sets once after loading. Kernels are imported inside the ops, never
+attribute, which `use_kernels` sets once, before loading. Kernels are imported inside the ops, never
 at the top of a file: a machine without a GPU needs no triton.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,6 @@ from engine.memory.estimate import rows_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
 from engine.memory.report import measured_bytes, memory_entries, planned_bytes, weights_bytes
-from engine.ops.codes import Quantization
 from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.model_runner import ModelRunner
@@ -111,8 +111,11 @@ def load_engine(
 def _load_weights(plan: ModelPlan, report: Report) -> int:
     """Fill the module's weights and choose its kernels; return the bytes of the weights."""
     plan.check_weights()
+    use_kernels(plan.module, plan.kernels)
+    # Each layer is packed as soon as it is filled, so that few plain weights exist at once.
+    on_filled = partial(_pack, plan)
     if plan.config.load_format == "dummy":
-        random_weights(plan.module, dtype=plan.dtype, device=plan.device)
+        random_weights(plan.module, dtype=plan.dtype, device=plan.device, on_filled=on_filled)
     else:
         load_weights(
             plan.module,
@@ -121,23 +124,21 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
             dtype=plan.dtype,
             device=plan.device,
             progress=lambda fraction: report(Progress("loading weights", fraction)),
+            on_filled=on_filled,
         )
-    loaded_bytes = sum(parameter.nbytes for parameter in plan.module.parameters())
-    use_kernels(plan.module, plan.kernels)
-    if plan.packs:
-        stage = "quantising weights" if plan.rounds_to else "prepacking weights"
-        report(Progress(stage, 0.0))
-        _prepack(plan.module, plan.rounds_to)
-        release_unused()
+    for layer in plan.module.modules():
+        if isinstance(layer, LMHead) and layer.tied_to is not None:
+            _pack(plan, layer)
+    release_unused()
     if plan.quantization:
-        loaded_bytes = weights_bytes(plan.module)
-    return loaded_bytes
+        return weights_bytes(plan.module)
+    return plan.num_parameters * plan.dtype.itemsize
 
 
-def _prepack(model: nn.Module, quantization: Quantization | None) -> None:
-    for layer in model.modules():
-        if isinstance(layer, Linear | LMHead):
-            layer.prepack(quantization)
+def _pack(plan: ModelPlan, layer: nn.Module) -> None:
+    """Pack the weight of a layer that has one, if this plan packs weights."""
+    if plan.packs and isinstance(layer, Linear | LMHead):
+        layer.prepack(plan.rounds_to)
 
 
 def _make_runner(

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels.numba.codes import has_instructions
+from engine.layers.linear import Linear
 from engine.memory.model_plan import ModelPlan
 from engine.ops.codes import Quantization
+from engine.runner import load
 from engine.runner.load import load_engine
 from tests.support.driver import Driver, tiny_llama
 
@@ -82,6 +85,26 @@ def test_planned_bytes_are_those_that_are_measured(model: Path, kind: Quantizati
     for entry in (entries["weights"], entries[name]):
         assert entry.planned == entry.measured
     assert loaded.facts.quantization == (kind if has_codes else None)
+
+
+def test_layers_are_quantised_while_others_are_not_read_yet(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight layers, only those of a block whose tensors are being read are plain at once."""
+    pack, counts = load._pack, []
+
+    def counted(plan: ModelPlan, layer: nn.Module) -> None:
+        linears = [each for each in plan.module.modules() if isinstance(each, Linear)]
+        weights = [each.weight for each in linears if each.weight is not None]
+        counts.append(sum(not weight.is_meta for weight in weights))
+        pack(plan, layer)
+
+    monkeypatch.setattr(load, "_pack", counted)
+    driver = Driver(model, quantization="int4")
+    linears = [each for each in driver.runner.model.modules() if isinstance(each, Linear)]
+    assert len(linears) == 8
+    assert all(each.weight is None for each in linears)
+    assert 1 <= max(counts) <= 4
 
 
 def test_in_fp32_the_weights_are_rounded_only(model: Path) -> None:

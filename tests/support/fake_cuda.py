@@ -7,7 +7,7 @@ not run; only their launch arguments are checked. Results are meaningless: every
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any
@@ -46,7 +46,13 @@ class EagerRecorder:
         return compute
 
 
-def place_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device) -> None:
+def place_weights(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_filled: Callable[[nn.Module], None],
+) -> None:
     """Replace random_weights, which needs a random generator on the device."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -54,6 +60,7 @@ def place_weights(model: nn.Module, *, dtype: torch.dtype, device: torch.device)
             setattr(module, name, nn.Parameter(there, requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = torch.empty_like(buffer, device=device)
+        on_filled(module)
 
 
 @contextmanager

@@ -96,6 +96,16 @@ def test_engine_on_fake_cuda_keeps_quantised_weights(quantization: str, tmp_path
     weights = entries["weights"], entries[f"{quantization} weights"]
     assert [entry.planned for entry in weights] == [entry.measured for entry in weights]
     assert facts.weight_bytes == sum(entry.planned for entry in weights)
+    plan = driver.loaded.plan
+    config: Any = plan.model.config
+    head = 2 * config.vocab_size * config.hidden  # the largest layer, in bf16
+    assert plan.loading_bytes == facts.weight_bytes + head
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_engine_on_fake_cuda_quantises_every_kind_of_model(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, quantization="int4")
 
 
 def test_plan_on_cuda_refuses_quantization_without_triton(
