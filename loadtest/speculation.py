@@ -22,7 +22,7 @@ import httpx2
 from loadtest.servers import Penstock, Server
 
 TEXT = Path(__file__).parent.parent / "LICENSE"
-CODE = Path(__file__).parent.parent / "engine" / "speculative" / "pace.py"
+CODE = Path(__file__).parent.parent / "engine" / "speculative" / "drafts.py"
 LINES = 12  # of the text in a prompt
 RENAMED = (("drafted", "guessed"), ("accepted", "kept"), ("pause", "rest"), ("length", "size"))
 

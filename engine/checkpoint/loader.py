@@ -85,9 +85,13 @@ def stored_codes(weight_map: WeightMap, folder: Path) -> StoredCodes:
             kinds[tensor.kind] += 1
         for target in targets.get(name, ()):
             forms.setdefault(target.parameter, []).append(None if target.transpose else form)
-    whole = {name: [form for form in each if form] for name, each in forms.items() if all(each)}
+    common: dict[str, CodesForm] = {}
+    for name, each in forms.items():
+        known = [form for form in each if form]
+        if len(known) == len(each):
+            common[name] = common_form(known)
     kind = kinds.most_common(1)[0][0] if kinds else None
-    return StoredCodes({name: common_form(each) for name, each in whole.items()}, kind)
+    return StoredCodes(common, kind)
 
 
 def _needs_numbers(model: nn.Module, name: str, target: Target, tensor: CheckpointTensor) -> bool:

@@ -118,14 +118,16 @@ def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
 def _int8(groups: torch.Tensor) -> Codes:
     scales = _divided(groups.abs().amax(-1, keepdim=True), 127).half()
     codes = (groups / _step(scales)).round().clamp(-128, 127) + 128
-    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), None, 8)
+    whole = codes.to(torch.uint8).flatten(1)
+    return Codes(whole, scales.squeeze(-1), None, bits=8)
 
 
 def _int4(groups: torch.Tensor) -> Codes:
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scales, offsets = _divided(high - low, 15).half(), low.half()
     codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
-    return Codes(codes.to(torch.uint8).flatten(1), scales.squeeze(-1), offsets.squeeze(-1), 4)
+    whole = codes.to(torch.uint8).flatten(1)
+    return Codes(whole, scales.squeeze(-1), offsets.squeeze(-1), bits=4)
 
 
 def _float8(weight: torch.Tensor) -> Float8Codes:

@@ -70,8 +70,8 @@ def append(
 ) -> None:
     """Write `new` [R] int64 at `positions` [R] of the tokens [N, L] int32 of `row_ids` [R].
 
-    A row's length grows if its known tokens end there. What was sampled behind drafted tokens,
-    `ahead` [R] of the known ones, is not counted: whether it is valid is not known yet.
+    A row's length grows if its known tokens end there. A token sampled behind drafted ones, `ahead`
+    [R] of the known ones, is not counted: whether it is valid is not known yet.
 
     A negative token, where sampling failed, is stored as 0. A step launched before the host learns
     of the failure still looks the token up in the embedding. The row `padding` keeps its length; it

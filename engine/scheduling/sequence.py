@@ -12,7 +12,7 @@ from engine.protocol import (
     TokenLogprobs,
 )
 from engine.scheduling.step import BlockCopy, ScheduledSlice
-from engine.speculative.pace import Drafting
+from engine.speculative.drafts import Drafts
 
 
 class Sequence:
@@ -51,7 +51,7 @@ class Sequence:
         self.copies: list[BlockCopy] = []  # due before its first slice
         self.last_was_chunk: bool = False  # its last slice had several tokens, or a draft
         self.is_constrained: bool = request.grammar is not None
-        self.drafting: Drafting = Drafting()
+        self.drafts: Drafts = Drafts()
         # The token behind which a draft is in flight, or -1. Nothing else is scheduled meanwhile.
         self.drafted_behind: int = -1
         self.row_is_stale: bool = False  # the row does not know which tokens of a draft were right

@@ -3,7 +3,7 @@
 The model computes a draft's tokens as if they were known, each as a slice of its own, and samples
 behind each. As long as the sampled token is the drafted one, the next sample is valid too. So a
 step yields one token more for each draft token that was right. Wrong ones leave nothing behind:
-their KV is overwritten. What is drafted decides how fast an answer is, never what it says.
+their KV is overwritten. Drafts decide how fast an answer is, never what it says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.speculative.ngram import NgramPool
 # of a step's time. With as many sequences there are no drafts.
 MOST_ROWS = 8
 
-# Returns up to so many tokens that may follow a sequence, those in flight included.
+# Returns tokens that may follow a sequence, at most the number given. Those in flight count too.
 Drafter = Callable[[Sequence, int], Seq[int]]
 
 
@@ -42,10 +42,9 @@ def ngram_drafter() -> Drafter:
     pool, key = NgramPool(), os.urandom(16)
 
     def draft(sequence: Sequence, most: int) -> Seq[int]:
-        drafting = sequence.drafting
         root = hash((key, sequence.salt))
-        pool.add(sequence.tokens, drafting.num_added, root)
-        drafting.num_added = len(sequence.tokens)
+        pool.add(sequence.tokens, sequence.drafts.num_added, root)
+        sequence.drafts.num_added = len(sequence.tokens)
         return pool.continuation(sequence.tokens, most, root)
 
     return draft
@@ -72,7 +71,7 @@ class Speculation:
         most = min(most, self._most, sequence.num_samples_left - 1)
         if most <= 0 or not is_decode or sequence.explain:
             return []
-        sequence.drafting.is_forced = False
+        sequence.drafts.is_forced = False
         draft = self._allowed if sequence.is_constrained else self._likely
         found = draft(sequence, most)
         stops = sequence.params.stop_token_ids
@@ -80,18 +79,18 @@ class Speculation:
         return found[:first_stop]
 
     def _allowed(self, sequence: Sequence, most: int) -> list[int]:
-        """Draft what a grammar forces, or else what is likely, as far as the grammar allows it."""
+        """Draft what a grammar forces, or else what is likely and allowed."""
         if self.grammars is None or sequence.num_tokens > len(sequence.tokens):
             return []  # the grammar does not know a token that is in flight
         forced = list(self.grammars.forced(sequence.id)[:most])
         if forced:
-            sequence.drafting.is_forced = True
+            sequence.drafts.is_forced = True
             return forced
         likely = self._likely(sequence, most)
         return likely[: self.grammars.num_allowed(sequence.id, likely)] if likely else []
 
     def _likely(self, sequence: Sequence, most: int) -> list[int]:
-        most = min(most, sequence.drafting.pace.wanted())
+        most = min(most, sequence.drafts.num_wanted())
         if most <= 0 or self._drafter is None:
             return []
         # Tokens in flight are drafted too, and then left out.
@@ -116,7 +115,7 @@ class Speculation:
             builder.add_slice(
                 ScheduledSlice(sequence.id, sequence.epoch, row, start, 1, True, draft=token)
             )
-        sequence.drafting.num_drafted, sequence.drafting.num_accepted = len(draft), 0
+        sequence.drafts.num_drafted, sequence.drafts.num_accepted = len(draft), 0
         sequence.drafted_behind = end - 1 if draft else -1
         sequence.row_is_stale = sequence.last_was_chunk = bool(draft)
 
@@ -134,14 +133,13 @@ class Speculation:
             return False
         if not sequence.num_computed % self._tables.block_size:
             self._tables.register(sequence)
-        sequence.drafting.num_accepted += 1
+        sequence.drafts.num_accepted += 1
         return True
 
     def end_step(self) -> None:
         """Learn from the drafts of the step that was retired."""
-        for drafting in (sequence.drafting for sequence in self._judged):
-            self.num_drafted += drafting.num_drafted
-            self.num_accepted += drafting.num_accepted
-            if not drafting.is_forced:
-                drafting.pace.judge(drafting.num_drafted, drafting.num_accepted)
+        for drafts in (sequence.drafts for sequence in self._judged):
+            self.num_drafted += drafts.num_drafted
+            self.num_accepted += drafts.num_accepted
+            drafts.judge()
         self._judged.clear()

@@ -16,8 +16,8 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     `samples` is True if they include its last token, whose logits are sampled. The logits of the
     first `num_prompt_logprobs` tokens give the prompt logprobs of the token behind each of them.
 
-    With a `draft` the token is not known, but assumed to follow the slice before this one. What is
-    sampled is then valid only if that slice has sampled `draft`, and is valid itself.
+    With a `draft` the token is not known, but assumed to follow the slice before this one. The
+    result is valid only if that slice has sampled `draft`, and is valid itself.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Answers are the same with and without speculation, whatever is drafted, right or wrong."""
+"""Answers are the same with and without speculation, with right and wrong drafts."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.support.driver import Driver
 
 
 def draft_from(driver: Driver, known: Callable[[int], list[int]], share: float) -> None:
-    """Draft the tokens of known answers, of which a `share` are replaced by wrong ones."""
+    """Draft the tokens of known answers. A `share` of them are replaced by wrong ones."""
 
     def draft(sequence: Record, most: int) -> Sequence[int]:
         rest = known(sequence.id)[sequence.num_outputs :][:most]

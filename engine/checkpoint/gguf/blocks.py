@@ -56,7 +56,9 @@ def _q4_0(raw: torch.Tensor) -> Groups:
 
 
 def _q4_1(raw: torch.Tensor) -> Groups:
-    return Groups(_signed(_nibbles(raw[:, 4:]))[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
+    codes = _signed(_nibbles(raw[:, 4:]))
+    scales, offsets = _scales_and_offsets(raw)
+    return Groups(codes[:, None], scales, offsets)
 
 
 def _q5_0(raw: torch.Tensor) -> Groups:
@@ -66,11 +68,24 @@ def _q5_0(raw: torch.Tensor) -> Groups:
 
 def _q5_1(raw: torch.Tensor) -> Groups:
     codes = _nibbles(raw[:, 8:]) | _bits(raw[:, 4:8]) << 4
-    return Groups(_signed(codes)[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
+    scales, offsets = _scales_and_offsets(raw)
+    return Groups(_signed(codes)[:, None], scales, offsets)
 
 
 def _q8_0(raw: torch.Tensor) -> Groups:
-    return Groups(_signed(raw[:, 2:].contiguous())[:, None], _half(raw[:, :2]))
+    codes = _signed(raw[:, 2:].contiguous())
+    return Groups(codes[:, None], _half(raw[:, :2]))
+
+
+def _scales_and_offsets(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the two fp16 numbers that a block begins with: [n, 1] fp32 each."""
+    return _half(raw[:, :2]), _half(raw[:, 2:4])
+
+
+def _nibbles_of_k(raw: torch.Tensor) -> torch.Tensor:
+    """[n, 128] bytes -> [n, 8, 32] numbers: of 32 bytes the low halves, then the high ones."""
+    halves = _nibbles(raw.unflatten(1, (4, 32)))
+    return halves.unflatten(-1, (2, 32)).flatten(1, 2)
 
 
 def _scales_of_k(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,17 +99,19 @@ def _scales_of_k(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _q4_k(raw: torch.Tensor) -> Groups:
     """Four parts of 64 numbers: the low halves of 32 bytes, then their high halves."""
     scales, minimums = _scales_of_k(raw[:, 4:16])
-    codes = _nibbles(raw[:, 16:].unflatten(1, (4, 32))).unflatten(-1, (2, 32)).flatten(1, 2)
-    return Groups(_signed(codes), _half(raw[:, :2]) * scales, -_half(raw[:, 2:4]) * minimums)
+    codes = _nibbles_of_k(raw[:, 16:])
+    scale, offset = _scales_and_offsets(raw)
+    return Groups(_signed(codes), scale * scales, -offset * minimums)
 
 
 def _q5_k(raw: torch.Tensor) -> Groups:
     """As Q4_K, and group g has its fifth bits in bit g of 32 bytes."""
     scales, minimums = _scales_of_k(raw[:, 4:16])
-    codes = _nibbles(raw[:, 48:].unflatten(1, (4, 32))).unflatten(-1, (2, 32)).flatten(1, 2)
+    codes = _nibbles_of_k(raw[:, 48:])
     shifts = torch.arange(8, dtype=torch.uint8)[:, None]
     codes = codes | (raw[:, None, 16:48] >> shifts & 1) << 4
-    return Groups(_signed(codes), _half(raw[:, :2]) * scales, -_half(raw[:, 2:4]) * minimums)
+    scale, offset = _scales_and_offsets(raw)
+    return Groups(_signed(codes), scale * scales, -offset * minimums)
 
 
 def _q6_k(raw: torch.Tensor) -> Groups:

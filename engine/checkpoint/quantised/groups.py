@@ -58,7 +58,8 @@ class Grouped:
         if codes.dtype == torch.int8:
             codes = codes.view(torch.uint8) + (1 << form.bits - 1)  # wraps around
         if form.has_offsets:
-            zeros = torch.zeros(1, 1) if self.zeros is None else self._by_32(self.zeros.float())
+            assert self.zeros is not None
+            zeros = self._by_32(self.zeros.float())
             if self.codes.dtype == torch.int8:
                 zeros = zeros + (1 << form.bits - 1)
             offsets = (-zeros * scales).half()
