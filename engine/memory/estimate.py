@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.attention.torch.batching import MAX_SCORES, SPLIT
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import nbytes_of
-from engine.memory.graph_shapes import decode_sizes
+from engine.memory.graph_shapes import GraphShape, decode_sizes
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -86,10 +87,12 @@ def step_bytes(plan: ModelPlan) -> int:
     return max(layer, _attention_bytes(plan), logits)
 
 
-def graph_bytes(plan: ModelPlan) -> int:
-    """Buffers of the largest captured step, what that step holds, and what the driver keeps."""
+def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
+    """Buffers of the largest captured step, what that step holds, and what the driver keeps.
+
+    `shapes` are those with prompt chunks, the largest last.
+    """
     sizes = decode_sizes(plan.config.max_num_seqs)
-    shapes = plan.mixed_graph_shapes
     tokens = sizes[-1]
     if shapes:
         tokens = max(tokens, sum(shapes[-1]))
